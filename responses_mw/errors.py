@@ -1,0 +1,143 @@
+"""Every error that a caller can see, as one tree.
+
+    APIError                        carries an HTTP status and OpenAI's error body
+    ├── BadRequest                  400  the request cannot be served as it stands
+    │   ├── NotSupported            400  understood, but this server does not do it (yet)
+    │   └── TooLarge                413  a body, list or nesting beyond its setting
+    ├── Unauthorized                401  the credential is missing or refused
+    ├── NotFound                    404  no such object *for this owner*
+    ├── MethodNotAllowed            405
+    ├── UpgradeRequired             426  a WebSocket where there is none
+    ├── Unavailable                 503  a service that the request needs is away; carries Retry-After
+    └── UpstreamError               any  the deployment behind us answered with an error, or not at all
+        ├── UpstreamUnreachable     502  no connection, or it broke before an answer
+        └── UpstreamTimeout         504  connected, but no answer in time
+
+The body is the one that OpenAI documents for its API: ``{"error": {"message", "type", "param", "code"}}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "APIError",
+    "BadRequest",
+    "MethodNotAllowed",
+    "NotFound",
+    "NotSupported",
+    "TooLarge",
+    "Unauthorized",
+    "Unavailable",
+    "UpgradeRequired",
+    "UpstreamError",
+    "UpstreamTimeout",
+    "UpstreamUnreachable",
+]
+
+
+class APIError(Exception):
+    """An error with an HTTP ``status`` and the members of OpenAI's error object.
+
+    ``param`` is the path of what is wrong in the request (``input[3].content[0].type``); ``headers`` are sent beside the body.
+    """
+
+    status: int = 500
+    type: str = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of the HTTP answer."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BadRequest(APIError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotSupported(BadRequest):
+    """A parameter that is understood but that this server, or the upstream behind it, does not serve."""
+
+    default_code = "unsupported_parameter"
+
+
+class TooLarge(BadRequest):
+    status = 413
+    default_code = "request_too_large"
+
+
+class Unauthorized(APIError):
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+
+
+class NotFound(APIError):
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowed(APIError):
+    status = 405
+    type = "invalid_request_error"
+    default_code = "method_not_allowed"
+
+
+class UpgradeRequired(APIError):
+    status = 426
+    type = "invalid_request_error"
+    default_code = "websocket_not_supported"
+
+
+class Unavailable(APIError):
+    """Something that the request needs is away for now; ``retry_after`` is in seconds."""
+
+    status = 503
+    default_code = "service_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 1, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code, headers={"retry-after": str(retry_after)})
+
+
+class UpstreamError(APIError):
+    """What the upstream answered, already in our shape. ``status`` is the one that our caller gets."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        type: str = "server_error",  # noqa: A002 (the member's name in OpenAI's error object)
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code, headers=headers)
+        self.status = status
+        self.type = type
+
+
+class UpstreamUnreachable(UpstreamError):
+    default_code = "upstream_unreachable"
+
+
+class UpstreamTimeout(UpstreamError):
+    default_code = "upstream_timeout"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=504)
