@@ -1,0 +1,163 @@
+"""An answer as the wire wants it: a list of tokens, sent one by one or put together.
+
+Every token is one *delta*, the ``delta`` object of a stream's chunk. A whole answer is all the deltas put together, so
+the two kinds of answer cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from responses_mw.demo.request import ChatRequest, NamedTool
+from responses_mw.demo.rules import Reply, reply_to
+
+__all__ = ["Answer", "answer"]
+
+Delta = dict[str, Any]
+
+_TOKEN = re.compile(r"\s*\S+|\s+$")
+_FINGERPRINT = "responses-mw-demo"
+
+
+def answer(request: ChatRequest) -> Answer:
+    """The model's answer, cut where a stop string or the limit of tokens ends it; raises `values.SchemaError`."""
+    reply, stop = _stopped(reply_to(request), request.stop)
+    deltas = list(_deltas(reply, request.thinks))
+    finish_reason = "stop"
+    if len(deltas) > request.answer_limit:
+        finish_reason, stop = "length", None
+    elif reply.calls and not isinstance(request.tool_choice, NamedTool):  # vLLM ends a named call with "stop"
+        finish_reason = "tool_calls"
+    return Answer(request, deltas[: request.answer_limit], finish_reason, stop)
+
+
+def _stopped(reply: Reply, stop: str | list[str] | None) -> tuple[Reply, str | None]:
+    """The reply up to the first stop string in its text, and that string."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    found = [(reply.text.index(string), string) for string in strings if string and string in reply.text]
+    if not found:
+        return reply, None
+    position, string = min(found)
+    return Reply(reply.thought, reply.text[:position]), string
+
+
+def _deltas(reply: Reply, thinks: bool) -> Iterator[Delta]:
+    if thinks:
+        yield from ({"reasoning": token} for token in _TOKEN.findall(reply.thought))
+    yield from ({"content": token} for token in _TOKEN.findall(reply.text))
+    for index, call in enumerate(reply.calls):
+        call_id = f"chatcmpl-tool-{secrets.token_hex(8)}"
+        yield _call_delta({"id": call_id, "type": "function", "index": index, "function": {"name": call.name}})
+        for token in _TOKEN.findall(call.arguments):
+            yield _call_delta({"index": index, "function": {"arguments": token}})
+
+
+def _call_delta(call: dict[str, Any]) -> Delta:
+    return {"content": None, "tool_calls": [call]}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer; ``stop_reason`` is the stop string that ended it."""
+
+    request: ChatRequest
+    deltas: list[Delta]
+    finish_reason: str
+    stop_reason: str | None
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(8)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunks(self) -> Iterator[dict[str, Any]]:
+        """The stream: the role, a chunk a token, the finish reason and, where asked for, the usage."""
+        yield self._chunk(self._choice({"role": "assistant", "content": ""}))
+        for delta in self.deltas:
+            yield self._chunk(self._choice(delta) | {"token_ids": None})
+        finish = {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, "token_ids": None}
+        yield self._chunk(self._choice({}) | finish)
+        options = self.request.stream_options
+        if options and options.include_usage:
+            yield self._chunk() | {"usage": self._usage(), "system_fingerprint": _FINGERPRINT}
+
+    def completion(self) -> dict[str, Any]:
+        """The whole answer as one ``chat.completion``."""
+        choice = {
+            "index": 0,
+            "message": self._message(),
+            "logprobs": self._logprobs(self._texts("content")),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "token_ids": None,
+        }
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.request.model,
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": _FINGERPRINT,
+            "usage": self._usage(),
+        }
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.request.model,
+            "choices": list(choices),
+        }
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        token = delta.get("content")
+        return {"index": 0, "delta": delta, "logprobs": self._logprobs([token] if token else []), "finish_reason": None}
+
+    def _message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(self._texts("content")) or None,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": "".join(self._texts("reasoning")) or None,
+        }
+        if calls := self._calls():
+            message["tool_calls"] = calls
+        return message
+
+    def _texts(self, kind: str) -> list[str]:
+        return [delta[kind] for delta in self.deltas if delta.get(kind)]
+
+    def _calls(self) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+        for part in (call for delta in self.deltas for call in delta.get("tool_calls", [])):
+            if "id" in part:
+                function = {"name": part["function"]["name"], "arguments": ""}
+                calls.append({"id": part["id"], "type": "function", "function": function})
+            else:
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+        return calls
+
+    def _logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
+        """Rules are certain: each token has the probability 1, and no alternatives."""
+        if not self.request.logprobs or not tokens:
+            return None
+        certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]
+        shown = bool(self.request.top_logprobs)
+        return {"content": [entry | {"top_logprobs": [entry] if shown else []} for entry in certain]}
+
+    def _usage(self) -> dict[str, Any]:
+        prompt_tokens = self.request.prompt_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + len(self.deltas),
+            "completion_tokens": len(self.deltas),
+            "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": len(self._texts("reasoning"))},
+        }

@@ -1,0 +1,76 @@
+"""The demo upstream: a Chat Completions server that needs no model, shaped on the wire like vLLM 0.32."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from responses_mw.demo.answer import Answer, answer
+from responses_mw.demo.request import MAX_MODEL_LEN, MODELS, RequestError, parse
+from responses_mw.demo.values import SchemaError
+
+__all__ = ["create_upstream"]
+
+
+def create_upstream(pace: float = 0.0) -> Starlette:
+    """The application, with the models ``demo`` and ``demo-thinker``; a token takes ``pace`` seconds."""
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: not_served, RequestError: refused, SchemaError: not_fillable},
+    )
+    app.state.pace = pace
+    return app
+
+
+async def health(request: Request) -> Response:
+    return Response()
+
+
+async def models(request: Request) -> JSONResponse:
+    created = int(time.time())
+    # "vllm" tells a client which server's dialect to speak, and vLLM's is the one that is spoken here.
+    shared = {"object": "model", "created": created, "owned_by": "vllm", "parent": None, "max_model_len": MAX_MODEL_LEN}
+    return JSONResponse({"object": "list", "data": [{"id": name, "root": name, **shared} for name in MODELS]})
+
+
+async def chat_completions(request: Request) -> Response:
+    found = answer(parse(await request.body()))
+    pace: float = request.app.state.pace
+    if found.request.stream:
+        return StreamingResponse(stream(found, pace), media_type="text/event-stream")
+    await asyncio.sleep(pace * len(found.deltas))
+    return JSONResponse(found.completion())
+
+
+async def stream(found: Answer, pace: float) -> AsyncIterator[bytes]:
+    """The chunks as server-sent events, ``pace`` seconds apart."""
+    for chunk in found.chunks():
+        yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+        await asyncio.sleep(pace)
+    yield b"data: [DONE]\n\n"
+
+
+async def refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)
+    return JSONResponse(error.body, status_code=error.status)
+
+
+async def not_fillable(request: Request, error: Exception) -> JSONResponse:
+    return await refused(request, RequestError(f"Grammar error: {error}"))
+
+
+async def not_served(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code)

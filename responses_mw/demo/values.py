@@ -1,0 +1,200 @@
+"""Values for a JSON schema, taken from a text: how the demo models fill arguments and structured output.
+
+An enum takes the member that the text mentions, a number one of the text's numbers, a string what the text says the
+property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Where the text has nothing to
+offer the value is plain (0, an empty list) but of the right type. ``pattern`` and ``multipleOf`` are not honoured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import cycle
+from math import inf
+from typing import Any
+
+__all__ = ["COMMON_WORDS", "SchemaError", "Text", "Values"]
+
+COMMON_WORDS = frozenset(
+    "a about all an and any are as at be by can could do does for from get give has have how i in into is it its let "
+    "me my name no not of on or out please say should show so some tell than that the their them then there these "
+    "this to use was we were what when where which who why will with would you your".split()
+)
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
+_NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
+_SENTENCE_START = re.compile(r"(?:^|[.?!:\n]\s*)$")
+_DEEP = 4  # levels of nesting, after which what may be null or empty is
+_TOO_DEEP = 16
+
+# What a string of this format looks like in a text, and what it is where the text has none.
+_FORMATS = {
+    "date": (re.compile(r"\d{4}-\d\d-\d\d"), "2025-01-01"),
+    "time": (re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"),
+    "date-time": (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2025-01-01T12:00:00Z"),
+    "email": (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+\w"), "nobody@example.com"),
+    "uri": (re.compile(r"https?://[^\s\"'<>]+"), "https://example.com/"),
+}
+
+
+class SchemaError(ValueError):
+    """A schema that no value can be made for."""
+
+
+class Text:
+    """A text, and the values that it offers."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.words = _WORD.findall(text)
+        self.names = _names(text)
+        self.numbers = [float(number) if "." in number else int(number) for number in _NUMBER.findall(text)]
+
+    def mentions(self, value: object) -> bool:
+        return re.search(rf"\b{re.escape(str(value))}\b", self.text, re.IGNORECASE) is not None
+
+    def says(self, label: str) -> str | None:
+        """What the text says that ``label`` is: "Paris" for ``city`` in "my city is Paris."."""
+        noun = re.escape(label.replace("_", " "))
+        said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self.text, re.IGNORECASE)
+        return said[1].strip() or None if said else None
+
+
+def _names(text: str) -> list[str]:
+    """Capitalised words, neighbours joined. One that stands alone at the start of a sentence may be none: it comes last."""
+    sure, unsure = [], []
+    for found in _NAME.finditer(text):
+        words = found[0].split()
+        starts = _SENTENCE_START.search(text, 0, found.start()) is not None
+        while words and words[0].lower() in COMMON_WORDS:
+            words.pop(0)
+        if words:
+            (unsure if starts and len(words) == len(found[0].split()) == 1 else sure).append(" ".join(words))
+    return sure + unsure
+
+
+class Values:
+    """Makes values for one schema. Each name and number of the text is used once, and then from the start again."""
+
+    def __init__(self, schema: dict[str, Any], text: Text) -> None:
+        self._root = schema
+        self._text = text
+        long_words = [word for word in text.words if word.lower() not in COMMON_WORDS]
+        self._names = cycle(text.names or long_words or [text.text])
+        self._numbers: Iterator[float] = cycle(text.numbers or [0])
+        self._makers = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": self._boolean,
+            "null": self._null,
+        }
+
+    def fill(self) -> Any:
+        """A value for the schema; raises `SchemaError` where there is none."""
+        try:
+            return self._value(self._root, "", 0)
+        except (AttributeError, KeyError, TypeError) as malformed:
+            raise SchemaError(f"the schema is malformed: {malformed}") from malformed
+
+    def _value(self, schema: Any, label: str, depth: int) -> Any:
+        schema = self._resolved(schema)
+        if depth > _TOO_DEEP:
+            raise SchemaError("the schema nests without an end")
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._member(schema["enum"])
+        if options := schema.get("anyOf") or schema.get("oneOf"):
+            return self._value(self._option(options, depth), label, depth + 1)
+        kind = _kind(schema)
+        if kind not in self._makers:
+            raise SchemaError(f"Invalid type: {kind}")
+        return self._makers[kind](schema, label, depth)
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """The schema itself, or the definition that its ``$ref`` names."""
+        for _ in range(_TOO_DEEP):
+            if not isinstance(schema, dict):
+                raise SchemaError(f"a schema must be an object, not {schema!r}")
+            if "$ref" not in schema:
+                return schema
+            schema = self._definition(str(schema["$ref"]))
+        raise SchemaError("the schema refers to itself without an end")
+
+    def _definition(self, reference: str) -> Any:
+        found: Any = self._root
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            if step and (not isinstance(found, dict) or step not in found):
+                raise SchemaError(f"no definition at {reference}")
+            found = found[step] if step else found
+        return found
+
+    def _member(self, members: Any) -> Any:
+        if not isinstance(members, list) or not members:
+            raise SchemaError("enum must be a list with members")
+        return next((member for member in members if self._text.mentions(member)), members[0])
+
+    def _option(self, options: list[Any], depth: int) -> Any:
+        """The first option that is not null, or null where we are deep enough."""
+        null = {"type": "null"}
+        if depth >= _DEEP and null in options:
+            return null
+        return next((option for option in options if option != null), null)
+
+    def _object(self, schema: dict[str, Any], label: str, depth: int) -> dict[str, Any]:
+        properties = schema.get("properties", {})
+        wanted = schema.get("required", properties)
+        return {name: self._value(properties.get(name, {}), name, depth + 1) for name in wanted}
+
+    def _array(self, schema: dict[str, Any], label: str, depth: int) -> list[Any]:
+        items = self._resolved(schema.get("items", {}))
+        least, most = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
+        if "enum" in items:
+            mentioned = [member for member in items["enum"] if self._text.mentions(member)]
+            return mentioned[:most] if len(mentioned) >= least else items["enum"][:least]
+        count = min(max(self._offers(items, depth), least), most)
+        return [self._value(items, label, depth + 1) for _ in range(count)]
+
+    def _offers(self, items: dict[str, Any], depth: int) -> int:
+        """How many items the text has values for."""
+        if _kind(items) in ("integer", "number"):
+            return len(self._text.numbers)
+        if _kind(items) == "string":
+            return len(self._text.names)
+        return 0 if depth >= _DEEP else 1
+
+    def _string(self, schema: dict[str, Any], label: str, depth: int) -> str:
+        if schema.get("format") in _FORMATS:
+            pattern, plain = _FORMATS[schema["format"]]
+            found = pattern.search(self._text.text)
+            return found[0] if found else plain
+        said = self._text.says(label) if label else None
+        value = said or next(self._names)
+        return value[: schema.get("maxLength", len(value))].ljust(schema.get("minLength", 0), ".")
+
+    def _integer(self, schema: dict[str, Any], label: str, depth: int) -> int:
+        return int(self._number(schema, label, depth))
+
+    def _number(self, schema: dict[str, Any], label: str, depth: int) -> float:
+        said = Text(self._text.says(label) or "").numbers if label else []
+        value = said[0] if said else next(self._numbers)
+        least = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
+        most = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
+        return min(max(value, least), most)
+
+    def _boolean(self, schema: dict[str, Any], label: str, depth: int) -> bool:
+        return not any(self._text.mentions(word) for word in ("no", "not", "never", "false"))
+
+    def _null(self, schema: dict[str, Any], label: str, depth: int) -> None:
+        return None
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The type that a value for ``schema`` has: the first that is not null, where there are several."""
+    kind = schema.get("type") or ("object" if "properties" in schema else "string")
+    if isinstance(kind, list):
+        return next((one for one in kind if one != "null"), "null")
+    return str(kind)

@@ -1,0 +1,64 @@
+"""Events, and the one place that numbers them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from .types import Document
+
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class Event(NamedTuple):
+    """One event of a response's stream. It is encoded when it is made: the document goes on changing, the event must not."""
+
+    type: str
+    json: bytes
+    response: Document | None = None
+    """The document that the event carries, where it carries one."""
+
+    def sse(self) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), self.json)
+
+
+class DeltaTemplate:
+    """A delta event whose JSON is prepared but for the text and the number: what a token costs is what is spent here."""
+
+    __slots__ = ("head", "tail", "type")
+
+    def __init__(self, event_type: str, place: dict[str, Any], extra: bytes = b"") -> None:
+        """``place`` tells where the delta belongs (item id, indices); ``extra`` is JSON that stands after the text."""
+        self.type = event_type
+        self.head = orjson.dumps({"type": event_type, **place})[:-1] + b',"delta":'
+        self.tail = extra + b',"sequence_number":%d}'
+
+
+class Emitter:
+    """Collects the events of a response in order and gives each its ``sequence_number``: from 0, contiguous."""
+
+    __slots__ = ("_events", "next_number")
+
+    def __init__(self) -> None:
+        self.next_number = 0
+        self._events: list[Event] = []
+
+    def emit(self, event_type: str, **members: Any) -> None:
+        number = self._number()
+        body = orjson.dumps({"type": event_type, **members, "sequence_number": number})
+        self._events.append(Event(event_type, body, members.get("response")))
+
+    def delta(self, template: DeltaTemplate, text: str) -> None:
+        number = self._number()
+        self._events.append(Event(template.type, template.head + orjson.dumps(text) + template.tail % number))
+
+    def _number(self) -> int:
+        number = self.next_number
+        self.next_number = number + 1
+        return number
+
+    def drain(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,74 @@
+"""Server-sent events, both ways.
+
+Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with what real servers add:
+
+1. Lines end in LF, CRLF or CR; a read may end anywhere, also inside CRLF or inside a UTF-8 character.
+2. The value follows the colon, after at most one space; several ``data`` lines join with LF; comments and other fields are skipped.
+3. Frames without data are not frames. What stands unterminated at the end of the stream is still a frame.
+4. Old llama.cpp reports errors in a field of its own, ``error: {...}``: given back as the data ``{"error": {...}}``.
+"""
+
+from __future__ import annotations
+
+DONE = b"[DONE]"
+DONE_FRAME = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+MAX_FRAME = 64 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class FrameTooLong(ValueError):
+    """The peer sends a frame of more than ``MAX_FRAME`` bytes."""
+
+
+class Decoder:
+    """Bytes in, as they come from the network; the data of whole frames out."""
+
+    __slots__ = ("_after_cr", "_pending")
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._after_cr = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of each frame that ``data`` completes, in order."""
+        if self._after_cr or b"\r" in data:
+            data = self._unify(data)
+        if self._pending:
+            data = self._pending + data
+        *blocks, self._pending = data.split(b"\n\n")
+        if len(self._pending) > MAX_FRAME:
+            raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
+        return [payload for block in blocks if (payload := _payload(block))]
+
+    def flush(self) -> list[bytes]:
+        """The data of the frame that the end of the stream left unterminated, if any."""
+        block, self._pending = self._pending, b""
+        payload = _payload(block)
+        return [payload] if payload else []
+
+    def _unify(self, data: bytes) -> bytes:
+        """CRLF and CR become LF. A CR at the very end counts at once; the LF that may follow it is then dropped."""
+        if self._after_cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _payload(block: bytes) -> bytes:
+    if block.startswith(b"data: ") and b"\n" not in block:  # nearly every frame of nearly every server
+        return block[6:]
+    lines = []
+    for line in block.removeprefix(_BOM).split(b"\n"):
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            lines.append(value.removeprefix(b" "))
+        elif name == b"error":
+            lines.append(b'{"error":' + value + b"}")
+    return b"\n".join(lines)
+
+
+def frame(event: str, data: bytes) -> bytes:
+    """One whole frame. ``data`` is JSON and holds no line break."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), data)

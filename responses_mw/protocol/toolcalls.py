@@ -1,0 +1,121 @@
+"""From the fragments of tool calls that a stream carries to calls that are told apart.
+
+What upstreams do, and what is made of it:
+
+1. Fragments name their call by ``index``, by ``id``, or not at all. Some servers give every call index 0 (older Ollama), some
+   repeat the id on every fragment (TGI: always "0"), some send it once. An index that comes back with another id *and* a name
+   is a new call; anything else with that index goes on with the call.
+2. A name comes once, repeated, empty, or after the first arguments. A call without a name cannot be shown yet.
+3. Arguments are a string, in pieces or whole, or an object.
+4. TGI up to 3.1 never sends a name: its arguments are ``{"function": {"_name": ..., <arguments>}}``, and a special token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+
+class ToolCall:
+    """One call as far as it is known. ``fresh`` are the pieces of arguments that nobody has taken yet."""
+
+    __slots__ = ("_pieces", "fresh", "id", "index", "name")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id: str | None = None
+        self.name = ""
+        self.fresh: list[str] = []
+        self._pieces: list[str] = []
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._pieces)
+
+    def extend(self, fragment: dict[str, Any]) -> None:
+        function = fragment.get("function") or {}
+        self.id = self.id or fragment.get("id") or None
+        self.name = self.name or function.get("name") or ""
+        arguments = function.get("arguments")
+        if arguments:
+            piece = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+            self._pieces.append(piece)
+            self.fresh.append(piece)
+
+    def take(self) -> list[str]:
+        """The pieces of arguments since the last call."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def is_whole(self) -> bool:
+        """Whether the arguments are a complete JSON object, to which nothing can be added."""
+        return parse_arguments(self.arguments) is not None
+
+    def find_name(self) -> bool:
+        """At the end of a turn: the name of a nameless call out of its arguments (rule 4). False where there is none."""
+        text = self.arguments
+        grammar = parse_arguments(text[: text.rfind("}") + 1])
+        function = grammar.get("function") if grammar else None
+        if isinstance(function, dict) and isinstance(function.get("_name"), str):
+            self.name = function.pop("_name")
+            self._pieces = [orjson.dumps(function).decode()]
+            self.fresh = list(self._pieces)
+        return bool(self.name)
+
+
+class ToolCalls:
+    """The calls of one turn, in the order of their first fragments."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCall] = []
+
+    def feed(self, fragments: Any) -> list[ToolCall]:
+        """Takes ``delta.tool_calls`` (a list, or TGI's single object); returns the calls that grew, each once."""
+        grown: list[ToolCall] = []
+        for fragment in fragments if isinstance(fragments, list) else [fragments]:
+            if not isinstance(fragment, dict):
+                continue
+            call = self._call_of(fragment)
+            call.extend(fragment)
+            if call not in grown:
+                grown.append(call)
+        return grown
+
+    def _call_of(self, fragment: dict[str, Any]) -> ToolCall:
+        index = fragment.get("index")
+        known = self._find(index, fragment.get("id"))
+        if known and not _begins_another(fragment, known):
+            return known
+        call = ToolCall(index if isinstance(index, int) else len(self.calls))
+        self.calls.append(call)
+        return call
+
+    def _find(self, index: Any, call_id: Any) -> ToolCall | None:
+        """The latest call with this index; without an index, the one with this id; without either, the last one."""
+        for call in reversed(self.calls):
+            if call.index == index if isinstance(index, int) else call_id in (None, "", call.id):
+                return call
+        return None
+
+
+def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
+    """Whether a fragment with the index of ``known`` is a call of its own: it has a name, and either another id or, where
+    there are no ids, arguments although those of ``known`` are complete."""
+    function, call_id = fragment.get("function") or {}, fragment.get("id")
+    if not (function.get("name") and known.name):
+        return False
+    if call_id and known.id:
+        return bool(call_id != known.id)
+    return bool(function.get("arguments")) and known.is_whole()
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Arguments as the object that they are to be, or None."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

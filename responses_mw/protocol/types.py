@@ -1,0 +1,24 @@
+"""Names for what travels on the wire.
+
+Wire objects stay plain dictionaries: a proxy owes its users the fields that it does not know. The aliases tell which kind
+of object a function means; the words are those of the OpenAI reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Item: TypeAlias = dict[str, Any]
+"""An input or output item of a response: a message, a reasoning item, a function call, ..."""
+Part: TypeAlias = dict[str, Any]
+"""A content part of an item: ``input_text``, ``output_text``, ``refusal``, ``reasoning_text``, ..."""
+Tool: TypeAlias = dict[str, Any]
+"""A tool definition of a request, in the flat form of the Responses API."""
+Document: TypeAlias = dict[str, Any]
+"""A response object, as GET returns it."""
+Message: TypeAlias = dict[str, Any]
+"""A chat message, as ``/v1/chat/completions`` takes it."""
+ChatRequest: TypeAlias = dict[str, Any]
+"""The body of a Chat Completions request."""
+Chunk: TypeAlias = dict[str, Any]
+"""A ``chat.completion.chunk``, or a whole completion brought into that shape."""

@@ -1,0 +1,45 @@
+"""Token counts: the chat upstreams' many shapes in, the one of the Responses API out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _count(holder: Any, *names: str) -> int:
+    """The first of ``names`` that ``holder`` has as a number; servers leave out what they do not know."""
+    if isinstance(holder, dict):
+        for name in names:
+            value = holder.get(name)
+            if isinstance(value, int):
+                return value
+    return 0
+
+
+def from_chat(usage: dict[str, Any]) -> dict[str, Any]:
+    """A chat ``usage`` as a ``ResponseUsage``. All of its detail fields are required, so what is unknown counts 0."""
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {
+            "cached_tokens": _count(of_prompt, "cached_tokens"),
+            "cache_write_tokens": _count(of_prompt, "cache_write_tokens", "created_cache_tokens"),
+        },
+        "output_tokens": completion,
+        "output_tokens_details": {
+            # SGLang reports them beside the counts, everybody else in the details.
+            "reasoning_tokens": _count(of_completion, "reasoning_tokens") or _count(usage, "reasoning_tokens"),
+        },
+        "total_tokens": _count(usage, "total_tokens") or prompt + completion,
+    }
+
+
+def add(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
+    """The sum over the turns of a run, member by member."""
+    if total is None:
+        return usage
+    merged = {**total, **usage}
+    for name, value in usage.items():
+        if name in total:
+            merged[name] = add(total[name], value) if isinstance(value, dict) else total[name] + value
+    return merged
