@@ -1,4 +1,4 @@
-"""A demo that needs no model: a small rule-based upstream, our server in front of it, and a tour by the ``openai`` client.
+"""A demo that needs no model: a rule-based upstream, our server in front of it, and a tour by the ``openai`` client.
 
 tour        the stops that the openai client makes, each with its checks
 servers     starts and ends the two servers that the tour visits

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from responses_mw.demo.request import ChatRequest, NamedTool
+from responses_mw.demo.request import ChatRequest, NamedTool, RequestError
 from responses_mw.demo.rules import Reply, reply_to
+from responses_mw.demo.values import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Answer", "answer"]
 
@@ -25,8 +28,11 @@ _FINGERPRINT = "responses-mw-demo"
 
 
 def answer(request: ChatRequest) -> Answer:
-    """The model's answer, cut where a stop string or the limit of tokens ends it; raises `values.SchemaError`."""
-    reply, stop = _stopped(reply_to(request), request.stop)
+    """The model's answer, cut where a stop string or the limit of tokens ends it; raises `RequestError`."""
+    try:
+        reply, stop = _stopped(reply_to(request), request.stop)
+    except SchemaError as unusable:
+        raise RequestError(f"Grammar error: {unusable}") from unusable
     deltas = list(_deltas(reply, request.thinks))
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:

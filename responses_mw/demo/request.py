@@ -201,9 +201,7 @@ def _check_tools(request: ChatRequest) -> None:
     if request.tools == []:
         raise RequestError("`tools` must not be an empty array. Either provide at least one tool or omit the field.")
     if request.tool_choice not in (None, "none") and not request.tools:
-        raise RequestError(
-            "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)", param="tool_choice"
-        )
+        raise RequestError("When using `tool_choice`, `tools` must be set. (parameter=tool_choice)", param="tool_choice")
     if isinstance(request.tool_choice, NamedTool):
         name = request.tool_choice.function.name
         if name not in [tool.function.name for tool in request.offered_tools]:

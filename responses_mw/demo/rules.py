@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from responses_mw.demo.request import ChatRequest, NamedTool, Tool
 from responses_mw.demo.values import COMMON_WORDS, Text, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Call", "Reply", "reply_to"]
 
@@ -64,11 +67,11 @@ def make_wanted_call(request: ChatRequest) -> Reply | None:
     if not tools or request.messages[-1].role == "tool":
         return None
     names = " and ".join(tool.function.name for tool in tools)
-    return _call(request, tools, f"The user's words fit {names}. I will call it and wait for what it says.")
+    return _call(request, tools, f"The user's words fit {names}. I call, and wait for what comes back.")
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Every tool with a word of its name in the user's text, else the one whose description shares most words with it."""
+    """Every tool with a word of its name in the user's text, else the one with most words of its description there."""
     said = _keywords(last_user_text(request))
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     if by_name:
@@ -86,8 +89,7 @@ def _keywords(text: str) -> set[str]:
 def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
     text = Text(last_user_text(request))
     calls = [
-        Call(tool.function.name, _json(Values(tool.function.parameters or {"type": "object"}, text).fill()))
-        for tool in tools
+        Call(tool.function.name, _json(Values(tool.function.parameters or {"type": "object"}, text).fill())) for tool in tools
     ]
     return Reply(thought, calls=tuple(calls))
 
@@ -157,9 +159,7 @@ def recall(request: ChatRequest) -> Reply | None:
     told = re.compile(rf"\bmy {re.escape(asked[1])} is ([^.?!,;\n]+)", re.IGNORECASE)
     said = [found[1] for message in request.messages if message.role == "user" for found in told.finditer(message.text)]
     thought = f"The user asks for their {asked[1]}. I look through the conversation."
-    return Reply(
-        thought, f"Your {asked[1]} is {said[-1].strip()}." if said else f"You have not told me your {asked[1]}."
-    )
+    return Reply(thought, f"Your {asked[1]} is {said[-1].strip()}." if said else f"You have not told me your {asked[1]}.")
 
 
 _OPERATORS = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/", "×": "*", "÷": "/"}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from responses_mw.demo.answer import Answer, answer
 from responses_mw.demo.request import MAX_MODEL_LEN, MODELS, RequestError, parse
-from responses_mw.demo.values import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
 
 __all__ = ["create_upstream"]
 
@@ -28,7 +30,7 @@ def create_upstream(pace: float = 0.0) -> Starlette:
             Route("/v1/models", models),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         ],
-        exception_handlers={HTTPException: not_served, RequestError: refused, SchemaError: not_fillable},
+        exception_handlers={404: not_found},
     )
     app.state.pace = pace
     return app
@@ -46,31 +48,24 @@ async def models(request: Request) -> JSONResponse:
 
 
 async def chat_completions(request: Request) -> Response:
-    found = answer(parse(await request.body()))
+    try:
+        given = answer(parse(await request.body()))
+    except RequestError as refused:
+        return JSONResponse(refused.body, status_code=refused.status)
     pace: float = request.app.state.pace
-    if found.request.stream:
-        return StreamingResponse(stream(found, pace), media_type="text/event-stream")
-    await asyncio.sleep(pace * len(found.deltas))
-    return JSONResponse(found.completion())
+    if given.request.stream:
+        return StreamingResponse(stream(given, pace), media_type="text/event-stream")
+    await asyncio.sleep(pace * len(given.deltas))
+    return JSONResponse(given.completion())
 
 
-async def stream(found: Answer, pace: float) -> AsyncIterator[bytes]:
+async def stream(given: Answer, pace: float) -> AsyncIterator[bytes]:
     """The chunks as server-sent events, ``pace`` seconds apart."""
-    for chunk in found.chunks():
+    for chunk in given.chunks():
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         await asyncio.sleep(pace)
     yield b"data: [DONE]\n\n"
 
 
-async def refused(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestError)
-    return JSONResponse(error.body, status_code=error.status)
-
-
-async def not_fillable(request: Request, error: Exception) -> JSONResponse:
-    return await refused(request, RequestError(f"Grammar error: {error}"))
-
-
-async def not_served(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"detail": error.detail}, status_code=error.status_code)
+async def not_found(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "Not Found"}, status_code=404)

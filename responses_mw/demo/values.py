@@ -1,24 +1,29 @@
 """Values for a JSON schema, taken from a text: how the demo models fill arguments and structured output.
 
 An enum takes the member that the text mentions, a number one of the text's numbers, a string what the text says the
-property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Where the text has nothing to
-offer the value is plain (0, an empty list) but of the right type. ``pattern`` and ``multipleOf`` are not honoured.
+property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Where the text has nothing
+to offer the value is plain (0, an empty list) but of the right type. ``pattern`` and ``multipleOf`` are not honoured.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import cycle
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["COMMON_WORDS", "SchemaError", "Text", "Values"]
 
+# Words that name nothing, and so are no values.
 COMMON_WORDS = frozenset(
-    "a about all an and any are as at be by can could do does for from get give has have how i in into is it its let "
-    "me my name no not of on or out please say should show so some tell than that the their them then there these "
-    "this to use was we were what when where which who why will with would you your".split()
+    """
+    a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me
+    my name no not of on or out please say should show so some tell than that the their them then there these this to
+    use was we were what when where which who why will with would you your
+    """.split()  # noqa: SIM905 (a list of seventy strings reads worse)
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
@@ -61,8 +66,9 @@ class Text:
 
 
 def _names(text: str) -> list[str]:
-    """Capitalised words, neighbours joined. One that stands alone at the start of a sentence may be none: it comes last."""
-    sure, unsure = [], []
+    """Capitalised words, neighbours joined. One alone at the start of a sentence may be no name: it comes last."""
+    sure: list[str] = []
+    unsure: list[str] = []
     for found in _NAME.finditer(text):
         words = found[0].split()
         starts = _SENTENCE_START.search(text, 0, found.start()) is not None
@@ -183,7 +189,8 @@ class Values:
         value = said[0] if said else next(self._numbers)
         least = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
         most = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
-        return min(max(value, least), most)
+        limited: float = min(max(value, least), most)
+        return limited
 
     def _boolean(self, schema: dict[str, Any], label: str, depth: int) -> bool:
         return not any(self._text.mentions(word) for word in ("no", "not", "never", "false"))

@@ -3,7 +3,8 @@
 Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with what real servers add:
 
 1. Lines end in LF, CRLF or CR; a read may end anywhere, also inside CRLF or inside a UTF-8 character.
-2. The value follows the colon, after at most one space; several ``data`` lines join with LF; comments and other fields are skipped.
+2. The value follows the colon, after at most one space; several ``data`` lines join with LF; comments and other fields
+   are skipped.
 3. Frames without data are not frames. What stands unterminated at the end of the stream is still a frame.
 4. Old llama.cpp reports errors in a field of its own, ``error: {...}``: given back as the data ``{"error": {...}}``.
 """

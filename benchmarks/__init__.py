@@ -1,0 +1,1 @@
+"""Benchmarks of responses_mw: `python -m benchmarks.run`. See README.md beside this file."""

@@ -1,0 +1,291 @@
+"""Concurrent clients that cost little: raw protocols that read no more of an answer than the figures need.
+
+Run it against any server: `python -m benchmarks.load http://127.0.0.1:8080 --api responses --streams 50`. The texts of
+the tokens must come from `benchmarks.upstream`, since they carry the times that they were sent.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import math
+import sys
+import time
+import urllib.parse
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+import uvloop
+
+from benchmarks.limits import raise_open_files
+from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
+
+PROMPT = "Count the microseconds."
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What tells an answer's progress in one of the two APIs, without parsing it."""
+
+    path: str
+    opening: bytes  # stands in the first event
+    ending: bytes  # stands in the terminal event of a stream that went well
+    whole: bytes  # stands in an answer without a stream that went well
+
+
+APIS = {
+    "chat": Api("/v1/chat/completions", b"chat.completion.chunk", b"data: [DONE]", b'"finish_reason": "stop"'),
+    "responses": Api("/v1/responses", b"event: response.created", b"event: response.completed", b'"completed"'),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The load: `streams` clients at once, each asking `repeat` times, one after the other, for `tokens` tokens."""
+
+    streams: int
+    tokens: int
+    repeat: int = 1
+    stream: bool = True
+    ramp: float = 0.0  # seconds over which the clients start
+    timeout: float = 60.0  # seconds after which what is still open counts as failed
+
+    def body(self, api: str) -> bytes:
+        """The request's JSON in the shape of the named API."""
+        limit = "max_output_tokens" if api == "responses" else "max_tokens"
+        body: dict[str, Any] = {"model": MODEL, limit: self.tokens, "stream": self.stream}
+        if api == "responses":
+            body |= {"input": PROMPT, "store": False}
+        else:
+            body |= {"messages": [{"role": "user", "content": PROMPT}]}
+            body |= {"stream_options": {"include_usage": True}} if self.stream else {}
+        return json.dumps(body).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median and the 99th percentile of some figures, in milliseconds; not a number where there were none."""
+
+    median: float
+    p99: float
+
+    @classmethod
+    def of_us(cls, values: list[int]) -> "Spread":
+        """The spread of `values`, which are microseconds."""
+        ordered = sorted(values)
+        return cls(percentile(ordered, 0.5) / 1000, percentile(ordered, 0.99) / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a load saw. `lag` is a token's arrival minus its send time; the other spreads count from the request."""
+
+    answers: int
+    failed: int
+    reasons: dict[str, int]
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+    first_event: Spread
+    first_token: Spread
+    answer: Spread
+    lag: Spread
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """The report that `python -m benchmarks.load` printed."""
+        fields = json.loads(text)
+        spreads = {name: Spread(**value) for name, value in fields.items() if isinstance(value, dict) and "p99" in value}
+        return cls(**(fields | spreads))
+
+
+class Exchange:
+    """One request's answer as it comes in: its times in microseconds, its tokens' lags, and how it failed, if it did."""
+
+    def __init__(self, api: Api, plan: Plan) -> None:
+        self.failure: str | None = "timed out"
+        self.first_event: int | None = None
+        self.first_token: int | None = None
+        self.lags: list[int] = []
+        self.started = self.ended = monotonic_us()
+        self.done = asyncio.get_running_loop().create_future()
+        self._api = api
+        self._plan = plan
+        self._buffer = b""
+        self._went_well = False
+
+    def feed(self, body: bytes) -> None:
+        """Take in a piece of the body."""
+        self._buffer += body
+        if not self._plan.stream:
+            return
+        end = self._buffer.rfind(b"\n\n") + 2
+        if end > 1:
+            events, self._buffer = self._buffer[:end], self._buffer[end:]
+            self._read(events, monotonic_us())
+
+    def finish(self, status: int) -> None:
+        """Take in the end of the answer."""
+        if not self._plan.stream:
+            self._went_well = self._api.whole in self._buffer
+        tokens = len(self.lags)
+        if status != 200:
+            self.end(f"status {status}")
+        elif not self._went_well:
+            self.end("no terminal event" if self._plan.stream else "not completed")
+        elif self._plan.stream and tokens != self._plan.tokens:
+            self.end(f"{tokens} of {self._plan.tokens} tokens")
+        else:
+            self.end(None)
+
+    def end(self, failure: str | None) -> None:
+        """Note how the exchange ended; only the first end counts."""
+        if not self.done.done():
+            self.failure, self.ended = failure, monotonic_us()
+            self.done.set_result(None)
+
+    def _read(self, events: bytes, now: int) -> None:
+        if self.first_event is None and self._api.opening in events:
+            self.first_event = now - self.started
+        for sent in STAMPED_DELTA.findall(events):
+            self.lags.append(now - int(sent))
+        if self.first_token is None and self.lags:
+            self.first_token = now - self.started
+        self._went_well = self._went_well or self._api.ending in events
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection: one exchange at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    def start(self, request: bytes, exchange: Exchange) -> None:
+        """Send `request`; `exchange` takes in its answer."""
+        self._exchange = exchange
+        self._transport.write(request)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"bad HTTP: {error}")
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("connection lost")
+
+    def on_body(self, body: bytes) -> None:
+        if self._exchange:
+            self._exchange.feed(body)
+
+    def on_message_complete(self) -> None:
+        if self._exchange:
+            self._exchange.finish(self._parser.get_status_code())
+
+    def _end(self, failure: str) -> None:
+        if self._exchange:
+            self._exchange.end(failure)
+
+
+class Load:
+    """A plan's clients against one server."""
+
+    def __init__(self, url: str, api: str, plan: Plan) -> None:
+        """`url` is the server's, like `http://127.0.0.1:8080`; `api` is a key of `APIS`."""
+        address = urllib.parse.urlsplit(url)
+        self._host, self._port = address.hostname, address.port
+        self._api = APIS[api]
+        self._plan = plan
+        body = plan.body(api)
+        head = f"POST {self._api.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+        self._request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        self._exchanges: list[Exchange] = []
+
+    async def run(self) -> Report:
+        """Run the plan to its end or its timeout; failures are counted, not raised."""
+        started, cpu = time.monotonic(), time.process_time()
+        pause = self._plan.ramp / self._plan.streams
+        clients = [asyncio.create_task(self._client(number * pause)) for number in range(self._plan.streams)]
+        await asyncio.wait(clients, timeout=self._plan.timeout)
+        for client in clients:
+            client.cancel()
+        await asyncio.wait(clients)
+        return self._report(time.monotonic() - started, time.process_time() - cpu)
+
+    async def _client(self, delay: float) -> None:
+        await asyncio.sleep(delay)
+        exchange = self._exchange()
+        loop = asyncio.get_running_loop()
+        try:
+            transport, connection = await loop.create_connection(Connection, self._host, self._port)
+        except OSError as error:
+            exchange.end(f"no connection: {error.strerror}")
+            return
+        try:
+            for turn in range(self._plan.repeat):
+                exchange = self._exchange() if turn else exchange
+                connection.start(self._request, exchange)
+                await exchange.done
+        finally:
+            transport.close()
+
+    def _exchange(self) -> Exchange:
+        exchange = Exchange(self._api, self._plan)
+        self._exchanges.append(exchange)
+        return exchange
+
+    def _report(self, seconds: float, cpu_seconds: float) -> Report:
+        exchanges = self._exchanges
+        answers = self._plan.streams * self._plan.repeat
+        reasons = Counter(exchange.failure for exchange in exchanges if exchange.failure)
+        if answers > len(exchanges):
+            reasons["not begun"] = answers - len(exchanges)
+        lags = [lag for exchange in exchanges for lag in exchange.lags]
+        return Report(
+            answers=answers,
+            failed=reasons.total(),
+            reasons=dict(reasons),
+            tokens=len(lags),
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            first_event=Spread.of_us([each.first_event for each in exchanges if each.first_event is not None]),
+            first_token=Spread.of_us([each.first_token for each in exchanges if each.first_token is not None]),
+            answer=Spread.of_us([each.ended - each.started for each in exchanges if not each.failure]),
+            lag=Spread.of_us(lags),
+        )
+
+
+def percentile(ordered: list[int], share: float) -> float:
+    """The nearest-rank percentile of values in ascending order; not a number when there are none."""
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
+
+
+def main() -> None:
+    """The command line: prints the report as JSON."""
+    parser = argparse.ArgumentParser(description="Concurrent streams against a server; prints a report as JSON.")
+    parser.add_argument("url")
+    parser.add_argument("--api", choices=sorted(APIS), default="responses")
+    parser.add_argument("--streams", type=int, default=50, help="clients at once")
+    parser.add_argument("--tokens", type=int, default=100, help="of each answer")
+    parser.add_argument("--repeat", type=int, default=1, help="answers that each client asks for, one after the other")
+    parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--ramp", type=float, default=0.0, help="seconds over which the clients start")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds")
+    options = vars(parser.parse_args())
+    url, api = options.pop("url"), options.pop("api")
+    raise_open_files()
+    report = uvloop.run(Load(url, api, Plan(**options)).run())
+    json.dump(dataclasses.asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

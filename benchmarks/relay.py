@@ -1,0 +1,79 @@
+"""The bare relay that responses_mw is compared with: Starlette and httpx in their textbook form, no translation.
+
+`--transport httpx` is httpx's own transport, `--transport aiohttp` the same code over `httpx_aiohttp`. Everything else
+(uvicorn, uvloop, httptools, no access log) is as in `responses-mw serve`.
+"""
+
+import argparse
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+import uvicorn
+from httpx_aiohttp import AiohttpTransport
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+# Neither transport may queue streams: a thousand are open at once.
+UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+TRANSPORTS: dict[str, type[httpx.AsyncHTTPTransport | AiohttpTransport]] = {
+    "httpx": httpx.AsyncHTTPTransport,
+    "aiohttp": AiohttpTransport,
+}
+
+
+def create_app(upstream: str, transport: str) -> Starlette:
+    """An app that relays GET and POST of every path to `upstream`, over the named transport."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(
+            base_url=upstream, transport=TRANSPORTS[transport](limits=UNLIMITED), timeout=None
+        ) as client:
+            app.state.client = client
+            yield
+
+    return Starlette(routes=[Route("/{path:path}", relay, methods=["GET", "POST"])], lifespan=lifespan)
+
+
+async def relay(request: Request) -> StreamingResponse:
+    """Send the request on and stream the answer back."""
+    client: httpx.AsyncClient = request.app.state.client
+    outgoing = client.build_request(
+        request.method,
+        request.url.path,
+        content=await request.body(),
+        headers={"content-type": request.headers.get("content-type", "application/json")},
+    )
+    response = await client.send(outgoing, stream=True)
+    return StreamingResponse(
+        response.aiter_raw(),
+        status_code=response.status_code,
+        headers={"content-type": response.headers["content-type"]},
+        background=BackgroundTask(response.aclose),
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="A bare relay by Starlette and httpx.")
+    parser.add_argument("--upstream", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--transport", choices=sorted(TRANSPORTS), default="httpx")
+    options = parser.parse_args()
+    uvicorn.run(
+        create_app(options.upstream, options.transport),
+        port=options.port,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        backlog=2048,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The tour: what the official ``openai`` client sees when it talks to ``responses-mw``, printed and checked stop by stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import openai
+from pydantic import BaseModel
+
+from responses_mw.demo.servers import ServerFailed, demo_upstream, our_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from openai.types.responses import FunctionToolParam
+
+__all__ = ["STOPS", "take", "visit"]
+
+PACE = 0.02  # seconds a token: slow enough to see the answers stream
+
+
+class CheckFailed(Exception):
+    """A stop did not see what it expects; the message is the expectation."""
+
+
+def take(once: bool, host: str, port: int) -> int:
+    """Start both servers, take the tour, end them; the exit status. Unless ``once``, stay up until Ctrl-C."""
+    _end_on_signals()
+    try:
+        with demo_upstream(PACE) as upstream, our_server(upstream, host, port) as ours:
+            print(_bold("responses-mw, a guided tour"))
+            print(f"A demo model speaks Chat Completions at {upstream}.")
+            print(f"responses-mw serves OpenAI's Responses API in front of it, at {ours.url}.")
+            status = visit(ours.client)
+            _say_how_to_go_on(ours.url, once)
+            return status if once else _stay(ours.process.wait, status)
+    except ServerFailed as failed:
+        print(f"The tour cannot start: {failed}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped before the end of the tour.")
+        return 130
+
+
+def visit(client: openai.OpenAI) -> int:
+    """Make every stop; 1 if a check failed at any of them, else 0."""
+    failed = 0
+    for number, (title, stop) in enumerate(STOPS, 1):
+        print(f"\n{_bold(f'{number}. {title}')}")
+        try:
+            print(f"   ok: {stop(client)}")
+        except (CheckFailed, openai.OpenAIError) as fault:
+            failed += 1
+            reason = f"expected {fault}" if isinstance(fault, CheckFailed) else f"{type(fault).__name__}: {fault}"
+            print(f"\n   FAILED: {reason}")
+    print(f"\n{failed} of {len(STOPS)} stops failed." if failed else f"\nAll {len(STOPS)} stops went well.")
+    return 1 if failed else 0
+
+
+def _expect(held: bool, expectation: str) -> None:
+    if not held:
+        raise CheckFailed(expectation)
+
+
+# The stops: each makes its calls, prints what comes, checks it, and says in a line what it saw.
+
+
+def streamed_answer(client: openai.OpenAI) -> str:
+    question = "Which word is the longest in this sentence about streaming?"
+    _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
+    events = []
+    _begin("   answer   ")
+    for event in client.responses.create(model="demo", input=question, stream=True):
+        if event.type == "response.output_text.delta":
+            _more(event.delta)
+        events.append(event)
+    print()
+    first, last = events[0], events[-1]
+    _expect(first.type == "response.created", f"response.created as the first event, not {first.type}")
+    if last.type != "response.completed":
+        raise CheckFailed(f"response.completed as the last event, not {last.type}")
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    _expect(len(deltas) > 5, f"an answer in many deltas, not in {len(deltas)}")
+    _expect("".join(deltas) == last.response.output_text, "the deltas to add up to the response's text")
+    _expect("streaming" in last.response.output_text, "the longest word, “streaming”, in the answer")
+    return f"{len(events)} events, {len(deltas)} of them text deltas"
+
+
+def reasoning_model(client: openai.OpenAI) -> str:
+    question = "What is 17 * 23 + 9?"
+    _show(f'client.responses.stream(model="demo-thinker", input="{question}")')
+    shown = ""
+    with client.responses.stream(model="demo-thinker", input=question) as stream:
+        for event in stream:
+            if event.type == "response.reasoning_text.delta" or event.type == "response.output_text.delta":
+                if event.type != shown:
+                    _begin("   thought  " if "reasoning" in event.type else "\n   answer   ")
+                    shown = event.type
+                _more(event.delta)
+        response = stream.get_final_response()
+    print()
+    kinds = [item.type for item in response.output]
+    _expect(kinds == ["reasoning", "message"], f"a reasoning item and then a message, not {kinds}")
+    _expect("400" in response.output_text, f"400 in the answer, not “{response.output_text}”")
+    tokens = response.usage.output_tokens_details.reasoning_tokens if response.usage else 0
+    _expect(tokens > 0, "the usage to count reasoning tokens")
+    return f"the thoughts are an item of their own, and {tokens} tokens of the usage"
+
+
+WEATHER_TOOL: FunctionToolParam = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather in a city at this moment",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def get_weather(city: str, unit: str) -> str:
+    """What the caller's own function finds out. Like all weather in demos, it is made up."""
+    return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
+
+
+def function_call(client: openai.OpenAI) -> str:
+    question = "How is the weather in Paris, in celsius?"
+    _show(f'client.responses.create(model="demo", tools=[get_weather], input="{question}")')
+    conversation: list[Any] = [{"role": "user", "content": question}]
+    response = client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    calls = [item for item in response.output if item.type == "function_call"]
+    _expect(len(calls) == 1, f"one function call, not {[item.type for item in response.output]}")
+    print(f"   call     {calls[0].name}({calls[0].arguments})")
+    arguments = json.loads(calls[0].arguments)
+    _expect(arguments == {"city": "Paris", "unit": "celsius"}, f"Paris and celsius as arguments, not {arguments}")
+
+    result = get_weather(**arguments)
+    print(f"   result   {result}")
+    conversation += response.output
+    conversation.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": result})
+    follow_up = client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    print(f"   answer   {follow_up.output_text}")
+    _expect("21" in follow_up.output_text, "the temperature that the function gave, 21, in the answer")
+    return "the model called, our function answered, the model used its answer"
+
+
+class Person(BaseModel):
+    name: str
+    birthplace: str
+    born: int
+
+
+def structured_output(client: openai.OpenAI) -> str:
+    text = "Ada Lovelace, born in London in 1815, wrote the first program."
+    _show(f'client.responses.parse(model="demo", text_format=Person, input="{text}")')
+    response = client.responses.parse(model="demo", input=text, text_format=Person)
+    print(f"   parsed   {response.output_parsed!r}")
+    expected = Person(name="Ada Lovelace", birthplace="London", born=1815)
+    _expect(response.output_parsed == expected, f"{expected!r}")
+    return "the answer is an object of our own class"
+
+
+def an_error(client: openai.OpenAI) -> str:
+    _show('client.responses.create(model="no-such-model", input="Hello")')
+    try:
+        client.responses.create(model="no-such-model", input="Hello")
+    except openai.NotFoundError as error:
+        print(f"   error    {error.message}")
+        _expect("no-such-model" in error.message, "the message to name the model")
+        return "the upstream's 404 arrives as openai.NotFoundError"
+    raise CheckFailed("openai.NotFoundError for a model that does not exist")
+
+
+STOPS: tuple[tuple[str, Callable[[openai.OpenAI], str]], ...] = (
+    ("A streamed answer", streamed_answer),
+    ("A reasoning model", reasoning_model),
+    ("A function call and its follow-up", function_call),
+    ("Structured output", structured_output),
+    ("An error", an_error),
+)
+
+
+# After the tour
+
+
+def _say_how_to_go_on(url: str, once: bool) -> None:
+    print(f"\n{_bold('Before a deployment of your own')}")
+    print("   beside it          responses-mw serve --upstream http://your-vllm:8000")
+    print("   inside vLLM        vllm serve MODEL --middleware responses_mw.ResponsesMiddleware")
+    print("   inside your app    app.add_middleware(ResponsesMiddleware, settings=...)")
+    if not once:
+        print(f"\nThe demo stays up; Ctrl-C ends it. Try it from another terminal:\n   curl {url}/v1/responses \\")
+        print("""     -H 'content-type: application/json' -d '{"model": "demo", "input": "Count to 5"}'""")
+
+
+def _stay(server_ended: Callable[[], int], status: int) -> int:
+    """Wait for Ctrl-C, which is a good end, or for the server's own end, which is not."""
+    try:
+        ended_with = server_ended()
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        return status
+    print(f"responses-mw serve ended by itself, with status {ended_with}.", file=sys.stderr)
+    return 1
+
+
+def _end_on_signals() -> None:
+    """A signal that asks us to end raises, so that the servers end too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _exit)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+# On the screen
+
+
+def _show(call: str) -> None:
+    print(_dim(f"   {call}"))
+
+
+def _begin(label: str) -> None:
+    print(label, end="", flush=True)
+
+
+def _more(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _bold(text: str) -> str:
+    return _styled(text, 1)
+
+
+def _dim(text: str) -> str:
+    return _styled(text, 2)
+
+
+def _styled(text: str, code: int) -> str:
+    plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -1,0 +1,148 @@
+"""Dialects: what each Chat Completions server cannot take, and how it names things. A row of data each, no code.
+
+A cell says where a server departs from OpenAI's own API, which is the row of defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of upstream. ``refuses`` maps a request's parameter, as a path, to the reason why it cannot be honoured."""
+
+    name: str
+    max_tokens: str = "max_tokens"
+    developer_role: bool = False
+    """Whether ``developer`` is a role; else it is sent as ``system``."""
+    hoist_system: bool = False
+    """Whether system messages must stand first, as one."""
+    reasoning_field: str | None = None
+    """The member of an assistant message that takes earlier reasoning."""
+    reasoning_effort: str = "field"
+    """``field``: ``reasoning_effort``; ``template``: also ``chat_template_kwargs.enable_thinking``; ``refused``."""
+    verbosity: str = "refused"
+    """``field``, ``template`` (``chat_template_kwargs.verbosity``) or ``refused``."""
+    tool_choice: str = "object"
+    """How a function is forced: ``object``, ``name`` (a bare string), ``only`` (offer only that, ``required``), ``refused``."""
+    parallel_tool_calls: bool = True
+    """Whether the parameter is understood. It is enforced on the answer in any case."""
+    response_format: str = "openai"
+    """``openai``, ``value`` (TGI: the schema under ``value``) or ``refused``."""
+    parse_arguments: bool = True
+    """Whether the server parses the arguments of earlier calls, so that they must be a JSON object."""
+    object_arguments: bool = False
+    """Whether they must be sent as an object instead of a string."""
+    parameters_required: bool = False
+    content_with_calls: bool = True
+    """Whether an assistant message can have text and calls."""
+    image_urls: bool = True
+    """Whether images may be given by http(s) URL; else only as data URLs."""
+    audio: bool = False
+    video: bool = False
+    pdf: bool = False
+    prefill: str | None = None
+    """``continue_final_message``: how to ask for the continuation of an incomplete last message."""
+    stream_usage: bool = True
+    hints: frozenset[str] = frozenset()
+    """Parameters that do not change the answer, which the server takes; elsewhere they are only echoed."""
+    service_tier: bool = False
+    top_p_one: bool = True
+    """Whether ``top_p: 1`` is valid (TGI: it is not, although it means the default)."""
+    stop_is_list: bool = False
+    any_model: bool = False
+    """Whether the server has one model and does not mind how it is called."""
+    refuses: dict[str, str] = field(default_factory=dict)
+
+
+OPENAI = Dialect(
+    name="openai",
+    max_tokens="max_completion_tokens",
+    developer_role=True,
+    verbosity="field",
+    parse_arguments=False,
+    audio=True,
+    pdf=True,
+    hints=_HINTS | {"prompt_cache_retention", "prompt_cache_options"},
+    service_tier=True,
+)
+VLLM = Dialect(
+    name="vllm",
+    max_tokens="max_completion_tokens",
+    developer_role=True,
+    reasoning_field="reasoning",
+    reasoning_effort="template",
+    verbosity="template",
+    audio=True,
+    video=True,
+    prefill="continue_final_message",
+)
+TGI = Dialect(
+    name="tgi",
+    hoist_system=True,
+    reasoning_effort="refused",
+    tool_choice="name",
+    parallel_tool_calls=False,
+    response_format="value",
+    object_arguments=True,
+    parameters_required=True,
+    content_with_calls=False,
+    top_p_one=False,
+    stop_is_list=True,
+    any_model=True,
+    refuses={"presence_penalty": "TGI takes it for a repetition penalty."},
+)
+SGLANG = Dialect(
+    name="sglang",
+    reasoning_field="reasoning_content",
+    verbosity="template",
+    video=True,
+    prefill="continue_final_message",
+)
+LLAMACPP = Dialect(
+    name="llamacpp",
+    hoist_system=True,
+    reasoning_field="reasoning_content",
+    verbosity="template",
+    tool_choice="only",
+    parallel_tool_calls=False,
+    audio=True,
+    any_model=True,
+)
+OLLAMA = Dialect(
+    name="ollama",
+    reasoning_field="reasoning",
+    tool_choice="refused",
+    parallel_tool_calls=False,
+    image_urls=False,
+)
+LITELLM = Dialect(
+    name="litellm",
+    max_tokens="max_completion_tokens",
+    developer_role=True,
+    reasoning_field="reasoning_content",
+    verbosity="field",
+    parse_arguments=False,
+    audio=True,
+    pdf=True,
+    hints=_HINTS,
+    service_tier=True,
+)
+TRANSFORMERS = Dialect(
+    name="transformers",
+    hoist_system=True,
+    reasoning_effort="refused",
+    tool_choice="refused",
+    parallel_tool_calls=False,
+    response_format="refused",
+    stream_usage=False,
+    refuses={
+        "top_logprobs": "transformers serve does not report log probabilities.",
+        "presence_penalty": "transformers serve does not take it.",
+    },
+)
+
+DIALECTS = {row.name: row for row in (OPENAI, VLLM, TGI, SGLANG, LLAMACPP, OLLAMA, LITELLM, TRANSFORMERS)}

@@ -1,0 +1,87 @@
+"""Values for JSON schemas: right in type whatever the schema, and from the text where the text has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from responses_mw.demo.values import SchemaError, Text, Values
+
+
+def fill(schema: dict[str, Any], text: str) -> Any:
+    return Values(schema, Text(text)).fill()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"const": 7}, "", 7),
+        ({"enum": ["red", "blue"]}, "I like Blue", "blue"),
+        ({"enum": ["red", "blue"]}, "I like green", "red"),
+        ({"type": "integer"}, "there are 12 of them", 12),
+        ({"type": "integer", "minimum": 5, "maximum": 9}, "there are 12", 9),
+        ({"type": "integer", "exclusiveMinimum": 5}, "none", 6),
+        ({"type": "number"}, "it is -2.5 degrees", -2.5),
+        ({"type": "boolean"}, "It works", True),
+        ({"type": "boolean"}, "It does not work", False),
+        ({"type": "null"}, "anything", None),
+        ({"type": ["string", "null"]}, "in Rome", "Rome"),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, "4 words", 4),
+        ({"type": "string", "maxLength": 3}, "we met Alexandra", "Ale"),
+        ({"type": "string", "minLength": 6}, "we met Al", "Al...."),
+        ({"type": "string", "format": "date"}, "on 2024-02-29, at noon", "2024-02-29"),
+        ({"type": "string", "format": "email"}, "write to ada@example.org.", "ada@example.org"),
+        ({"type": "string", "format": "date"}, "tomorrow", "2025-01-01"),
+        ({"type": "array", "items": {"type": "integer"}}, "1, 2 and 3", [1, 2, 3]),
+        ({"type": "array", "items": {"type": "string"}, "minItems": 2}, "only Rome", ["Rome", "Rome"]),
+        ({"type": "array", "items": {"enum": ["a1", "b2", "c3"]}}, "c3 and a1", ["a1", "c3"]),
+        ({"type": "array", "items": {"type": "string"}}, "", []),
+    ],
+)
+def test_a_value_has_the_schema_s_type_and_comes_from_the_text(schema: dict[str, Any], text: str, value: Any) -> None:
+    assert fill(schema, text) == value
+
+
+def test_a_property_takes_what_the_text_says_it_is() -> None:
+    schema = {"type": "object", "properties": {"first_name": {"type": "string"}, "age": {"type": "integer"}}}
+    assert fill(schema, 'In 1843 my first name is "ada", age: 27.') == {"first_name": "ada", "age": 27}
+
+
+def test_only_required_properties_are_filled_where_the_schema_names_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]}
+    assert fill(schema, "1 2") == {"b": 1}
+
+
+def test_a_recursive_schema_ends_where_it_may() -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "value": {"type": "integer"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        },
+        "required": ["value", "next", "children"],
+    }
+    value = fill({"$ref": "#/$defs/node", "$defs": {"node": node}}, "1 2 3")
+    assert value["next"]["value"] == 2
+    assert value["children"][0]["value"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "#"},
+        {"type": "object", "properties": {"self": {"$ref": "#"}}},
+        {"enum": []},
+        {"anyOf": "text"},
+        {"type": "object", "properties": [1]},
+        {"type": "string", "maxLength": "three"},
+        {"type": "array", "items": 3},
+    ],
+)
+def test_a_schema_without_a_value_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError):
+        fill(schema, "some text")
