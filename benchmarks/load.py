@@ -13,13 +13,14 @@ import sys
 import time
 import urllib.parse
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvloop
 
-from benchmarks.limits import raise_open_files
+from benchmarks.processes import raise_open_files
 from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
 
 PROMPT = "Count the microseconds."
@@ -32,12 +33,22 @@ class Api:
     path: str
     opening: bytes  # stands in the first event
     ending: bytes  # stands in the terminal event of a stream that went well
-    whole: bytes  # stands in an answer without a stream that went well
+    completed: Callable[[dict[str, Any]], bool]  # whether an answer without a stream went well
 
 
 APIS = {
-    "chat": Api("/v1/chat/completions", b"chat.completion.chunk", b"data: [DONE]", b'"finish_reason": "stop"'),
-    "responses": Api("/v1/responses", b"event: response.created", b"event: response.completed", b'"completed"'),
+    "chat": Api(
+        "/v1/chat/completions",
+        opening=b"chat.completion.chunk",
+        ending=b"data: [DONE]",
+        completed=lambda document: document["choices"][0]["finish_reason"] == "stop",
+    ),
+    "responses": Api(
+        "/v1/responses",
+        opening=b"event: response.created",
+        ending=b"event: response.completed",
+        completed=lambda document: document["status"] == "completed",
+    ),
 }
 
 
@@ -128,12 +139,13 @@ class Exchange:
 
     def finish(self, status: int) -> None:
         """Take in the end of the answer."""
-        if not self._plan.stream:
-            self._went_well = self._api.whole in self._buffer
         tokens = len(self.lags)
         if status != 200:
             self.end(f"status {status}")
-        elif not self._went_well:
+            return
+        if not self._plan.stream:
+            self._went_well = self._api.completed(json.loads(self._buffer))
+        if not self._went_well:
             self.end("no terminal event" if self._plan.stream else "not completed")
         elif self._plan.stream and tokens != self._plan.tokens:
             self.end(f"{tokens} of {self._plan.tokens} tokens")
@@ -167,11 +179,13 @@ class Connection(asyncio.Protocol):
     def start(self, request: bytes, exchange: Exchange) -> None:
         """Send `request`; `exchange` takes in its answer."""
         self._exchange = exchange
-        self._transport.write(request)
+        if self._transport.is_closing():
+            self._end("connection lost")
+        else:
+            self._transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -202,7 +216,7 @@ class Load:
     def __init__(self, url: str, api: str, plan: Plan) -> None:
         """`url` is the server's, like `http://127.0.0.1:8080`; `api` is a key of `APIS`."""
         address = urllib.parse.urlsplit(url)
-        self._host, self._port = address.hostname, address.port
+        self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
         self._api = APIS[api]
         self._plan = plan
         body = plan.body(api)

@@ -6,7 +6,7 @@
 
 import argparse
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import uvicorn
@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-# Neither transport may queue streams: a thousand are open at once.
-UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-TRANSPORTS: dict[str, type[httpx.AsyncHTTPTransport | AiohttpTransport]] = {
-    "httpx": httpx.AsyncHTTPTransport,
-    "aiohttp": AiohttpTransport,
+# Neither may queue streams, of which a thousand are open at once. aiohttp says "no limit" by 0, and takes its own
+# default of 100 for None.
+TRANSPORTS: dict[str, Callable[[], httpx.AsyncBaseTransport]] = {
+    "httpx": lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),
+    "aiohttp": lambda: AiohttpTransport(limits=httpx.Limits(max_connections=0)),
 }
 
 
@@ -30,9 +30,7 @@ def create_app(upstream: str, transport: str) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with httpx.AsyncClient(
-            base_url=upstream, transport=TRANSPORTS[transport](limits=UNLIMITED), timeout=None
-        ) as client:
+        async with httpx.AsyncClient(base_url=upstream, transport=TRANSPORTS[transport](), timeout=None) as client:
             app.state.client = client
             yield
 

@@ -12,7 +12,7 @@ import re
 import time
 from collections import deque
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvloop
@@ -142,8 +142,7 @@ class Connection(asyncio.Protocol):
         self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -179,28 +178,22 @@ class Connection(asyncio.Protocol):
         tokens = request.get("max_completion_tokens") or request.get("max_tokens") or DEFAULT_TOKENS
         loop = asyncio.get_running_loop()
         if request.get("stream"):
-            self._stream = Stream(self._transport, request, tokens)
-            self._after(self._first_byte_delay, loop, self._start_stream)
+            stream = Stream(self._transport, request, tokens)
+            loop.call_later(self._first_byte_delay, self._start, stream)
         else:
             seconds = self._first_byte_delay + tokens * self._wheel.interval
-            self._after(seconds, loop, lambda: self._send_json(completion(request, tokens)))
+            loop.call_later(seconds, lambda: self._send_json(completion(request, tokens)))
 
-    def _after(self, seconds: float, loop: asyncio.AbstractEventLoop, action: Any) -> None:
-        if seconds:
-            loop.call_later(seconds, action)
-        else:
-            action()
-
-    def _start_stream(self) -> None:
-        assert self._stream
-        self._stream.start()
-        self._stream.send_token()
-        self._wheel.add(self._stream)
+    def _start(self, stream: Stream) -> None:
+        self._stream = stream
+        stream.start()
+        stream.send_token()
+        self._wheel.add(stream)
 
     def _send_json(self, document: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         body = json.dumps(document).encode()
-        head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._transport.write(head.encode() + body)
+        head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
 
 def usage(tokens: int) -> dict[str, int]:

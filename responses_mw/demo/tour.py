@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import openai
@@ -70,13 +71,14 @@ def _expect(held: bool, expectation: str) -> None:
 
 
 def streamed_answer(client: openai.OpenAI) -> str:
-    question = "Which word is the longest in this sentence about streaming?"
+    question = "Which word in this question about streaming is the longest?"
     _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
-    events = []
+    events, arrived = [], []
     _begin("   answer   ")
     for event in client.responses.create(model="demo", input=question, stream=True):
         if event.type == "response.output_text.delta":
             _more(event.delta)
+            arrived.append(time.monotonic())
         events.append(event)
     print()
     first, last = events[0], events[-1]
@@ -85,6 +87,7 @@ def streamed_answer(client: openai.OpenAI) -> str:
         raise CheckFailed(f"response.completed as the last event, not {last.type}")
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     _expect(len(deltas) > 5, f"an answer in many deltas, not in {len(deltas)}")
+    _expect(arrived[-1] - arrived[0] > PACE, "the deltas to come one by one, as the model makes them, not all at once")
     _expect("".join(deltas) == last.response.output_text, "the deltas to add up to the response's text")
     _expect("streaming" in last.response.output_text, "the longest word, “streaming”, in the answer")
     return f"{len(events)} events, {len(deltas)} of them text deltas"
@@ -196,8 +199,9 @@ def _say_how_to_go_on(url: str, once: bool) -> None:
     print("   inside vLLM        vllm serve MODEL --middleware responses_mw.ResponsesMiddleware")
     print("   inside your app    app.add_middleware(ResponsesMiddleware, settings=...)")
     if not once:
-        print(f"\nThe demo stays up; Ctrl-C ends it. Try it from another terminal:\n   curl {url}/v1/responses \\")
-        print("""     -H 'content-type: application/json' -d '{"model": "demo", "input": "Count to 5"}'""")
+        print(f"\nTry this one:\n   curl {url}/v1/responses -H 'content-type: application/json' \\")
+        print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
+        print("\nThe demo stays up; Ctrl-C ends it.", flush=True)
 
 
 def _stay(server_ended: Callable[[], int], status: int) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import openai
-import psutil
 import pytest
 
 from responses_mw.demo import tour
@@ -19,25 +20,30 @@ from responses_mw.demo.servers import demo_upstream
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEMO = [sys.executable, "-m", "responses_mw", "demo", "--port", "0"]
+
+def demo(*arguments: str, port: int = 0) -> list[str]:
+    return [sys.executable, "-m", "responses_mw", "demo", "--port", str(port), *arguments]
 
 
-@pytest.fixture
-def staying() -> Iterator[subprocess.Popen[str]]:
-    """A demo that has made its tour and stays up."""
-    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("The demo stays up"):
-                break
+@contextmanager
+def demo_that_has_said(words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A demo that was started and has come as far as these words, and the port of its server."""
+    unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(demo(), stdout=subprocess.PIPE, text=True, env=unbuffered) as process:
         try:
-            yield process
+            assert process.stdout is not None
+            said = ""
+            while words not in said:
+                line = process.stdout.readline()
+                assert line, f"the demo ended early, after:\n{said}"
+                said += line
+            yield process, int(re.findall(r"in front of it, at http://127.0.0.1:(\d+)", said)[0])
         finally:
-            process.kill()
+            process.terminate()
 
 
 def test_once_makes_every_stop_and_ends_with_status_0() -> None:
-    done = subprocess.run([*DEMO, "--once"], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(demo("--once"), capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("   ok: ") == len(tour.STOPS)
     assert "17 * 23 + 9 = 400." in done.stdout
@@ -45,21 +51,25 @@ def test_once_makes_every_stop_and_ends_with_status_0() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_demo_and_its_server(staying: subprocess.Popen[str], number: signal.Signals) -> None:
-    children = psutil.Process(staying.pid).children(recursive=True)
-    assert children
-    staying.send_signal(number)
-    assert staying.wait(20) == (0 if number == signal.SIGINT else 128 + number)
-    _, alive = psutil.wait_procs(children, timeout=1)
-    assert alive == []
+@pytest.mark.parametrize(
+    ("words", "number", "status"),
+    [("1. A streamed answer", signal.SIGTERM, 128 + signal.SIGTERM), ("The demo stays up", signal.SIGINT, 0)],
+)
+def test_a_signal_ends_the_demo_and_its_server_during_the_tour_and_after(
+    words: str, number: signal.Signals, status: int
+) -> None:
+    with demo_that_has_said(words) as (process, port):
+        socket.create_connection(("127.0.0.1", port)).close()
+        process.send_signal(number)
+        assert process.wait(20) == status
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
 
 
 def test_a_taken_port_is_told_and_ends_with_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [*DEMO[:-1], str(port), "--once"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        done = subprocess.run(demo("--once", port=port), capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"The tour cannot start: cannot serve at 127.0.0.1, port {port}")
 

@@ -1,0 +1,128 @@
+"""Starting, awaiting, observing and surely ending the processes of a benchmark."""
+
+import contextlib
+import http.client
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 30.0
+STOP_SECONDS = 5.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers on 127.0.0.1."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its descendants have used so far, by the kernel's own accounting."""
+
+    cpu_seconds: float
+    rss_bytes: int
+
+
+@contextlib.contextmanager
+def running(module: str, *arguments: str) -> Iterator[Server]:
+    """Run `python -m module *arguments --port <a free one>` as a server until the block ends.
+
+    The block begins when `GET /v1/models` answers 200. Raises `RuntimeError`, with what the process wrote, when that
+    takes over `START_SECONDS` or the process exits.
+    """
+    port = free_port()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments, f"--port={port}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            if not await_ready(process, port):
+                output.seek(0)
+                raise RuntimeError(f"{module} did not start:\n{output.read().decode(errors='replace')[-4000:]}")
+            yield Server(process.pid, port)
+        finally:
+            end(process)
+
+
+def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether `GET /v1/models` answered 200 in time, and the process still lives."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/v1/models")
+            if connection.getresponse().status == 200:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the process by SIGTERM; what is left of its session after `STOP_SECONDS` by SIGKILL."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def usage(pid: int) -> Usage:
+    """What the process `pid` and its living descendants use, and its dead and awaited ones did.
+
+    CPU time comes in steps of the kernel's clock tick, 10 ms as a rule.
+    """
+    tree = descendants(pid)
+    ticks = pages = 0
+    for fields in tree:
+        ticks += sum(int(field) for field in fields[11:15])  # utime, stime, and those of awaited children
+        pages += int(fields[21])
+    return Usage(ticks / CLOCK_TICKS, pages * resource.getpagesize())
+
+
+def descendants(pid: int) -> list[Sequence[bytes]]:
+    """The fields of `/proc/<pid>/stat` after the name, of the process and all that descend from it."""
+    processes: dict[int, Sequence[bytes]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            processes[int(path.parent.name)] = path.read_bytes().rpartition(b")")[2].split()
+    tree = [pid]
+    for parent in tree:
+        tree += [child for child, fields in processes.items() if int(fields[1]) == parent]
+    return [processes[member] for member in tree if member in processes]
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files as the system allows: each stream takes a socket or two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

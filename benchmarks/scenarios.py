@@ -1,0 +1,174 @@
+"""The scenarios: each a function of a `Bench` that gives an `Outcome`; `@scenario` enters it under its name.
+
+What a scenario reports is its docstring's first line. The limits are the project's targets.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.load import Plan
+from benchmarks.measure import Measurement, combine, measure
+from benchmarks.processes import Server, running
+
+DIRECT = "direct"
+RELAY = "relay (httpx)"
+AIOHTTP_RELAY = "relay (aiohttp)"
+OURS = "responses-mw"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured: the API that the load speaks to it, and the command that serves it (none: the upstream)."""
+
+    api: str
+    command: tuple[str, ...] = ()
+
+
+SUBJECTS = {
+    DIRECT: Subject("chat"),
+    RELAY: Subject("chat", ("benchmarks.relay", "--transport=httpx")),
+    AIOHTTP_RELAY: Subject("chat", ("benchmarks.relay", "--transport=aiohttp")),
+    OURS: Subject("responses", ("responses_mw", "serve")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that the project has a target for: at most `limit`, where there is one."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a scenario gives: the measured rows, which of their columns tell something, and the figures drawn from them."""
+
+    rows: dict[str, Measurement]
+    columns: Sequence[str]
+    figures: Sequence[Figure]
+
+
+class Bench:
+    """Runs plans against subjects, in interleaved rounds, so that what drifts on the machine hits all alike."""
+
+    def __init__(self, *, rounds: int, quick: bool, note: Callable[[str], None]) -> None:
+        """`quick` shortens every load; `note` is told what goes on."""
+        self.quick = quick
+        self._rounds = rounds
+        self._note = note
+
+    def compare(
+        self,
+        plan: Plan,
+        subjects: Sequence[str] = tuple(SUBJECTS),
+        *,
+        tokens_per_second: float = 0,
+        first_byte_delay: float = 0,
+    ) -> dict[str, Measurement]:
+        """The medians of the rounds of each subject, all in front of one upstream of that pace."""
+        pace = (f"--tokens-per-second={tokens_per_second}", f"--first-byte-delay={first_byte_delay}")
+        with contextlib.ExitStack() as stack:
+            upstream = stack.enter_context(running("benchmarks.upstream", *pace))
+            servers = {name: self._start(stack, name, upstream) for name in subjects}
+            for name, server in servers.items():
+                measure(server, upstream, SUBJECTS[name].api, warm_up(plan))
+            rounds: dict[str, list[Measurement]] = {name: [] for name in subjects}
+            for number in range(self._rounds):
+                for name, server in servers.items():
+                    self._note(f"round {number + 1} of {self._rounds}: {name}")
+                    measurement, report = measure(server, upstream, SUBJECTS[name].api, plan)
+                    rounds[name].append(measurement)
+                    if report.failed:
+                        self._note(f"failed: {report.reasons}")
+        return {name: combine(measurements) for name, measurements in rounds.items()}
+
+    def _start(self, stack: contextlib.ExitStack, name: str, upstream: Server) -> Server | None:
+        command = SUBJECTS[name].command
+        return stack.enter_context(running(*command, f"--upstream={upstream.url}")) if command else None
+
+
+def warm_up(plan: Plan) -> Plan:
+    """A short load of the plan's kind: what a process imports and allocates once is not what is measured."""
+    return Plan(streams=5, tokens=10, repeat=2, stream=plan.stream)
+
+
+SCENARIOS: dict[str, Callable[[Bench], Outcome]] = {}
+SHARES = ("cpu_share", "upstream_cpu_share", "load_cpu_share")
+
+
+def scenario(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
+    """Enter `run` into `SCENARIOS` under its name."""
+    SCENARIOS[run.__name__.replace("_", "-")] = run
+    return run
+
+
+@scenario
+def steady(bench: Bench) -> Outcome:
+    """CPU per streamed token at 50 streams of 40 tokens/s each, which leaves the machine room."""
+    plan = Plan(streams=50, tokens=120 if bench.quick else 400, ramp=1.0)
+    rows = bench.compare(plan, tokens_per_second=40)
+    columns = ("cpu_us_per_token", "tokens_per_second", *SHARES, "first_token_ms", "lag_ms", "lag_p99_ms", "failed")
+    return Outcome(rows, columns, [cpu_ratio(rows, limit=0.5)])
+
+
+@scenario
+def flat_out(bench: Bench) -> Outcome:
+    """CPU per streamed token at 50 streams as fast as they go; who is slow gets many tokens in one read."""
+    plan = Plan(streams=50, tokens=400 if bench.quick else 1500, timeout=120)
+    rows = bench.compare(plan)
+    return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", *SHARES, "failed"), [cpu_ratio(rows)])
+
+
+@scenario
+def first_token(bench: Bench) -> Outcome:
+    """Time to first token above direct, over single streams one after the other."""
+    plan = Plan(streams=1, tokens=5, repeat=50 if bench.quick else 300)
+    rows = bench.compare(plan, tokens_per_second=1000)
+    added = rows[OURS].first_token_ms - rows[DIRECT].first_token_ms
+    columns = ("first_event_ms", "first_token_ms", "first_token_p99_ms", "answer_ms", "failed")
+    return Outcome(rows, columns, [Figure("time to first token above direct (median)", added, "ms", 2.0)])
+
+
+@scenario
+def crowd(bench: Bench) -> Outcome:
+    """1,000 streams of 5 tokens/s each at once: failures, token lag, memory of a stream."""
+    plan = Plan(streams=1000, tokens=40 if bench.quick else 100, ramp=4.0, timeout=120)
+    rows = bench.compare(plan, tokens_per_second=5)
+    ours = rows[OURS]
+    columns = ("cpu_us_per_token", "tokens_per_second", *SHARES, "memory_kb_per_stream", "first_token_ms")
+    figures = [
+        Figure("failed streams", ours.failed, "", 0),
+        Figure("token lag (99th percentile)", ours.lag_p99_ms, "ms", 50),
+        Figure("memory of a stream", ours.memory_kb_per_stream, "kB", 80),
+        cpu_ratio(rows),
+    ]
+    return Outcome(rows, (*columns, "lag_ms", "lag_p99_ms", "failed"), figures)
+
+
+@scenario
+def create(bench: Bench) -> Outcome:
+    """CPU of an answer without a stream: 4 clients, one request of 20 tokens after the other."""
+    plan = Plan(streams=4, tokens=20, repeat=100 if bench.quick else 500, stream=False)
+    rows = bench.compare(plan)
+    ratio = rows[OURS].cpu_us_per_answer / rows[RELAY].cpu_us_per_answer
+    figure = Figure("CPU of an answer, ratio to the bare relay", ratio, "")
+    return Outcome(rows, ("cpu_us_per_answer", *SHARES, "answer_ms", "failed"), [figure])
+
+
+@scenario
+def slow_model(bench: Bench) -> Outcome:
+    """Time to `response.created` when the upstream waits 2 s before its first byte."""
+    plan = Plan(streams=10, tokens=5, repeat=1 if bench.quick else 3, ramp=1.0)
+    rows = bench.compare(plan, (DIRECT, OURS), tokens_per_second=40, first_byte_delay=2)
+    figure = Figure("time to response.created (median)", rows[OURS].first_event_ms, "ms", 100)
+    return Outcome(rows, ("first_event_ms", "first_token_ms", "answer_ms", "failed"), [figure])
+
+
+def cpu_ratio(rows: dict[str, Measurement], limit: float | None = None) -> Figure:
+    """The CPU of a token as a share of the bare httpx relay's."""
+    ratio = rows[OURS].cpu_us_per_token / rows[RELAY].cpu_us_per_token
+    return Figure("CPU of a token, ratio to the bare relay", ratio, "", limit)

@@ -1,0 +1,136 @@
+"""The command line: ``responses-mw serve``, ``responses-mw demo``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
+
+from .assembly import Assembly
+from .config import Settings
+from .errors import APIError
+from .upstream import Caller
+
+
+_FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
+
+
+class Serve(Settings):
+    """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it.
+
+    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw serve", **_FLAGS)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    check: CliImplicitFlag[bool] = Field(
+        False, description="only check the settings and the upstream, say what was found, and exit"
+    )
+
+    def cli_cmd(self) -> None:
+        logging.basicConfig(level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        if self.upstream is None:
+            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM.")
+        if self.check:
+            sys.exit(asyncio.run(check(self)))
+        serve(self)
+
+
+class Demo(BaseSettings):
+    """Start a demo upstream and the server in front of it, and let the official openai client take a tour."""
+
+    model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **_FLAGS)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if all went well")
+
+    def cli_cmd(self) -> None:
+        from .demo import run
+
+        sys.exit(run(once=self.once, host=self.host, port=self.port))
+
+
+COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "demo": Demo}
+
+
+def serve(settings: Serve) -> None:
+    """Runs the server until it is told to stop."""
+    import uvicorn
+
+    from .app import create_app
+
+    print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        date_header=False,
+    )
+
+
+async def check(settings: Settings) -> int:
+    """Says what the upstream is; 0 if it can be used."""
+    assembly = Assembly(_no_app, settings)
+    await assembly.open()
+    try:
+        caller = Caller()
+        models = await assembly.upstream.models(caller)
+        dialect = await assembly.upstream.dialect(caller)
+    except APIError as error:
+        print(f"upstream {settings.upstream}: {error.message}", file=sys.stderr)
+        return 1
+    finally:
+        await assembly.close()
+    print("settings: valid")
+    print(f"upstream: {settings.upstream} answers")
+    print(f"dialect:  {dialect.name}{'' if settings.dialect == 'auto' else ' (set)'}")
+    print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
+    return 0
+
+
+async def _no_app(*_: object) -> None:
+    raise NotImplementedError("a check calls no application")
+
+
+def _usage() -> str:
+    lines = [f"  {name:8}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: responses-mw COMMAND [options]", "", "commands:", *lines, "", "responses-mw COMMAND --help tells more."]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of ``responses-mw``."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_usage())
+        return
+    command = COMMANDS.get(name)
+    if command is None:
+        sys.exit(f"responses-mw: unknown command '{name}'\n\n{_usage()}")
+    try:
+        CliApp.run(command, cli_args=rest)
+    except (ValidationError, SettingsError) as error:
+        sys.exit(f"responses-mw {name}: {_explained(error)}")
+
+
+def _explained(error: ValidationError | SettingsError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Every setting, in one typed place.
+
+Each is an environment variable (``RESPONSES_MW_`` and the name in capitals) and, for ``responses-mw serve``, a flag. Inside
+vLLM, which builds the middleware without arguments, the environment is the only way. Lists are given as JSON
+or comma-separated.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 1024 * 1024
+
+Names = Annotated[list[str], NoDecode]
+
+
+class Settings(BaseSettings):
+    """Settings of the middleware. Times are in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_", extra="forbid", frozen=True, validate_default=True)
+
+    # -- the upstream
+    upstream: str | None = Field(
+        None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (not set: the app it is mounted in)"
+    )
+    upstream_api_key: SecretStr | None = Field(None, description="key for the upstream, in place of the caller's own")
+    dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
+        "auto", description="what kind of server the upstream is; auto asks it"
+    )
+    forward_headers: Names = Field(
+        ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
+        description="request headers that go on to the upstream, beside authorization",
+    )
+    think_tag: str | None = Field(None, description="tag of reasoning that the model writes into its text, e.g. think")
+    connect_timeout: float = Field(5.0, gt=0, description="longest wait for a connection to the upstream")
+    first_byte_timeout: float = Field(600.0, gt=0, description="longest wait for the upstream's answer to begin")
+    idle_timeout: float = Field(120.0, gt=0, description="longest silence of the upstream within an answer")
+    upstream_connections: int = Field(10_000, gt=0, description="most connections to the upstream at a time")
+    status_grace: float = Field(
+        0.05,
+        ge=0,
+        description="how long a stream waits for the upstream's status before its own 200 is sent; retries fit within",
+    )
+
+    # -- what we answer
+    base_path: str = Field("", description="path before /v1, e.g. /openai")
+    cors_origins: Names = Field([], description="origins that browsers may call from; * for all")
+    sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
+    keep_alive: float = Field(15.0, gt=0, description="send a comment on a stream that was silent for so long")
+    keepalive_event: bool = Field(
+        False, description="send a 'keepalive' event in place of the comment (for Codex; some old SDKs fail on it)"
+    )
+
+    # -- bounds of a request
+    max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
+    max_input_items: int = Field(10_000, gt=0, description="most input items")
+    max_tools: int = Field(512, gt=0, description="most tools")
+    max_depth: int = Field(64, gt=0, description="deepest nesting of a request's JSON")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+
+    @field_validator("upstream")
+    @classmethod
+    def _upstream_url(cls, value: str | None) -> str | None:
+        """Accepts the URL with and without its /v1, as clients have it."""
+        if value is None:
+            return None
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must be an http:// or https:// URL")
+        return value.rstrip("/").removesuffix("/v1")
+
+    @field_validator("base_path")
+    @classmethod
+    def _base_path(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("must begin with a slash")
+        return value.rstrip("/")
+
+    @field_validator("forward_headers", "cors_origins", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            return json.loads(value)
+        return [name.strip() for name in value.split(",") if name.strip()]

@@ -1,0 +1,95 @@
+"""The ASGI middleware: the Responses API in front of any application that serves Chat Completions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .assembly import Assembly
+from .config import Settings
+
+_OURS = ("/v1/responses", "/v1/conversations")
+
+
+class ResponsesMiddleware:
+    """Answers ``/v1/responses`` and ``/v1/conversations`` by means of Chat Completions, and passes everything else to ``app``.
+
+    Chat Completions are asked of ``settings.upstream``, or of ``app`` itself where that is not set. Without ``settings`` they
+    are read from the environment: that is how vLLM builds it (``--middleware responses_mw.ResponsesMiddleware``). A ``client``
+    for the upstream that is given is used, and closed in the end.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings | None = None, client: httpx.AsyncClient | None = None) -> None:
+        self.app = app
+        self.settings = settings or Settings()
+        self._assembly = Assembly(app, self.settings, client)
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        path = self._our_path(scope)
+        if path is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse_upgrade(scope, receive, send)
+        else:
+            await self._open()  # a host may send no lifespan
+            await self._assembly.routes({**scope, "responses_mw.path": path}, receive, send)
+
+    def _our_path(self, scope: Scope) -> str | None:
+        """The path from ``/v1`` on, if it is ours. Hosts give it with or without their ``root_path``."""
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root + "/"):
+            path = path[len(root) :]
+        if not path.startswith(self.settings.base_path):
+            return None
+        path = path[len(self.settings.base_path) :]
+        return path.rstrip("/") if any(path == ours or path.startswith(ours + "/") for ours in _OURS) else None
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Opens before the wrapped application starts, and closes after it has stopped."""
+
+        async def receive_and_open() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._open()
+            return message
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"] != "lifespan.startup.complete":
+                await self._close()
+            await send(message)
+
+        await self.app(scope, receive_and_open, close_and_send)
+
+    async def _open(self) -> None:
+        if self._is_open:
+            return
+        async with self._opening:
+            if not self._is_open:
+                await self._assembly.open()
+                self._is_open = True
+
+    async def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            await self._assembly.close()
+
+
+async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
+    """426 where the server can say it: clients (Codex) then go on over HTTP at once."""
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-length", b"0"), (b"upgrade", b"HTTP/1.1")]
+        await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b""})
+    else:
+        await send({"type": "websocket.close", "code": 1013})

@@ -1,0 +1,125 @@
+"""From the events of a run to an HTTP answer: a stream of server-sent events, or the JSON of its last event.
+
+Both watch for the client's leaving: the run is cancelled then, and with it the call of the upstream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import anyio
+import orjson
+from anyio.abc import TaskGroup
+from starlette.types import Receive, Scope, Send
+
+from .config import Settings
+from .errors import APIError
+from .protocol import document
+from .protocol.events import Event
+from .protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
+
+logger = logging.getLogger(__name__)
+
+Run = AsyncGenerator[list[Event], None]
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the stream
+]
+
+
+class Reply:
+    """An ASGI application that answers with the events of one run."""
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        self._run = run
+        self._settings = settings
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+            async with aclosing(self._run):
+                try:
+                    await self._answer(send, group)
+                except APIError as error:
+                    await send_json(send, error.status, error.body(), error.headers)
+                except OSError:
+                    logger.debug("the client left")  # some servers tell it so
+                except Exception:
+                    logger.exception("a request failed")
+                    if self._started:
+                        raise  # the server breaks the connection off
+                    error = APIError("The server had an error while processing your request.")
+                    await send_json(send, error.status, error.body())
+            group.cancel_scope.cancel()
+
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
+        raise NotImplementedError
+
+
+class JSONReply(Reply):
+    """The document that the run ends with."""
+
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
+        response = None
+        async for events in self._run:
+            response = events[-1].response
+        assert response is not None, "a run ends with its document"
+        await send_json(send, 200, document.whole(response))
+
+
+class StreamReply(Reply):
+    """Every event, as it comes. One batch of the run is one ``send``, so an event is never split over two."""
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        super().__init__(run, settings)
+        self._silent = False
+        self._last_number = 0
+
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
+        first = await anext(self._run)  # what fails up to here has a status of its own
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        group.start_soon(self._keep_alive, send)
+        await self._send(send, first)
+        async for events in self._run:
+            await self._send(send, events)
+        last = DONE_FRAME if self._settings.sse_done else b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send(self, send: Send, events: list[Event]) -> None:
+        self._silent = False
+        self._last_number += len(events)
+        await send({"type": "http.response.body", "body": b"".join([event.sse() for event in events]), "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Looks once in every interval, so that a token costs no timer."""
+        while True:
+            self._silent = True
+            await anyio.sleep(self._settings.keep_alive)
+            if self._silent:
+                await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+
+    def _keep_alive_frame(self) -> bytes:
+        if not self._settings.keepalive_event:
+            return KEEP_ALIVE
+        return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
+
+
+async def _cancel_when_gone(receive: Receive, cancel_scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    cancel_scope.cancel()
+
+
+async def send_json(send: Send, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+    """A whole JSON answer."""
+    body = orjson.dumps(content)
+    fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,161 @@
+"""Calls of the upstream: chat completions, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from .. import ids
+from ..config import Settings
+from ..errors import BadRequest, UpstreamError
+from ..protocol.dialects import DIALECTS, OPENAI, Dialect
+from ..protocol.types import ChatRequest
+from .detection import detect
+from .faults import from_status, from_transport
+from .stream import ChatStream
+
+logger = logging.getLogger(__name__)
+
+_RETRIED = frozenset({502, 503})
+_FIRST_BACK_OFF = 0.01
+_MODELS_LAST = 30.0  # seconds for which the only model is taken to be the only one
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: ``headers`` go on to the upstream; ``scope`` is the ASGI scope that an in-process call inherits from."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    scope: dict[str, Any] | None = None
+
+
+class Upstream:
+    """One Chat Completions server. ``base`` is its URL without ``/v1``; ``client`` reaches it, by network or in process."""
+
+    def __init__(self, client: httpx.AsyncClient, base: str, settings: Settings) -> None:
+        self._client = client
+        self._base = base
+        self._settings = settings
+        self._key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
+        self._dialect = DIALECTS.get(settings.dialect)
+        self._only_model: str | None = None
+        self._only_model_until = 0.0
+
+    def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
+        """The answer to ``body``. It is asked for when it is iterated; then raises ``UpstreamError`` for any status but a good
+        one, ``UpstreamUnreachable`` and ``UpstreamTimeout`` where there is none."""
+
+        async def send() -> httpx.Response:
+            response = await self._send("POST", "/v1/chat/completions", caller, orjson.dumps(body))
+            if response.status_code >= 400:
+                try:
+                    raise await self._fault(response)
+                finally:
+                    await response.aclose()
+            return response
+
+        return ChatStream(send, self._settings.idle_timeout)
+
+    async def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """What ``GET /v1/models`` lists."""
+        response = await self._get("/v1/models", caller)
+        if response.status_code >= 400:
+            raise await self._fault(response)
+        try:
+            listed = orjson.loads(response.content)
+        except orjson.JSONDecodeError:
+            listed = None
+        models = listed.get("data") if isinstance(listed, dict) else None
+        if not isinstance(models, list):
+            raise UpstreamError("The upstream's /v1/models is no list of models.")
+        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def dialect(self, caller: Caller) -> Dialect:
+        """The dialect that is set, or the one detected; asked again until the upstream has told."""
+        if self._dialect is None:
+            try:
+                models = await self.models(caller)
+            except UpstreamError as error:
+                if error.status in (502, 503, 504):
+                    raise
+                return OPENAI  # it lives, but does not tell this caller: the chat request will say why
+
+            async def get(path: str) -> httpx.Response:
+                return await self._get(path, caller)
+
+            self._dialect = await detect(models, get)
+            logger.info("the upstream is taken for %s", self._dialect.name)
+        return self._dialect
+
+    async def model(self, wanted: str | None, caller: Caller) -> str:
+        """The model to ask for: ``wanted``, or the only one there is."""
+        now = asyncio.get_running_loop().time()
+        if wanted is not None:
+            return wanted
+        if self._only_model and now < self._only_model_until:
+            return self._only_model
+        models = [model for model in await self.models(caller) if not model.get("parent")]  # adapters are not a choice
+        if len(models) == 1:
+            self._only_model, self._only_model_until = str(models[0]["id"]), now + _MODELS_LAST
+            return self._only_model
+        names = ", ".join(model["id"] for model in models)
+        message = f"Missing required parameter: 'model'. The upstream serves: {names}."
+        raise BadRequest(message, param="model", code="missing_required_parameter")
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    async def _get(self, path: str, caller: Caller) -> httpx.Response:
+        response = await self._send("GET", path, caller)
+        try:
+            async with asyncio.timeout(self._settings.first_byte_timeout):
+                await response.aread()
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise from_transport(error) from error
+        finally:
+            await response.aclose()
+        return response
+
+    async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
+        """Sends until there is an answer: a connection that fails, a 502 or a 503 is tried again while the grace lasts."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.status_grace
+        pause = _FIRST_BACK_OFF
+        while True:
+            last = loop.time() + pause > until
+            try:
+                response = await self._try(method, path, caller, content)
+            except (httpx.HTTPError, TimeoutError) as error:
+                if last or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    raise from_transport(error) from error
+            else:
+                if last or response.status_code not in _RETRIED:
+                    return response
+                await response.aclose()
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _try(self, method: str, path: str, caller: Caller, content: bytes) -> httpx.Response:
+        # Its own id for each call: vLLM makes it the id of the completion, and two with one id clash.
+        headers = {**caller.headers, "x-request-id": ids.random_part(), "accept-encoding": "identity"}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        if content:
+            headers["content-type"] = "application/json"
+        request = self._client.build_request(method, self._base + path, headers=headers, content=content or None)
+        if caller.scope is not None:
+            request.extensions["asgi_scope"] = caller.scope
+        async with asyncio.timeout(self._settings.first_byte_timeout):
+            return await self._client.send(request, stream=True)
+
+    async def _fault(self, response: httpx.Response) -> UpstreamError:
+        try:
+            async with asyncio.timeout(self._settings.idle_timeout):
+                body = await response.aread()
+        except (httpx.HTTPError, TimeoutError):
+            body = b""  # the status alone tells enough
+        return from_status(response.status_code, body, response.headers, own_key=self._key is not None)

@@ -1,0 +1,122 @@
+"""What an upstream says when it fails, in our error tree. Every shape here was sent by a real server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+
+from ..errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+
+ERROR_CODES = frozenset(
+    {
+        "server_error",
+        "rate_limit_exceeded",
+        "invalid_prompt",
+        "invalid_image",
+        "invalid_image_format",
+        "invalid_base64_image",
+        "invalid_image_url",
+        "image_too_large",
+        "image_too_small",
+        "image_parse_error",
+        "image_content_policy_violation",
+        "unsupported_image_media_type",
+        "empty_image_file",
+        "failed_to_download_image",
+        "image_file_not_found",
+    }
+)
+"""The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and that can come from an upstream."""
+
+_RENAMED_CODES = {"invalid_base64": "invalid_base64_image"}
+_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+_DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+_TOO_LONG = ("exceed_context_size_error", "maximum context length", "max_model_len", "context length", "context window")
+
+
+def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False) -> UpstreamError:
+    """The error for an answer of ``status`` 400 or more. ``own_key`` tells that the operator's credential was used."""
+    fault = _members(_decoded(body))
+    message = fault["message"] or f"The upstream answered with status {status}."
+    if status in (401, 403) and own_key:
+        return UpstreamError("The upstream refused the credential of this server.", status=502)
+    if status == 501:  # what this model cannot do (vLLM with gpt-oss) is the request's fault
+        status = 400
+    if status >= 500:
+        kept = {name: headers[name] for name in ("retry-after",) if name in headers}
+        return UpstreamError(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
+    kept = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
+    return _client_error(status, message, fault, kept)
+
+
+def from_frame(data: dict[str, Any]) -> UpstreamError:
+    """The error for an error object within a 200 stream; its status is a member, or unknown."""
+    fault = _members(data)
+    message = fault["message"] or "The upstream reported an error in its stream."
+    status = fault["status"]
+    if status is None or not 400 <= status < 500:
+        return UpstreamError(message, status=502, code=fault["code"])
+    return _client_error(status, message, fault, {})
+
+
+def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
+    code = fault["code"] or _DEFAULT_CODES.get(status)
+    param = _PARAMS.get(fault["param"], fault["param"])
+    if status in (400, 413, 422) and any(sign in f"{fault['type']} {message}" for sign in _TOO_LONG):
+        code, param = "context_length_exceeded", param or "input"
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error"
+    return UpstreamError(message, status=status, type=kind, param=param, code=code, headers=headers)
+
+
+def is_error(data: dict[str, Any]) -> bool:
+    """Whether a frame of a stream, or a 200 body, is an error object."""
+    return bool(data.get("error")) or data.get("object") == "error"
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:1000].decode(errors="replace").strip()
+
+
+def _members(data: Any) -> dict[str, Any]:
+    """Message, type, param, code (a string) and status out of any of the shapes."""
+    if isinstance(data, dict) and isinstance(data.get("error"), dict):
+        data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
+    if not isinstance(data, dict):
+        return {"message": str(data or ""), "type": None, "param": None, "code": None, "status": None}
+    message = data.get("message") or data.get("error") or data.get("detail")  # SGLang; TGI, vLLM's 401 and 503; FastAPI
+    code, param = data.get("code"), data.get("param")
+    numeric = isinstance(code, int) or (isinstance(code, str) and code.isdigit())
+    status = code if numeric else data.get("http_status_code")
+    return {
+        "message": message if isinstance(message, str) else orjson.dumps(message).decode() if message else "",
+        "type": data.get("type") or data.get("error_type"),
+        "param": param if isinstance(param, str) else None,
+        "code": _RENAMED_CODES.get(code, code) if isinstance(code, str) and not numeric else None,
+        "status": int(status) if status is not None else None,
+    }
+
+
+def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
+    """The error for an answer that never began."""
+    if isinstance(error, TimeoutError) or _timed_out(error):
+        return UpstreamTimeout("The upstream did not answer in time.")
+    return UpstreamUnreachable(f"The upstream cannot be reached ({type(error).__name__}).")
+
+
+def _timed_out(error: httpx.HTTPError) -> bool:
+    """The aiohttp transport maps also lost connections to time-outs: what counts is the cause."""
+    return isinstance(error, httpx.TimeoutException) and "Timeout" in type(error.__cause__ or error).__name__
+
+
+def as_response_error(error: UpstreamError) -> tuple[str, str]:
+    """Code and message of ``response.error``, for an upstream that failed after the stream had begun."""
+    if error.code in ERROR_CODES:
+        return error.code, error.message
+    if error.status == 429:
+        return "rate_limit_exceeded", error.message
+    return "invalid_prompt" if 400 <= error.status < 500 and error.status != 401 else "server_error", error.message
