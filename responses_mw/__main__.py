@@ -15,7 +15,6 @@ from .config import Settings
 from .errors import APIError
 from .upstream import Caller
 
-
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
 
 

@@ -57,7 +57,7 @@ class Assembly:
             )
 
     async def open(self) -> None:
-        """Gets to know the upstream, so that the first request need not wait for that. It may be away: then that request will."""
+        """Gets to know the upstream, so that no request need wait for that. It may be away: then the first one will."""
         if self._settings.upstream is None:
             return  # the application that we are mounted in has not started yet
         try:

@@ -53,8 +53,7 @@ class Reply:
                     logger.exception("a request failed")
                     if self._started:
                         raise  # the server breaks the connection off
-                    error = APIError("The server had an error while processing your request.")
-                    await send_json(send, error.status, error.body())
+                    await send_json(send, 500, APIError("The server had an error while processing your request.").body())
             group.cancel_scope.cancel()
 
     async def _answer(self, send: Send, group: TaskGroup) -> None:

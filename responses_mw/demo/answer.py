@@ -23,7 +23,7 @@ __all__ = ["Answer", "answer"]
 
 Delta = dict[str, Any]
 
-_TOKEN = re.compile(r"\s*\S+|\s+$")
+_TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
 
 

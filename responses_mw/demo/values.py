@@ -28,7 +28,6 @@ COMMON_WORDS = frozenset(
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
-_SENTENCE_START = re.compile(r"(?:^|[.?!:\n]\s*)$")
 _DEEP = 4  # levels of nesting, after which what may be null or empty is
 _TOO_DEEP = 16
 
@@ -71,7 +70,8 @@ def _names(text: str) -> list[str]:
     unsure: list[str] = []
     for found in _NAME.finditer(text):
         words = found[0].split()
-        starts = _SENTENCE_START.search(text, 0, found.start()) is not None
+        before = text[: found.start()].rstrip(" ")
+        starts = not before or before[-1] in ".?!:\n"
         while words and words[0].lower() in COMMON_WORDS:
             words.pop(0)
         if words:

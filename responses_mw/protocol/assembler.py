@@ -3,8 +3,8 @@
 The rules, each a law that the tests hold:
 
 1. Events, replayed, give the document; both come from the same calls here.
-2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows; items do not overlap: the open
-   item is closed before another is added. Calls that an upstream interleaves wait for their turn.
+2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows; items do not overlap: the
+   open item is closed before another is added. Calls that an upstream interleaves wait for their turn.
 3. An item is added before its parts and deltas, with its final id; it is done after them, unless the run fails.
 4. One text chunk is one delta, never merged, never split. White space alone makes no item: it waits for text, and a
    call or other text that comes instead drops it.

@@ -37,6 +37,7 @@ def to_chat(
         ),
     }
     _add_sampling(body, request, dialect)
+    _add_output_bounds(body, request, dialect)
     _add_reasoning(body, request, dialect)
     _add_text(body, request, dialect)
     _add_tools(body, request, dialect, first_turn=first_turn)
@@ -71,6 +72,11 @@ def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) 
                 checks.unsupported(name, dialect.refuses[name])
             continue
         body[name] = value
+    if dialect.stop_is_list and isinstance(body.get("stop"), str):
+        body["stop"] = [body["stop"]]
+
+
+def _add_output_bounds(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
     if request.max_output_tokens is not None:
         body[dialect.max_tokens] = request.max_output_tokens
     if request.wants_logprobs:
@@ -79,8 +85,6 @@ def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) 
         body["logprobs"] = True
         if request.top_logprobs:
             body["top_logprobs"] = request.top_logprobs
-    if dialect.stop_is_list and isinstance(body.get("stop"), str):
-        body["stop"] = [body["stop"]]
 
 
 def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
@@ -157,7 +161,7 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    """What does not change the answer goes where it is understood; prompt_cache_* asks for something, so elsewhere it is a 400."""
+    """What does not change the answer goes where it is understood; prompt_cache_* asks for something: a 400 elsewhere."""
     for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"):
         value = getattr(request, name)
         if value is None:

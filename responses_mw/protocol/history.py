@@ -34,7 +34,7 @@ def to_messages(
     all_reasoning: bool = False,
     offset: int = 0,
 ) -> list[Message]:
-    """The chat messages that say what ``items`` say. Error paths count from ``offset``, where the request's own input begins."""
+    """The chat messages that say what ``items`` say. Error paths count from ``offset``, where the own input begins."""
     fold = _Fold(items, dialect, all_reasoning=all_reasoning, offset=offset)
     if instructions is not None:
         fold.messages.append({"role": "system", "content": instructions})

@@ -1,0 +1,71 @@
+"""What holds for the demo models' answers whatever the text is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.demo.answer import answer
+from responses_mw.demo.request import MODELS, RequestError, parse
+
+TEXTS = st.one_of(
+    st.text(),
+    st.lists(st.sampled_from(["Rome", "weather", "12", "*", "0", "/", "3.5", "my", "is", "?", "\n", "count to"])).map(" ".join),
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+def body(text: str, **extra: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": text}], **extra}).encode()
+
+
+@given(TEXTS, st.sampled_from(MODELS), st.booleans())
+def test_every_text_gets_an_answer_whose_tokens_add_up(text: str, model: str, with_tool: bool) -> None:
+    given_answer = answer(parse(body(text, model=model, **({"tools": [TOOL]} if with_tool else {}))))
+    message = given_answer.completion()["choices"][0]["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in given_answer.chunks()]
+    for kind in ("content", "reasoning"):
+        assert "".join(delta.get(kind) or "" for delta in deltas) == (message[kind] or "")
+    assert message["content"] or message.get("tool_calls")
+    for call in message.get("tool_calls", []):
+        assert isinstance(json.loads(call["function"]["arguments"])["city"], str)
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "tools", "stop", "response_format", "tool_choice", "n"]), JSON))
+def test_any_body_is_answered_or_refused(fields: dict[str, Any]) -> None:
+    try:
+        given_answer = answer(parse(body("Hello", **fields)))
+    except RequestError as refused:
+        assert refused.status == 400
+    else:
+        assert given_answer.completion()["usage"]["completion_tokens"] == len(given_answer.deltas)
+
+
+@given(JSON, st.dictionaries(st.sampled_from(["type", "properties", "items", "enum", "required", "anyOf", "$ref"]), JSON))
+def test_any_schema_is_filled_or_refused(format_name: Any, schema: dict[str, Any]) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": str(format_name), "schema": schema}}
+    try:
+        content = answer(parse(body("Ada is 36", response_format=wanted))).completion()["choices"][0]["message"]["content"]
+    except RequestError as refused:
+        assert str(refused).startswith("Grammar error: ")
+    else:
+        json.loads(content)
+
+
+def test_an_endless_count_ends_at_the_context_length() -> None:
+    given_answer = answer(parse(body("Count to 9999")))
+    assert given_answer.finish_reason == "length"
+    assert len(given_answer.deltas) == 4096 - 3
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(RequestError, match="1 validation error"):
+        parse(b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
