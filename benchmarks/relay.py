@@ -69,7 +69,8 @@ def main() -> None:
         http="httptools",
         access_log=False,
         log_level="warning",
-        backlog=2048,
+        server_header=False,
+        date_header=False,
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 1024 * 1024
+LEAST_SECRET = 32
 
 Names = Annotated[list[str], NoDecode]
 
@@ -55,6 +56,26 @@ class Settings(BaseSettings):
         False, description="send a 'keepalive' event in place of the comment (for Codex; some old SDKs fail on it)"
     )
 
+    # -- state
+    redis: SecretStr | None = Field(
+        None,
+        description="URL of Redis: redis://, rediss://, redis+sentinel://, redis+cluster:// (not set: an embedded Valkey)",
+    )
+    data_dir: str | None = Field(None, description="where an embedded Valkey keeps its data (not set: in memory only)")
+    state_required: bool = Field(False, description="refuse with 503 what cannot be stored, in place of answering unstored")
+    state_timeout: float = Field(2.0, gt=0, description="longest wait for Redis")
+    ttl: int = Field(
+        7 * 24 * 3600, gt=0, description="how long a response is kept, in seconds; a chain keeps alive what it stands on"
+    )
+    max_response_bytes: int = Field(16 * MIB, gt=0, description="largest response that is stored")
+    max_chain_bytes: int = Field(64 * MIB, gt=0, description="largest history that is read for a response")
+    tenant_header: str | None = Field(
+        None, description="header by which a trusted gateway tells the owner (not set: the credential is it)"
+    )
+    secret_keys: Annotated[list[SecretStr], NoDecode] = Field(
+        [], description="secrets of at least 32 characters, the same on every replica: the first encrypts, all decrypt"
+    )
+
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
     max_input_items: int = Field(10_000, gt=0, description="most input items")
@@ -80,7 +101,14 @@ class Settings(BaseSettings):
             raise ValueError("must begin with a slash")
         return value.rstrip("/")
 
-    @field_validator("forward_headers", "cors_origins", mode="before")
+    @field_validator("secret_keys")
+    @classmethod
+    def _long_enough(cls, value: list[SecretStr]) -> list[SecretStr]:
+        if any(len(secret.get_secret_value()) < LEAST_SECRET for secret in value):
+            raise ValueError(f"each must have at least {LEAST_SECRET} characters")
+        return value
+
+    @field_validator("forward_headers", "cors_origins", "secret_keys", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):

@@ -17,7 +17,7 @@ import anyio
 import httpx
 import orjson
 
-from responses_mw.errors import BadRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from .errors import BadRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from responses_mw.errors import APIError
+    from .errors import APIError
 
     Headers: TypeAlias = list[tuple[bytes, bytes]]
 

@@ -14,6 +14,7 @@ The rules, each a law that the tests hold:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from . import usage as usages
 from .events import TERMINAL, DeltaTemplate, Emitter, Event
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
+from .reasoning import text_of
 from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
 from .types import Chunk, Document, Item
@@ -46,6 +48,8 @@ class Options:
     allowed: frozenset[str] | None = None
     single_call: bool = False
     used_call_ids: frozenset[str] = frozenset()
+    seal: Callable[[str], str] | None = None
+    """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""
 
 
 @dataclass(slots=True)
@@ -359,6 +363,8 @@ class Assembler:
             return
         if isinstance(current, _OpenText):
             self._close_part()
+            if self._options.seal and current.kind.item == "reasoning":
+                current.item["encrypted_content"] = self._options.seal(text_of(current.item))
         else:
             self._close_call(current, status)
         self._open = None

@@ -22,6 +22,7 @@ import orjson
 from ..errors import BadRequest
 from .dialects import Dialect
 from .parts import to_chat_content, to_tool_content
+from .reasoning import text_of
 from .toolcalls import parse_arguments
 from .types import Item, Message
 
@@ -79,7 +80,7 @@ class _Fold:
 
     def reasoning(self, item: Item, position: int) -> None:
         if position >= self._reasoning_from and self._dialect.reasoning_field:
-            text = "\n".join(part["text"] for part in item.get("content") or item["summary"])
+            text = text_of(item)
             if text:
                 self._reasoning.append(text)
 

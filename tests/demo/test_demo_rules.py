@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.demo.answer import answer
+from responses_mw.demo.answer import Answer, answer
 from responses_mw.demo.request import MODELS, RequestError, parse
 
 TEXTS = st.one_of(
@@ -27,6 +27,13 @@ def body(text: str, **extra: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text}], **extra}).encode()
 
 
+def answer_or_refusal(request: bytes) -> Answer | RequestError:
+    try:
+        return answer(parse(request))
+    except RequestError as refused:
+        return refused
+
+
 @given(TEXTS, st.sampled_from(MODELS), st.booleans())
 def test_every_text_gets_an_answer_whose_tokens_add_up(text: str, model: str, with_tool: bool) -> None:
     given_answer = answer(parse(body(text, model=model, **({"tools": [TOOL]} if with_tool else {}))))
@@ -41,23 +48,21 @@ def test_every_text_gets_an_answer_whose_tokens_add_up(text: str, model: str, wi
 
 @given(st.dictionaries(st.sampled_from(["messages", "tools", "stop", "response_format", "tool_choice", "n"]), JSON))
 def test_any_body_is_answered_or_refused(fields: dict[str, Any]) -> None:
-    try:
-        given_answer = answer(parse(body("Hello", **fields)))
-    except RequestError as refused:
-        assert refused.status == 400
+    outcome = answer_or_refusal(body("Hello", **fields))
+    if isinstance(outcome, RequestError):
+        assert outcome.status == 400
     else:
-        assert given_answer.completion()["usage"]["completion_tokens"] == len(given_answer.deltas)
+        assert outcome.completion()["usage"]["completion_tokens"] == len(outcome.deltas)
 
 
 @given(JSON, st.dictionaries(st.sampled_from(["type", "properties", "items", "enum", "required", "anyOf", "$ref"]), JSON))
 def test_any_schema_is_filled_or_refused(format_name: Any, schema: dict[str, Any]) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": str(format_name), "schema": schema}}
-    try:
-        content = answer(parse(body("Ada is 36", response_format=wanted))).completion()["choices"][0]["message"]["content"]
-    except RequestError as refused:
-        assert str(refused).startswith("Grammar error: ")
+    outcome = answer_or_refusal(body("Ada is 36", response_format=wanted))
+    if isinstance(outcome, RequestError):
+        assert str(outcome).startswith("Grammar error: ")
     else:
-        json.loads(content)
+        json.loads(outcome.completion()["choices"][0]["message"]["content"])
 
 
 def test_an_endless_count_ends_at_the_context_length() -> None:

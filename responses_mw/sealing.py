@@ -1,0 +1,69 @@
+"""Secrets that leave this process (in a client's hands, or in Redis) leave it sealed: AES-256-GCM, keys from ``secret_keys``.
+
+An envelope is ``rmw1.<key id>.<base64url of nonce and ciphertext>``. The first key seals, all open: a key is rotated by rolling
+out ``old,new`` first and ``new,old`` then. What an envelope is for, and whose it is, are associated data: an envelope of one
+owner, or for another purpose, does not open.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import secrets
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+logger = logging.getLogger(__name__)
+
+LEAST_SECRET = 32
+_SCHEME = "rmw1"
+_NONCE = 12
+
+
+class Unsealable(ValueError):
+    """An envelope that does not open here: not one of ours, damaged, another owner's, or of a key that is not known."""
+
+
+class Sealer:
+    """Seals and opens by the given secrets (each at least 32 characters); with none, by a key of this process alone."""
+
+    def __init__(self, secret_keys: Sequence[str] = ()) -> None:
+        self.is_shared = bool(secret_keys)
+        if not secret_keys:
+            logger.warning("no secret_keys are set: what is sealed here can be opened by this process only")
+            secret_keys = [secrets.token_hex(LEAST_SECRET)]
+        self._keys = dict(_derive(secret) for secret in secret_keys)
+        self._first = next(iter(self._keys))
+
+    def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
+        nonce = secrets.token_bytes(_NONCE)
+        sealed = nonce + self._keys[self._first].encrypt(nonce, data, _associated(purpose, owner))
+        return f"{_SCHEME}.{self._first}.{base64.urlsafe_b64encode(sealed).decode()}"
+
+    def open(self, envelope: str, *, purpose: str, owner: str) -> bytes:
+        """Raises ``Unsealable``."""
+        scheme, _, rest = envelope.partition(".")
+        key_id, _, encoded = rest.partition(".")
+        key = self._keys.get(key_id)
+        if scheme != _SCHEME or key is None:
+            raise Unsealable("not an envelope of ours, or its key is not known")
+        try:
+            sealed = base64.b64decode(encoded, altchars=b"-_", validate=True)
+            return key.decrypt(sealed[:_NONCE], sealed[_NONCE:], _associated(purpose, owner))
+        except (binascii.Error, ValueError, InvalidTag):
+            raise Unsealable("the envelope is damaged, or somebody else's") from None
+
+
+def _derive(secret: str) -> tuple[str, AESGCM]:
+    """The id and the cipher of a secret; the id tells nothing of it."""
+    material = HKDF(algorithm=SHA256(), length=36, salt=None, info=b"responses_mw sealing").derive(secret.encode())
+    return material[32:].hex(), AESGCM(material[:32])
+
+
+def _associated(purpose: str, owner: str) -> bytes:
+    return f"{_SCHEME}\0{purpose}\0{owner}".encode()

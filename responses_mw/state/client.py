@@ -1,0 +1,186 @@
+"""The connection to Redis: how a URL becomes a client, and how its failures become ours.
+
+    redis://[user:password@]host:port/db          rediss:// with TLS
+    unix://[user:password@]/path/to/socket
+    redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
+    redis+cluster://host:port,host:port                rediss+cluster://
+
+Options of redis-py may follow as a query (``?ssl_ca_certs=/etc/ca.pem``); ``sentinel_username`` and ``sentinel_password`` are for the
+Sentinels themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from responses_mw.state.errors import StateUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from responses_mw.state.scripts import Script
+
+__all__ = ["Client", "connect"]
+
+# What a failure is called, and whether it may pass in a moment. The first class that fits: special ones stand before general ones.
+_REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
+    (TimeoutError, "it did not answer in time", True),
+    (exceptions.TimeoutError, "it did not answer in time", True),
+    (exceptions.BusyLoadingError, "it is loading its data", True),
+    (exceptions.AuthenticationError, "it refused our credentials", False),
+    (exceptions.AuthorizationError, "it refused our credentials", False),
+    (exceptions.NoPermissionError, "our user may not do that there", False),
+    (exceptions.OutOfMemoryError, "its memory is full", False),
+    (exceptions.ReadOnlyError, "it is read-only", True),
+    (exceptions.ClusterDownError, "the cluster is down", True),
+    (exceptions.MovedError, "it is a cluster (use redis+cluster://)", False),
+    (exceptions.ConnectionError, "it cannot be reached", True),
+    (exceptions.ResponseError, "it refused a command", False),
+    (exceptions.RedisError, "the connection failed", True),
+    (exceptions.RedisClusterException, "the cluster cannot be reached", True),
+    (OSError, "it cannot be reached", True),
+)
+_FAILURES = tuple(row[0] for row in _REASONS)
+
+
+def _unavailable(error: Exception) -> StateUnavailable:
+    _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
+    return StateUnavailable(reason, passing=passing)
+
+
+class Client:
+    """A Redis, however it is reached, of which a bounded number of round trips is under way at a time.
+
+    Every failure is a StateUnavailable, at the latest after ``timeout`` seconds a round trip, the wait for a free connection included.
+    """
+
+    def __init__(
+        self,
+        redis: Redis | RedisCluster,
+        *,
+        timeout: float,
+        max_connections: int,
+        also_close: Sequence[Callable[[], Awaitable[object]]] = (),
+    ) -> None:
+        self.redis = redis
+        self._timeout = timeout
+        self._free = asyncio.Semaphore(max_connections)
+        self._also_close = also_close
+        self._away_since: float | None = None
+
+    @property
+    def away_for(self) -> float:
+        """The seconds since the first failure after the last success; 0 while all is well."""
+        return time.monotonic() - self._away_since if self._away_since else 0.0
+
+    @property
+    def is_cluster(self) -> bool:
+        return isinstance(self.redis, RedisCluster)
+
+    @asynccontextmanager
+    async def round_trip(self) -> AsyncIterator[Any]:
+        """Lends the client (redis-py's) for one round trip."""
+        try:
+            # One of ours waits for a connection here; redis-py's pools would fail instead.
+            async with asyncio.timeout(self._timeout), self._free:
+                yield self.redis
+        except _FAILURES as error:
+            self._away_since = self._away_since or time.monotonic()
+            raise _unavailable(error) from error
+        self._away_since = None
+
+    async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
+        """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
+        async with self.round_trip() as redis:
+            try:
+                return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+            except exceptions.NoScriptError:
+                return await redis.execute_command("EVAL", script.text, len(keys), *keys, *args)
+
+    async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
+        """Sends ``commands`` on keys of one slot at once, and returns their replies in order."""
+        async with self.round_trip() as redis:
+            pipe = redis.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        await self.redis.aclose()
+        for close in self._also_close:
+            await close()
+
+
+def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
+    """A client of the Redis at ``url``; connections are made when they are needed.
+
+    ``timeout`` (seconds) is the longest that one round trip takes, connecting included; ``max_connections`` the most that are
+    under way at a time (to each node of a cluster), others wait. Raises ValueError for a URL that cannot be.
+    """
+    scheme, _, kind = urlsplit(url).scheme.partition("+")
+    # redis-py would repeat a command up to ten times, each with a time-out of its own. RESP2 has no maintenance notifications,
+    # with which its pools would no longer notice that an idle connection was closed.
+    options: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": max_connections,
+    }
+    if kind == "cluster":
+        redis, also_close = _cluster(scheme, url, options), ()
+    elif kind == "sentinel":
+        redis, also_close = _sentinel(scheme, url, options)
+    elif kind:
+        msg = f"unknown kind of Redis URL: {scheme}+{kind}://"
+        raise ValueError(msg)
+    else:
+        redis, also_close = Redis.from_url(url, **options), ()
+    return Client(redis, timeout=timeout, max_connections=max_connections, also_close=also_close)
+
+
+def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """All hosts of a URL that has several, and what redis-py makes of it with the first of them."""
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
+    options: dict[str, Any] = dict(parse_url(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}"))
+    options["ssl"] = options.pop("connection_class", None) is SSLConnection
+    return [(host, int(port or 6379)) for host, _, port in pairs], options
+
+
+def _cluster(scheme: str, url: str, options: dict[str, Any]) -> RedisCluster:
+    nodes, from_url = _hosts(scheme, url, "")
+    # An idle connection to a node that was restarted is noticed by the first command to fail on it. To repeat that one is safe.
+    options["retry"] = Retry(NoBackoff(), 1)
+    del from_url["host"]
+    from_url.pop("port", None)
+    return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **{**options, **from_url})
+
+
+def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> tuple[Redis, tuple[Callable[[], Awaitable[object]]]]:
+    service, _, database = urlsplit(url).path.strip("/").partition("/")
+    if not service:
+        raise ValueError("a redis+sentinel:// URL names the service: redis+sentinel://host:port/service/db")
+    hosts, from_url = _hosts(scheme, url, f"/{database}")
+    del from_url["host"]
+    from_url.pop("port", None)
+    # A Sentinel that is away must leave time to ask the next.
+    patience = options["socket_timeout"] / (len(hosts) + 1)
+    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
+    asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
+    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **{**options, **from_url})
+    return sentinel.master_for(service), (sentinel.aclose,)

@@ -1,0 +1,63 @@
+"""How JSON is laid down in Redis.
+
+    J<json>             as it is
+    Z<size>:<deflated>  deflated; <size> is the length of the JSON in decimal
+    <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]}
+
+Only what has 4 KiB or more is deflated (zlib, level 1). Large texts halve at least, and it is they that fill a Redis; a short
+turn would save half a kilobyte and cost a long chain more time to read than all its round trips. The size stands in front, so that
+the scripts can hold bounds on JSON, not on what it was deflated to: a thousandfold of one letter deflates to nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import orjson
+
+from responses_mw.ids import RANDOM_LENGTH
+from responses_mw.state.errors import StateUnavailable
+
+__all__ = ["json_size", "pack", "pack_turn", "turn_owner", "unpack", "unpack_turn"]
+
+DEFLATE_FROM = 4096
+
+
+def pack(text: bytes) -> bytes:
+    """The stored form of a JSON text."""
+    if len(text) < DEFLATE_FROM:
+        return b"J" + text
+    return b"Z%d:" % len(text) + zlib.compress(text, 1)
+
+
+def unpack(blob: bytes) -> bytes:
+    """The JSON text that ``blob`` holds; StateUnavailable if a newer release wrote it in a form of its own."""
+    if blob[:1] == b"J":
+        return blob[1:]
+    if blob[:1] == b"Z":
+        size, _, deflated = blob[1:].partition(b":")
+        return zlib.decompress(deflated, bufsize=int(size))
+    raise StateUnavailable("a newer release wrote this record")
+
+
+def pack_turn(random: str, text: bytes) -> bytes:
+    """The stored form of a turn of the response whose id ends in ``random``; ``text`` is the turn's JSON."""
+    return random.encode() + pack(text)
+
+
+def turn_owner(turn: bytes) -> str:
+    """The random part of the id of the response that wrote ``turn``."""
+    return turn[:RANDOM_LENGTH].decode()
+
+
+def unpack_turn(turn: bytes) -> dict[str, list[dict[str, Any]]]:
+    """A stored turn's ``input`` and ``output``."""
+    value: dict[str, list[dict[str, Any]]] = orjson.loads(unpack(turn[RANDOM_LENGTH:]))
+    return value
+
+
+def json_size(turn: bytes) -> int:
+    """The length of a stored turn's JSON."""
+    head = turn[RANDOM_LENGTH : RANDOM_LENGTH + 16]
+    return int(head[1:].partition(b":")[0]) if head[:1] == b"Z" else len(turn) - RANDOM_LENGTH - 1

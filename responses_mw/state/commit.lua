@@ -1,0 +1,69 @@
+-- Stores a finished response: its record, its turn, and its items in its conversation.
+-- KEYS: record, tombstone
+-- ARGV: 1 facts as JSON, 2 document, 3 turn; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
+-- Answers: 'stored'; 'reroot' (send the whole history as a new root); 'deleted'; 'fenced'; 'newer'; 'bound'
+
+local new = cjson.decode(ARGV[1])
+local REST = 4
+local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}
+
+local function earlier()
+  if redis.call('EXISTS', KEYS[2]) == 1 then return 'deleted' end
+  local old = redis.call('HMGET', KEYS[1], 'v', 'status', 'token')
+  if not old[1] then return new.existing and 'fenced' or nil end
+  if tonumber(old[1]) > VERSION then return 'newer' end
+  if old[3] ~= new.token then return 'fenced' end
+  return TERMINAL[old[2]] and 'stored' or nil
+end
+
+-- A new segment that begins with the turns that were sent.
+local function root()
+  local turns = prefix .. 's:' .. new.random
+  if new.rest == 'turns' then
+    for i = REST, #ARGV do redis.call('RPUSH', turns, ARGV[i]) end
+  end
+  return new.random, ''
+end
+
+-- The segment to append to: the parent's own if the parent is its tip, else a new one that forks from it. Nil: the parent is no more, or its
+-- turns, or it stands behind too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
+-- another appended, so the parent's record must be as it was read.
+local function branch(parent)
+  local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')
+  if record[1] ~= parent.segment or record[2] ~= parent.length then return nil end
+  local turns, length = prefix .. 's:' .. parent.segment, tonumber(parent.length)
+  if redis.call('LLEN', turns) > length then settle(parent.segment) end
+  local stands = redis.call('LLEN', turns)
+  if stands < length then return nil end
+  if stands == length and not new.aside then return parent.segment, parent.path end
+  local _, forks = string.gsub(parent.path, ':', ':')
+  if forks >= MAX_FORKS then return nil end
+  redis.call('ZADD', turns .. ':refs', length, 's' .. new.random)
+  redis.call('ZADD', prefix .. 's:' .. new.random .. ':refs', -1, 'p' .. parent.segment)
+  return new.random, (parent.path == '' and '' or parent.path .. ',') .. parent.segment .. ':' .. parent.length
+end
+
+local function keep_segment(segment)
+  keep(prefix .. 's:' .. segment, new.ttl)
+  keep(prefix .. 's:' .. segment .. ':refs', new.ttl)
+end
+
+local answer = earlier()
+if answer then return answer end
+local appends = new.rest == 'items' and redis.call('HGET', prefix .. 'c', 'owner') == new.owner
+if appends and not has_room(REST, new.max_items, new.max_bytes) then return 'bound' end
+
+local segment, path
+if new.parent then segment, path = branch(new.parent) else segment, path = root() end
+if not segment then return 'reroot' end
+
+local length = redis.call('RPUSH', prefix .. 's:' .. segment, ARGV[3])
+redis.call('ZADD', prefix .. 's:' .. segment .. ':refs', length, 'r' .. new.random)
+redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', new.owner, 'status', new.status, 'token', new.token,
+  'segment', segment, 'length', length, 'path', path, 'document', ARGV[2])
+if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
+redis.call('PEXPIRE', KEYS[1], new.ttl)
+keep_segment(segment)
+for ancestor in string.gmatch(path, '([a-z0-9]+):') do keep_segment(ancestor) end
+if appends then append_items(REST, new.ttl) end
+return 'stored'

@@ -1,0 +1,158 @@
+"""Stored conversations and their items."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from responses_mw.state.codec import pack, unpack
+from responses_mw.state.errors import Missing, OverBound, StateUnavailable
+from responses_mw.state.keys import conversation_key, conversation_tag
+from responses_mw.state.pages import no_such_cursor
+from responses_mw.state.scripts import Script
+from responses_mw.state.values import Bounds, Chain, Conversation, Item, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from responses_mw.state.client import Client
+
+__all__ = ["Conversations"]
+
+_CREATE = Script("conversation_create")
+_UPDATE = Script("conversation_update")
+_DELETE = Script("conversation_delete")
+_APPEND = Script("conversation_append")
+_ITEMS = Script("conversation_items")
+_DELETE_ITEM = Script("conversation_item_delete")
+
+
+class Conversations:
+    """The conversations of every owner; each call names the owner, and sees no other's.
+
+    Every method but ``create`` raises Missing for an id that this owner has no conversation of.
+    """
+
+    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds) -> None:
+        """``ttl_seconds`` is how long a conversation is kept after it was last written to."""
+        self._client = client
+        self._ttl = ttl_seconds * 1000
+        self._bounds = bounds
+
+    async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
+        """Stores a new conversation with its first ``items``, each with an id of the conversation's tag. Raises OverBound."""
+        key = _key(conversation.id)
+        metadata = orjson.dumps(conversation.metadata)
+        args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *_blobs(items)]
+        _check(await self._client.script(_CREATE, [key], args), conversation.id)
+
+    async def get(self, conversation_id: str, owner: str) -> Conversation:
+        async with self._client.round_trip() as redis:
+            fields = await redis.execute_command(
+                "HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata"
+            )
+        version, of, created_at, metadata = fields
+        if of != owner.encode():
+            raise Missing("Conversation", conversation_id)
+        if int(version) > 1:
+            raise StateUnavailable("a newer release wrote this record")
+        return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
+
+    async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
+        """Replaces the metadata, and returns the conversation as it is now."""
+        args = [owner, orjson.dumps(metadata), self._ttl]
+        answer, *created_at = await self._client.script(_UPDATE, [_key(conversation_id)], args)
+        _check(answer, conversation_id)
+        return Conversation(conversation_id, int(created_at[0]), metadata)
+
+    async def delete(self, conversation_id: str, owner: str) -> None:
+        """Deletes the conversation and its items; responses made in it stay, but nothing can be chained on them."""
+        _check(await self._client.script(_DELETE, [_key(conversation_id)], [owner]), conversation_id)
+
+    async def chain(self, conversation_id: str, owner: str) -> Chain:
+        """The conversation's items, for a new response to stand on; its commit appends to the conversation."""
+        seen, items, size = await self._read(conversation_id, owner)
+        tag = conversation_tag(conversation_id)
+        assert tag is not None  # noqa: S101 (else it was Missing)
+        return Chain(tag, items, size=size, conversation=conversation_id, seen=seen)
+
+    async def until(self, tag: str, owner: str, seen: int) -> list[Item]:
+        """The items of the conversation with ``tag``, up to the one with the counter ``seen``."""
+        _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
+        return items
+
+    async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
+        """Appends items, each with an id of the conversation's tag, as one block. Raises OverBound."""
+        args = [owner, self._ttl, *self._limits, *_blobs(items)]
+        _check(await self._client.script(_APPEND, [_key(conversation_id)], args), conversation_id)
+
+    async def items(
+        self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
+    ) -> Page:
+        """A page of the items, after the one with the id ``after``; BadRequest if there is no such item."""
+        args = [owner, order, after or "", limit + 1, "+inf"]
+        answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
+        if answer == b"cursor":
+            raise no_such_cursor("after", str(after))
+        _check(answer, conversation_id)
+        return Page(_unblob(rest[1 : limit + 1], conversation_id), has_more=len(rest) - 1 > limit)
+
+    async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
+        """One item. Raises Missing for the item too."""
+        key = _key(conversation_id)
+        of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
+        if of != owner.encode():
+            raise Missing("Conversation", conversation_id)
+        if blob is None:
+            raise Missing("Item", item_id)
+        return _unblob([blob], conversation_id)[0]
+
+    async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
+        """Deletes one item, and returns the conversation. Raises Missing for the item too."""
+        answer, *rest = await self._client.script(_DELETE_ITEM, [_key(conversation_id)], [owner, item_id])
+        if answer == b"cursor":
+            raise Missing("Item", item_id)
+        _check(answer, conversation_id)
+        created_at, metadata = rest
+        return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
+
+    async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
+        """The counter of the newest item, the items up to ``upto`` in order, and the size of their JSON."""
+        args = [owner, "asc", "", -1, upto]
+        answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
+        _check(answer, conversation_id)
+        last, *blobs = rest
+        return int(last), _unblob(blobs, conversation_id), sum(len(blob) for blob in blobs)
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self._bounds.chain_items, self._bounds.chain_bytes
+
+
+def _key(conversation_id: str) -> str:
+    tag = conversation_tag(conversation_id)
+    if tag is None:
+        raise Missing("Conversation", conversation_id)
+    return conversation_key(tag)
+
+
+def _blobs(items: Sequence[Item]) -> list[str | bytes]:
+    return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
+
+
+def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
+    """The items in ``blobs``; one that is lost (Redis evicted it) is no conversation to go on with."""
+    if any(blob is None for blob in blobs):
+        raise Missing("Conversation", conversation_id)
+    return [orjson.loads(unpack(blob)) for blob in blobs if blob is not None]
+
+
+def _check(answer: bytes, conversation_id: str) -> None:
+    """Raises what a script's answer means, if it refused."""
+    if answer == b"missing":
+        raise Missing("Conversation", conversation_id)
+    if answer == b"newer":
+        raise StateUnavailable("a newer release wrote this record")
+    if answer == b"bound":
+        raise OverBound("The conversation has more bytes or items than are stored.")

@@ -1,0 +1,62 @@
+"""What can go wrong with stored state, as one tree; each is also one of the errors that a caller can see.
+
+    APIError
+    ├── Missing              404  no such response, conversation or item for this owner (expired, deleted, foreign: all the same)
+    │   └── Deleted          404  the response was deleted while its run went on
+    ├── NotChainable         400  the response exists, but nothing can stand on it: it runs, or it failed, or was cancelled
+    ├── OverBound            413  a response, chain or conversation beyond its setting
+    └── StateUnavailable     503  Redis is away, slow, full, read-only or loading; ``reason`` tells which
+
+    Fenced                   (not for callers) another worker owns this response: write nothing, say nothing
+"""
+
+from __future__ import annotations
+
+from responses_mw.errors import BadRequest, NotFound, TooLarge, Unavailable
+
+__all__ = ["Deleted", "Fenced", "Missing", "NotChainable", "OverBound", "StateUnavailable"]
+
+
+class Missing(NotFound):
+    """No such object for this owner. As a path's answer it goes out as it is; a body's id needs a 400 made of it."""
+
+    def __init__(self, kind: str, object_id: str) -> None:
+        """``kind`` is the noun that begins the message: ``Response``, ``Conversation`` or ``Item``."""
+        super().__init__(f"{kind} with id '{object_id}' not found.")
+        self.object_id = object_id
+
+
+class Deleted(Missing):
+    """The response was deleted while its run went on."""
+
+
+class NotChainable(BadRequest):
+    """The response with ``response_id`` is in a ``status`` on which nothing can stand."""
+
+    def __init__(self, response_id: str, response_status: str) -> None:
+        super().__init__(
+            f"Response with id '{response_id}' has status '{response_status}' and cannot be continued.",
+            param="previous_response_id",
+        )
+        self.response_id = response_id
+        self.response_status = response_status
+
+
+class OverBound(TooLarge):
+    """More than the settings allow to be stored: nothing was written."""
+
+
+class StateUnavailable(Unavailable):
+    """Redis cannot serve this now. Nothing is half-written, but a write may have happened: every script can be repeated."""
+
+    default_code = "state_unavailable"
+
+    def __init__(self, reason: str, *, passing: bool = False) -> None:
+        """``passing``: it may be over in a moment (a restart, a fail-over), so a commit is worth another try."""
+        super().__init__(f"The state store is unavailable: {reason}.")
+        self.reason = reason
+        self.passing = passing
+
+
+class Fenced(Exception):  # noqa: N818 (the field's word: a fencing token was refused)
+    """Another holder of the response's token has taken over, or its record is gone."""

@@ -1,0 +1,69 @@
+"""The names of all keys, and the ids that lead to them.
+
+    rmw:{<tag>}:r:<random>        hash: the record of response resp_<tag><random>
+    rmw:{<tag>}:s:<segment>       list: turns, append-only
+    rmw:{<tag>}:s:<segment>:refs  zset: who needs how many of the segment's turns
+    rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
+    rmw:{<tag>}:c                 hash: conversation conv_<tag>
+    rmw:{<tag>}:c:items           hash: its items by id
+    rmw:{<tag>}:c:order           zset: its items' ids in order
+
+The tag in braces is the hash tag of Redis Cluster: all keys of a conversation lie in one slot.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH
+
+__all__ = ["Address", "conversation_key", "conversation_tag", "item_address", "response_address"]
+
+# Nothing but these letters may reach a key's name: a brace would change the slot.
+_TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
+_RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
+_RESPONSE_ID = re.compile(f"resp_{_TAG}{_RANDOM}")
+_CONVERSATION_ID = re.compile(f"conv_{_TAG}")
+_ITEM_ID = re.compile(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a response lives: the ``tag`` of its slot and the ``random`` part of its id."""
+
+    tag: str
+    random: str
+
+    @property
+    def record(self) -> str:
+        return f"rmw:{{{self.tag}}}:r:{self.random}"
+
+    @property
+    def tombstone(self) -> str:
+        return f"rmw:{{{self.tag}}}:x:{self.random}"
+
+    def segment(self, name: str) -> str:
+        return f"rmw:{{{self.tag}}}:s:{name}"
+
+
+def response_address(response_id: str) -> Address | None:
+    """The address in ``resp_<tag><random>``; None for anything that is not such an id."""
+    match = _RESPONSE_ID.fullmatch(response_id)
+    return Address(*match.groups()) if match else None
+
+
+def item_address(item_id: str) -> Address | None:
+    """The address of the response that item ``<prefix>_<tag><random><n>`` was made in; None if it is not such an id."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return Address(*match.groups()) if match else None
+
+
+def conversation_tag(conversation_id: str) -> str | None:
+    """The tag in ``conv_<tag>``; None for anything that is not such an id."""
+    match = _CONVERSATION_ID.fullmatch(conversation_id)
+    return match[1] if match else None
+
+
+def conversation_key(tag: str) -> str:
+    return f"rmw:{{{tag}}}:c"

@@ -1,0 +1,75 @@
+-- What the scripts share; it stands before each of them.
+-- The keys of a script all lie in one slot. Those it finds only on the way (segments, refs) have the prefix of KEYS[1].
+-- Every script can be repeated: the second time it changes nothing and answers the same.
+
+local VERSION = 1
+local MAX_FORKS = 16
+local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
+
+-- A TTL is only ever lengthened. GT alone does nothing to a key that has none.
+local function keep(key, ttl)
+  if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then
+    redis.call('PEXPIRE', key, ttl, 'GT')
+  end
+end
+
+-- The highest need of a segment whose holder still exists; those above it are dropped. Holders are responses ('r<random>'), child
+-- segments ('s<segment>') and, as a note and no holder, the parent ('p<segment>', at -1).
+local function highest(refs)
+  while true do
+    local top = redis.call('ZREVRANGE', refs, 0, 0, 'WITHSCORES')
+    if not top[1] then return nil end
+    local kind, name = string.sub(top[1], 1, 1), string.sub(top[1], 2)
+    if kind == 'p' then return nil, name end
+    if redis.call('EXISTS', prefix .. kind .. ':' .. name) == 1 then return tonumber(top[2]) end
+    redis.call('ZREM', refs, top[1])
+  end
+end
+
+-- Erases the turns of a segment that nothing living stands on; with none left, the segment, and then the same of its parent.
+local function settle(segment)
+  while segment do
+    local turns = prefix .. 's:' .. segment
+    local refs = turns .. ':refs'
+    local needed, parent = highest(refs)
+    if needed then
+      if redis.call('LLEN', turns) > needed then redis.call('LTRIM', turns, 0, needed - 1) end
+      return
+    end
+    redis.call('DEL', turns, refs)
+    if parent then redis.call('ZREM', prefix .. 's:' .. parent .. ':refs', 's' .. segment) end
+    segment = parent
+  end
+end
+
+-- The size of the JSON in a stored blob.
+local function json_size(blob)
+  return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
+end
+
+-- Whether the conversation can take the items (id, blob, id, blob, ...) that stand in ARGV from `first` on.
+local function has_room(first, max_items, max_bytes)
+  local bytes = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0)
+  for i = first + 1, #ARGV, 2 do bytes = bytes + json_size(ARGV[i]) end
+  local count = redis.call('ZCARD', prefix .. 'c:order') + (#ARGV - first + 1) / 2
+  return count <= max_items and bytes <= max_bytes
+end
+
+-- Appends these items as one block. An item that is there already stays where it is.
+local function append_items(first, ttl)
+  local meta, items, order = prefix .. 'c', prefix .. 'c:items', prefix .. 'c:order'
+  for i = first, #ARGV, 2 do
+    if redis.call('HSETNX', items, ARGV[i], ARGV[i + 1]) == 1 then
+      redis.call('ZADD', order, redis.call('HINCRBY', meta, 'last', 1), ARGV[i])
+      redis.call('HINCRBY', meta, 'bytes', json_size(ARGV[i + 1]))
+    end
+  end
+  for _, key in ipairs({meta, items, order}) do keep(key, ttl) end
+end
+
+-- What a script on a conversation answers before it does anything: nil if the conversation is there, of this owner and of a known version.
+local function refusal(owner)
+  local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
+  if meta[2] ~= owner then return 'missing' end
+  if tonumber(meta[1]) > VERSION then return 'newer' end
+end

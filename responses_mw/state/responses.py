@@ -1,0 +1,270 @@
+"""Stored responses: read a chain, commit, get, delete, list what a response was given."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from responses_mw.ids import RANDOM_LENGTH, random_part
+from responses_mw.state.codec import json_size, pack, pack_turn, turn_owner, unpack, unpack_turn
+from responses_mw.state.errors import Deleted, Fenced, Missing, NotChainable, OverBound, StateUnavailable
+from responses_mw.state.keys import Address, conversation_key, item_address, response_address
+from responses_mw.state.pages import page
+from responses_mw.state.scripts import Script
+from responses_mw.state.values import Bounds, Chain, Item, Page, Pointer, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from responses_mw.state.client import Client
+    from responses_mw.state.conversations import Conversations
+
+__all__ = ["Responses"]
+
+VERSION = 1
+CHAINABLE = ("completed", "incomplete")
+# The longest that a run can go on after its response was deleted.
+TOMBSTONE_SECONDS = 24 * 60 * 60
+# In place of a response's random part: the first turn of a root that holds what a conversation had before.
+BASE = "0" * RANDOM_LENGTH
+
+_COMMIT, _DELETE, _GET, _RESOLVE = Script("commit"), Script("delete"), Script("get"), Script("resolve")
+
+
+class Responses:
+    """The stored responses of every owner; each call names the owner, and sees no other's."""
+
+    def __init__(
+        self, client: Client, conversations: Conversations, *, ttl_seconds: int, bounds: Bounds, patience: float
+    ) -> None:
+        """``ttl_seconds`` is how long a response is kept after its commit; ``patience`` how long a commit is tried (seconds)."""
+        self._client = client
+        self._conversations = conversations
+        self._ttl = ttl_seconds * 1000
+        self._bounds = bounds
+        self._patience = patience
+
+    async def chain(self, response_id: str, owner: str) -> Chain:
+        """The history up to and with the response, to stand a new one on.
+
+        Raises Missing, or NotChainable if the response still runs, failed or was cancelled.
+        """
+        address = _address(response_id)
+        fields = await self._record(address, response_id, owner)
+        status = fields["status"].decode()
+        if status not in CHAINABLE:
+            raise NotChainable(response_id, status)
+        return await self._history(address, response_id, owner, fields)
+
+    async def get(self, response_id: str, owner: str) -> Stored:
+        """The stored response. Raises Missing."""
+        address = _address(response_id)
+        reply = await self._client.script(_GET, [address.record], [owner])
+        if reply is None:
+            raise Missing("Response", response_id)
+        version, document, turn = reply
+        _check_version(version)
+        if turn is None or turn_owner(turn) != address.random:
+            raise Missing("Response", response_id)
+        items = unpack_turn(turn)
+        return Stored(document={**orjson.loads(unpack(document)), "output": items["output"]}, input=items["input"])
+
+    async def input_items(
+        self,
+        response_id: str,
+        owner: str,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 20,
+        order: str = "desc",
+    ) -> Page:
+        """A page of all that the model was given for the response: its chain's items, then its own input.
+
+        Only what lies between the items with the ids ``after`` and ``before`` (in the ``order`` asked for). Raises Missing, and BadRequest
+        for an ``after`` or ``before`` that is not in the list.
+        """
+        address = _address(response_id)
+        fields = await self._record(address, response_id, owner)
+        chain = await self._history(address, response_id, owner, fields)
+        produced = len(unpack_turn(chain.turns[-1])["output"])
+        given = chain.items[: len(chain.items) - produced]
+        return page(given, after=after, before=before, limit=limit, order=order)
+
+    async def commit(
+        self,
+        chain: Chain,
+        document: dict[str, Any],
+        items: Sequence[Item],
+        owner: str,
+        token: str,
+        *,
+        existing: bool = False,
+    ) -> None:
+        """Stores a finished response on top of ``chain``, and appends its items to the chain's conversation, if that still is.
+
+        ``document`` is the whole response; its id has the chain's tag; ``items`` is its input, each with an id. ``token`` is random, made once
+        for the run: a repeated commit changes nothing. ``existing``: the record must be there already (a background run). Raises
+        OverBound, Deleted, Fenced, and StateUnavailable after as long as the patience lasts; a write may then have happened.
+        """
+        address = _address(document["id"])
+        body = {name: value for name, value in document.items() if name != "output"}
+        head, turn = orjson.dumps(body), orjson.dumps({"input": list(items), "output": document["output"]})
+        self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
+        facts: dict[str, Any] = {
+            "random": address.random,
+            "owner": owner,
+            "token": token,
+            "status": document["status"],
+            "existing": existing,
+            "aside": document["status"] not in CHAINABLE,
+            "ttl": self._ttl,
+            "max_items": self._bounds.chain_items,
+            "max_bytes": self._bounds.chain_bytes,
+        }
+        blobs = [pack(head), pack_turn(address.random, turn)]
+        answer = await self._place(address, facts, blobs, chain, [*items, *document["output"]])
+        if answer == b"deleted":
+            raise Deleted("Response", document["id"])
+        if answer == b"fenced":
+            raise Fenced(document["id"])
+        _check_answer(answer)
+
+    async def delete(self, response_id: str, owner: str) -> None:
+        """Deletes the response, and every text that nothing living stands on any more. Raises Missing."""
+        address = _address(response_id)
+        keys = [address.record, address.tombstone]
+        answer = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000])
+        if answer == b"missing":
+            raise Missing("Response", response_id)
+        _check_answer(answer)
+
+    async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
+        """The stored items that ``item_reference`` items name, by id. Raises Missing for the first that is nowhere."""
+        wanted: dict[Address, list[str]] = {}
+        for item_id in item_ids:
+            address = item_address(item_id)
+            if address is None:
+                raise Missing("Item", item_id)
+            wanted.setdefault(address, []).append(item_id)
+        groups = await asyncio.gather(*(self._resolve(address, ids, owner) for address, ids in wanted.items()))
+        return {item_id: item for group in groups for item_id, item in group.items()}
+
+    async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
+        """The fields of the response's record that tell where it stands."""
+        names = ("v", "owner", "status", "segment", "length", "path", "seen")
+        async with self._client.round_trip() as redis:
+            values = await redis.execute_command("HMGET", address.record, *names)
+        fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if fields.get("owner") != owner.encode():
+            raise Missing("Response", response_id)
+        _check_version(fields["v"])
+        return fields
+
+    async def _history(self, address: Address, response_id: str, owner: str, fields: dict[str, bytes]) -> Chain:
+        """The items up to and with the response, of which ``fields`` tell where it stands."""
+        parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
+        turns = await self._turns(address, parent)
+        if len(turns) == 0 or turn_owner(turns[-1]) != address.random:
+            raise Missing("Response", response_id)
+        texts = [unpack_turn(turn) for turn in turns]
+        items = [item for text in texts for part in ("input", "output") for item in text[part]]
+        size = sum(json_size(turn) for turn in turns)
+        if "seen" not in fields:
+            return Chain(address.tag, items, parent, tuple(turns), size)
+        # A conversation changes, a chain must not: what stands on this response takes the items it saw along, in a root of its own.
+        before = await self._conversations.until(address.tag, owner, int(fields["seen"]))
+        base = orjson.dumps({"input": before, "output": []})
+        rooted = (pack_turn(BASE, base), *turns)
+        return Chain(address.tag, before + items, None, rooted, size + len(base))
+
+    async def _turns(self, address: Address, pointer: Pointer) -> list[bytes]:
+        """All turns up to the pointer; none if they are not what it says: deleted, or lost, since it was read."""
+        steps = [step.split(":") for step in pointer.path.split(",") if step]
+        ranges = [(name, int(length)) for name, length in steps] + [(pointer.segment, pointer.length)]
+        replies = await self._client.pipeline(
+            [("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges]
+        )
+        whole = all(len(reply) == length for reply, (_, length) in zip(replies, ranges, strict=True))
+        return [turn for reply in replies for turn in reply] if whole else []
+
+    def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
+        """Raises OverBound if the response, or the chain with it, is more than may be stored."""
+        bounds = self._bounds
+        if response_bytes > bounds.response_bytes:
+            raise OverBound(f"The response has {response_bytes} bytes; at most {bounds.response_bytes} are stored.")
+        if chain.size + turn_bytes > bounds.chain_bytes or len(chain.items) + items > bounds.chain_items:
+            raise OverBound(
+                f"The chain has more than the {bounds.chain_bytes} bytes or {bounds.chain_items} items that are stored."
+            )
+
+    async def _place(
+        self, address: Address, facts: dict[str, Any], blobs: list[bytes], chain: Chain, items: Sequence[Item]
+    ) -> bytes:
+        """Commits as a branch of the parent, or, where there is none any more, with the whole history as a new root."""
+        rest: Sequence[str | bytes] = ()
+        if chain.parent is not None:
+            parent = {"random": chain.parent.random, "segment": chain.parent.segment, "path": chain.parent.path}
+            branch = facts | {"parent": parent | {"length": str(chain.parent.length)}}
+            answer = await self._commit(address, branch, blobs)
+            if answer != b"reroot":
+                return answer
+        if chain.conversation is not None:
+            facts = facts | {"rest": "items", "seen": chain.seen}
+            rest = [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
+        elif chain.turns:
+            facts, rest = facts | {"rest": "turns"}, chain.turns
+        return await self._commit(address, facts, [*blobs, *rest])
+
+    async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:
+        """The script's answer. Tries again while Redis is away, but only until it has been for as long as the patience lasts."""
+        pause = 0.02
+        while True:
+            try:
+                keys = [address.record, address.tombstone]
+                answer: bytes = await self._client.script(_COMMIT, keys, [orjson.dumps(facts), *args])
+            except StateUnavailable as error:
+                if not error.passing or self._client.away_for >= self._patience:
+                    raise
+            else:
+                return answer
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def _resolve(self, address: Address, item_ids: list[str], owner: str) -> dict[str, Item]:
+        """The items of one response, or of the conversation with its tag."""
+        keys = [address.record, conversation_key(address.tag)]
+        turn, *blobs = await self._client.script(_RESOLVE, keys, [owner, *item_ids])
+        made: dict[str, Item] = {}
+        if turn is not None and turn_owner(turn) == address.random:
+            parts = unpack_turn(turn)
+            made = {item["id"]: item for item in [*parts["input"], *parts["output"]] if item.get("id")}
+        found = {}
+        for item_id, blob in zip(item_ids, blobs, strict=True):
+            item = made.get(item_id) or (orjson.loads(unpack(blob)) if blob is not None else None)
+            if item is None:
+                raise Missing("Item", item_id)
+            found[item_id] = item
+        return found
+
+
+def _address(response_id: str) -> Address:
+    address = response_address(response_id)
+    if address is None:
+        raise Missing("Response", response_id)
+    return address
+
+
+def _check_version(version: bytes) -> None:
+    if int(version) > VERSION:
+        raise StateUnavailable("a newer release wrote this record")
+
+
+def _check_answer(answer: bytes) -> None:
+    """Raises what an answer that is common to several scripts means."""
+    if answer == b"newer":
+        raise StateUnavailable("a newer release wrote this record")
+    if answer == b"bound":
+        raise OverBound("The conversation has more bytes or items than are stored.")

@@ -1,0 +1,86 @@
+"""What the state layer takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from responses_mw.ids import new_tag
+
+__all__ = ["Bounds", "Chain", "Conversation", "Item", "Page", "Pointer", "Stored"]
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that is stored, as JSON, before compression; a conversation is bounded as a chain is."""
+
+    response_bytes: int = 16 * 1024 * 1024
+    chain_bytes: int = 64 * 1024 * 1024
+    chain_items: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where a stored response stands: the end of its turn in a segment, and the segments before (``name:length,...``)."""
+
+    random: str
+    segment: str
+    length: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A history that a new response stands on.
+
+    ``tag`` is for the new response's id. ``items`` are all earlier items in order. The rest is for the commit: ``parent`` to append to,
+    or else the stored ``turns`` to begin a new root with; ``size`` of the items' JSON in bytes; the ``conversation`` and the
+    counter of the last item of it that was ``seen``.
+    """
+
+    tag: str
+    items: list[Item]
+    parent: Pointer | None = None
+    turns: tuple[bytes, ...] = ()
+    size: int = 0
+    conversation: str | None = None
+    seen: int = 0
+
+    @classmethod
+    def new(cls) -> Chain:
+        """The empty history of a response without parent or conversation."""
+        return cls(tag=new_tag(), items=[])
+
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The ``call_id`` of every tool call in the history (not of the outputs that answer them)."""
+        return frozenset(
+            item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A stored response: its whole ``document``, and the ``input`` items of its own turn."""
+
+    document: dict[str, Any]
+    input: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some ``items`` of a list, in the order asked for, and whether more come after them."""
+
+    items: list[Item]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation without its items; ``created_at`` in Unix seconds."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
