@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.load import Plan, Report
-from benchmarks.processes import Server, usage
+from benchmarks.processes import Server, machine_cpu_seconds, usage
 
 SAMPLE_SECONDS = 0.5
 # How long after the plan's own timeout the load's process may still live.
@@ -25,6 +25,7 @@ class Measurement:
     cpu_share: float
     upstream_cpu_share: float
     load_cpu_share: float
+    machine_cpu_share: float
     tokens_per_second: float
     first_event_ms: float
     first_token_ms: float
@@ -44,7 +45,9 @@ def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tu
     """
     watched = server or upstream
     before, upstream_before = usage(watched.pid), usage(upstream.pid)
+    started, machine_before = time.monotonic(), machine_cpu_seconds()
     report, rss_bytes = run_load(watched, api, plan)
+    machine_share = per((machine_cpu_seconds() - machine_before) * 100, time.monotonic() - started)
     cpu_seconds = usage(watched.pid).cpu_seconds - before.cpu_seconds if server else 0.0
     upstream_cpu_seconds = usage(upstream.pid).cpu_seconds - upstream_before.cpu_seconds
     return Measurement(
@@ -53,6 +56,7 @@ def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tu
         cpu_share=per(cpu_seconds * 100, report.seconds),
         upstream_cpu_share=per(upstream_cpu_seconds * 100, report.seconds),
         load_cpu_share=per(report.cpu_seconds * 100, report.seconds),
+        machine_cpu_share=machine_share,
         tokens_per_second=per(report.tokens, report.seconds),
         first_event_ms=report.first_event.median,
         first_token_ms=report.first_token.median,

@@ -101,6 +101,12 @@ def usage(pid: int) -> Usage:
     return Usage(ticks / CLOCK_TICKS, pages * resource.getpagesize())
 
 
+def machine_cpu_seconds() -> float:
+    """The CPU time that the whole machine has used so far; what a hypervisor took away counts as used."""
+    user, nice, system, _idle, _iowait, *rest = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    return sum(map(int, (user, nice, system, *rest))) / CLOCK_TICKS
+
+
 def descendants(pid: int) -> list[Sequence[bytes]]:
     """The fields of `/proc/<pid>/stat` after the name, of the process and all that descend from it."""
     processes: dict[int, Sequence[bytes]] = {}

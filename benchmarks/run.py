@@ -24,6 +24,7 @@ HEADS = {
     "cpu_share": ("CPU", "%"),
     "upstream_cpu_share": ("upstream", "CPU %"),
     "load_cpu_share": ("load", "CPU %"),
+    "machine_cpu_share": ("machine", "CPU %"),
     "tokens_per_second": ("tokens", "/s"),
     "first_event_ms": ("1st event", "ms"),
     "first_token_ms": ("1st token", "ms"),

@@ -97,7 +97,7 @@ def warm_up(plan: Plan) -> Plan:
 
 
 SCENARIOS: dict[str, Callable[[Bench], Outcome]] = {}
-SHARES = ("cpu_share", "upstream_cpu_share", "load_cpu_share")
+SHARES = ("cpu_share", "upstream_cpu_share", "load_cpu_share", "machine_cpu_share")
 
 
 def scenario(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
@@ -136,7 +136,7 @@ def first_token(bench: Bench) -> Outcome:
 @scenario
 def crowd(bench: Bench) -> Outcome:
     """1,000 streams of 5 tokens/s each at once: failures, token lag, memory of a stream."""
-    plan = Plan(streams=1000, tokens=40 if bench.quick else 100, ramp=4.0, timeout=120)
+    plan = Plan(streams=1000, tokens=60 if bench.quick else 100, ramp=8.0, timeout=180)
     rows = bench.compare(plan, tokens_per_second=5)
     ours = rows[OURS]
     columns = ("cpu_us_per_token", "tokens_per_second", *SHARES, "memory_kb_per_stream", "first_token_ms")

@@ -101,8 +101,9 @@ class Wheel:
 
     def add(self, stream: Stream) -> None:
         """Give `stream` a turn in every interval from now on, as long as it waits for one."""
-        self._turns.append((time.monotonic() + self.interval, stream))
-        self._arm()
+        if stream.waiting:
+            self._turns.append((time.monotonic() + self.interval, stream))
+            self._arm()
 
     def _arm(self) -> None:
         if self._armed or not self._turns:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
 
-from .assembly import Assembly
+from .assembly import UnfitState, open_state, open_upstream
 from .config import Settings
 from .errors import APIError
 from .upstream import Caller
@@ -80,23 +80,43 @@ def serve(settings: Serve) -> None:
 
 
 async def check(settings: Settings) -> int:
-    """Says what the upstream is; 0 if it can be used."""
-    assembly = Assembly(_no_app, settings)
-    await assembly.open()
-    try:
-        caller = Caller()
-        models = await assembly.upstream.models(caller)
-        dialect = await assembly.upstream.dialect(caller)
-    except APIError as error:
-        print(f"upstream {settings.upstream}: {error.message}", file=sys.stderr)
-        return 1
-    finally:
-        await assembly.close()
+    """Says what the upstream and the store are; 0 if they can be used."""
     print("settings: valid")
+    results = [await _check_upstream(settings), await _check_state(settings)]
+    return 0 if all(results) else 1
+
+
+async def _check_upstream(settings: Settings) -> bool:
+    caller = Caller()
+    try:
+        async with open_upstream(_no_app, settings) as upstream:
+            models = await upstream.models(caller)
+            dialect = await upstream.dialect(caller)
+    except APIError as error:
+        print(f"upstream: {settings.upstream}: {error.message}", file=sys.stderr)
+        return False
     print(f"upstream: {settings.upstream} answers")
     print(f"dialect:  {dialect.name}{'' if settings.dialect == 'auto' else ' (set)'}")
     print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
-    return 0
+    return True
+
+
+async def _check_state(settings: Settings) -> bool:
+    try:
+        async with open_state(settings) as state:
+            if state is None:
+                print("state:    none: responses are not stored")
+                return True
+            health = await state.check()
+    except (APIError, UnfitState) as error:
+        print(f"state:    {error}", file=sys.stderr)
+        return False
+    kind = "" if settings.redis else " (embedded)"
+    most = health.max_memory or "unlimited"
+    print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {most} bytes used")
+    for warning in health.warnings:
+        print(f"          {warning}")
+    return True
 
 
 async def _no_app(*_: object) -> None:

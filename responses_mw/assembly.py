@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from .chains import Chains
 from .config import Settings
 from .errors import APIError
 from .routes import Routes
 from .runner import Runner
+from .sealing import Sealer
+from .state import Bounds, Client, State, StateUnavailable, connect
 from .transport import ASGITransport
 from .upstream import Caller, Upstream
 
@@ -20,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 _GETTING_TO_KNOW = 2.0
 IN_PROCESS = "http://in-process"
+
+
+class UnfitState(RuntimeError):
+    """The Redis that is configured cannot keep what is stored; the message says why."""
 
 
 def network_client(settings: Settings) -> httpx.AsyncClient:
@@ -37,34 +47,89 @@ def network_client(settings: Settings) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, timeout=timeout, follow_redirects=False, trust_env=False)
 
 
-class Assembly:
-    """Everything that one middleware needs, around the application ``app`` that it wraps. It owns ``client``."""
+@asynccontextmanager
+async def open_upstream(app: ASGIApp, settings: Settings, client: httpx.AsyncClient | None = None) -> AsyncIterator[Upstream]:
+    """The upstream over the network, or ``app`` itself where no URL is set. A ``client`` that is given is closed in the end."""
+    if settings.upstream is None:
+        base = IN_PROCESS + settings.base_path
+        client = client or httpx.AsyncClient(transport=ASGITransport(app), timeout=httpx.Timeout(None))
+    else:
+        base = settings.upstream
+        client = client or network_client(settings)
+    async with client:
+        upstream = Upstream(client, base, settings)
+        if settings.upstream is not None:  # an application that we are mounted in has not started yet
+            await _get_to_know(upstream, settings.upstream)
+        yield upstream
 
-    def __init__(self, app: ASGIApp, settings: Settings, client: httpx.AsyncClient | None = None) -> None:
-        self._settings = settings
-        if settings.upstream is None:
-            base = IN_PROCESS + settings.base_path
-            self._client = client or httpx.AsyncClient(transport=ASGITransport(app), timeout=httpx.Timeout(None))
-        else:
-            base = settings.upstream
-            self._client = client or network_client(settings)
-        self.upstream = Upstream(self._client, base, settings)
-        self.runner = Runner(self.upstream, settings)
-        self.routes: ASGIApp = Routes(self.runner, settings)
+
+async def _get_to_know(upstream: Upstream, url: str) -> None:
+    """Asks for its dialect, so that no request need wait for that. It may be away: then the first one will."""
+    try:
+        async with asyncio.timeout(_GETTING_TO_KNOW):
+            await upstream.dialect(Caller())
+    except (APIError, TimeoutError):
+        logger.warning("the upstream %s does not answer yet", url)
+
+
+@asynccontextmanager
+async def open_state(settings: Settings) -> AsyncIterator[State | None]:
+    """The state in the Redis that is set, or in an embedded one; None where there is neither.
+
+    Raises ``UnfitState`` where it would lose what it is given. It may be away: then it is used when it comes.
+    """
+    async with AsyncExitStack() as stack:
+        client = await _state_client(settings, stack)
+        if client is None:
+            yield None
+            return
+        bounds = Bounds(settings.max_response_bytes, settings.max_chain_bytes, settings.max_chain_items)
+        state = State(client, ttl_seconds=settings.ttl, bounds=bounds, patience=settings.state_timeout)
+        if settings.redis is not None:
+            await _check_fitness(state, settings)
+        yield state
+
+
+async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | None:
+    if settings.redis is not None:
+        client = connect(settings.redis.get_secret_value(), timeout=settings.state_timeout)
+        stack.push_async_callback(client.aclose)
+        return client
+    from .state.embedded import embedded
+
+    data_dir = Path(settings.data_dir) if settings.data_dir else None
+    try:
+        return await stack.enter_async_context(embedded(data_dir, timeout=settings.state_timeout))
+    except ModuleNotFoundError:
+        logger.warning("nothing is stored: no redis is set, and the extra responses-mw[embedded] is not installed")
+        return None
+
+
+async def _check_fitness(state: State, settings: Settings) -> None:
+    try:
+        health = await state.check()
+    except StateUnavailable as error:
+        logger.warning("%s It is used when it comes.", error.message)
+        return
+    for warning in health.warnings:
+        logger.warning("%s: %s", health.server, warning)
+    faults = list(health.errors)
+    if health.policy != "noeviction" and not settings.allow_eviction:
+        faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set allow_eviction.")
+    if faults:
+        raise UnfitState(f"{health.server}: {' '.join(faults)}")
+
+
+@asynccontextmanager
+async def assembled(app: ASGIApp, settings: Settings, client: httpx.AsyncClient | None = None) -> AsyncIterator[ASGIApp]:
+    """The application for the paths that are ours, in front of ``app``; everything behind it is open meanwhile."""
+    async with open_upstream(app, settings, client) as upstream, open_state(settings) as state:
+        sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
+        chains = Chains(state, required=settings.state_required)
+        runner = Runner(upstream, chains, sealer, settings)
+        routes: ASGIApp = Routes(runner, upstream, state, settings)
         if settings.cors_origins:
-            self.routes = CORSMiddleware(
-                self.routes, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+            routes = CORSMiddleware(
+                routes, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
             )
-
-    async def open(self) -> None:
-        """Gets to know the upstream, so that no request need wait for that. It may be away: then the first one will."""
-        if self._settings.upstream is None:
-            return  # the application that we are mounted in has not started yet
-        try:
-            async with asyncio.timeout(_GETTING_TO_KNOW):
-                await self.upstream.dialect(Caller())
-        except (APIError, TimeoutError):
-            logger.warning("the upstream %s does not answer yet", self._settings.upstream)
-
-    async def close(self) -> None:
-        await self._client.aclose()
+        yield routes

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
         description="URL of Redis: redis://, rediss://, redis+sentinel://, redis+cluster:// (not set: an embedded Valkey)",
     )
     data_dir: str | None = Field(None, description="where an embedded Valkey keeps its data (not set: in memory only)")
+    allow_eviction: bool = Field(
+        False, description="start although Redis may evict what is stored (its maxmemory-policy is not noeviction)"
+    )
     state_required: bool = Field(False, description="refuse with 503 what cannot be stored, in place of answering unstored")
     state_timeout: float = Field(2.0, gt=0, description="longest wait for Redis")
     ttl: int = Field(
@@ -69,6 +72,7 @@ class Settings(BaseSettings):
     )
     max_response_bytes: int = Field(16 * MIB, gt=0, description="largest response that is stored")
     max_chain_bytes: int = Field(64 * MIB, gt=0, description="largest history that is read for a response")
+    max_chain_items: int = Field(10_000, gt=0, description="most items in a history")
     tenant_header: str | None = Field(
         None, description="header by which a trusted gateway tells the owner (not set: the credential is it)"
     )

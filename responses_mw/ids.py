@@ -6,7 +6,8 @@ An id is a prefix that tells the kind, a tag that tells the conversation, and ra
     conv_<tag>                  a conversation
     msg_<tag><random><n>        the n-th item of response resp_<tag><random>, its input items counted first
 
-The random part has 128 bits, so that nobody guesses an id; the tag has 64, so that chains spread over the slots.
+Tag and random part have 128 bits each, so that nobody guesses an id, and letters and digits only, so that a tag may stand in
+the name of a key.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from __future__ import annotations
 import secrets
 from itertools import count
 
-TAG_LENGTH = 16
-RANDOM_LENGTH = 32
+TAG_LENGTH = 25
+RANDOM_LENGTH = 25
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"  # 36 ** 25 > 2 ** 128
 
 
 def random_part() -> str:
-    """32 characters of ``[0-9a-f]``: 128 bits from the system's source of secrets."""
-    return secrets.token_hex(RANDOM_LENGTH // 2)
+    """25 characters of ``[0-9a-z]``: 128 bits from the system's source of secrets."""
+    number = secrets.randbits(160)  # 32 more, so that no letter is likelier than another
+    letters = []
+    for _ in range(RANDOM_LENGTH):
+        number, letter = divmod(number, 36)
+        letters.append(_LETTERS[letter])
+    return "".join(letters)
 
 
-def new_tag() -> str:
-    """16 characters of ``[0-9a-f]``, the tag of a new chain or conversation."""
-    return secrets.token_hex(TAG_LENGTH // 2)
+new_tag = random_part
+"""The tag of a new chain or conversation."""
 
 
 def mint(prefix: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .assembly import Assembly
+from .assembly import assembled
 from .config import Settings
 
 _OURS = ("/v1/responses", "/v1/conversations")
@@ -24,9 +25,10 @@ class ResponsesMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings | None = None, client: httpx.AsyncClient | None = None) -> None:
         self.app = app
         self.settings = settings or Settings()
-        self._assembly = Assembly(app, self.settings, client)
+        self._client = client
         self._opening = asyncio.Lock()
-        self._is_open = False
+        self._opened = AsyncExitStack()
+        self._routes: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -38,8 +40,8 @@ class ResponsesMiddleware:
         elif scope["type"] == "websocket":
             await _refuse_upgrade(scope, receive, send)
         else:
-            await self._open()  # a host may send no lifespan
-            await self._assembly.routes({**scope, "responses_mw.path": path}, receive, send)
+            routes = self._routes or await self._open()  # a host may send no lifespan
+            await routes({**scope, "responses_mw.path": path}, receive, send)
 
     def _our_path(self, scope: Scope) -> str | None:
         """The path from ``/v1`` on, if it is ours. Hosts give it with or without their ``root_path``."""
@@ -70,18 +72,15 @@ class ResponsesMiddleware:
 
         await self.app(scope, receive_and_open, close_and_send)
 
-    async def _open(self) -> None:
-        if self._is_open:
-            return
+    async def _open(self) -> ASGIApp:
         async with self._opening:
-            if not self._is_open:
-                await self._assembly.open()
-                self._is_open = True
+            if self._routes is None:
+                self._routes = await self._opened.enter_async_context(assembled(self.app, self.settings, self._client))
+            return self._routes
 
     async def _close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            await self._assembly.close()
+        self._routes = None
+        await self._opened.aclose()
 
 
 async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:

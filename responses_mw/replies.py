@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from .config import Settings
 from .errors import APIError
-from .protocol import document
 from .protocol.events import Event
 from .protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
 
@@ -29,6 +28,16 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would gather the stream
 ]
+
+
+class Answer:
+    """An ASGI application that answers with ``content`` as JSON."""
+
+    def __init__(self, content: object) -> None:
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, self._content)
 
 
 class Reply:
@@ -68,7 +77,7 @@ class JSONReply(Reply):
         async for events in self._run:
             response = events[-1].response
         assert response is not None, "a run ends with its document"
-        await send_json(send, 200, document.whole(response))
+        await send_json(send, 200, response)
 
 
 class StreamReply(Reply):

@@ -7,16 +7,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+from .chains import Chains, Ground
 from .config import Settings
 from .errors import APIError, UpstreamError
-from .ids import RunIds
 from .protocol import document
 from .protocol.assembler import Assembler, Options
 from .protocol.chat import to_chat
 from .protocol.events import Event
+from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
 from .protocol.types import Chunk
+from .sealing import Sealer, Unsealable
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.faults import as_response_error
 
@@ -27,8 +30,12 @@ _BROKEN = frozenset({"abort", "error"})
 
 
 class Runner:
-    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+    """Runs requests: history, chat turn, commit."""
+
+    def __init__(self, upstream: Upstream, chains: Chains, sealer: Sealer, settings: Settings) -> None:
         self._upstream = upstream
+        self._chains = chains
+        self._sealer = sealer
         self._settings = settings
 
     async def run(self, request: CreateResponse, caller: Caller, *, grace: float | None) -> AsyncGenerator[list[Event], None]:
@@ -39,11 +46,12 @@ class Runner:
         """
         dialect = await self._upstream.dialect(caller)
         model = await self._upstream.model(request.model, caller)
-        chat = to_chat(request, request.items, dialect, model=model)
-        run_ids = RunIds()
-        created = document.create(request, response_id=run_ids.response, model=request.model or model, created_at=_now())
-        created["store"] = False
-        assembler = Assembler(created, run_ids, self._options(request))
+        ground = await self._chains.begin(request, caller.owner)
+        items = unsealed(ground.items, partial(self._unseal, caller.owner), offset=len(ground.chain.items))
+        chat = to_chat(request, items, dialect, model=model)
+        created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
+        created["store"] = await self._chains.will_store(request)
+        assembler = Assembler(created, ground.ids, self._options(request, ground))
         stream = self._upstream.chat(chat, caller)
         async with _begun(stream, grace) as (first, reads):
             yield assembler.start()
@@ -57,9 +65,19 @@ class Runner:
                 events = self._end_turn(assembler, stream.done)
             except Exception as error:  # noqa: BLE001 (the outer edge of a run: whatever happens, the stream ends in an event)
                 events = _fail(assembler, error)
+        await self._commit(ground, assembler, whole=grace is None)
         yield events + assembler.terminal()
 
-    def _options(self, request: CreateResponse) -> Options:
+    async def _commit(self, ground: Ground, assembler: Assembler, *, whole: bool) -> None:
+        """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
+        try:
+            await self._chains.commit(ground, assembler.response)
+        except APIError as error:
+            if whole:
+                raise
+            assembler.fail("server_error", error.message)
+
+    def _options(self, request: CreateResponse, ground: Ground) -> Options:
         choice = request.tool_choice
         limited = isinstance(choice, dict) and choice["type"] == "allowed_tools"
         return Options(
@@ -68,7 +86,18 @@ class Runner:
             think_tag=self._settings.think_tag,
             allowed=frozenset(tool["name"] for tool in choice["tools"]) if limited else None,
             single_call=request.parallel_tool_calls is False,
+            used_call_ids=ground.chain.call_ids,
+            seal=partial(self._seal, ground.owner) if "reasoning.encrypted_content" in request.include else None,
         )
+
+    def _seal(self, owner: str, text: str) -> str:
+        return self._sealer.seal(text.encode(), purpose="reasoning", owner=owner)
+
+    def _unseal(self, owner: str, envelope: str) -> str | None:
+        try:
+            return self._sealer.open(envelope, purpose="reasoning", owner=owner).decode()
+        except Unsealable:
+            return None
 
     def _end_turn(self, assembler: Assembler, done: bool) -> list[Event]:
         if not (done or assembler.ended):

@@ -30,11 +30,6 @@ MIB = 2**20
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def httpx_transport() -> httpx.AsyncBaseTransport:
     return httpx.AsyncHTTPTransport(verify=False)
 
@@ -436,6 +431,18 @@ async def test_the_hosts_root_path_does_not_reach_the_upstream(scope: dict[str, 
         sent = await call(ReverseProxy(client, upstream), HTTP_SCOPE | scope, {"type": "http.request", "body": b""})
     assert heads[0].split(b" ")[1] == expected
     assert sent[0]["status"] == 204
+
+
+@pytest.mark.parametrize("before", [[], [{"type": "http.request", "body": b"x", "more_body": True}]])
+async def test_a_client_told_gone_only_once_ends_the_exchange(
+    transport: httpx.AsyncBaseTransport, before: list[dict[str, Any]]
+) -> None:
+    async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client:
+        async with asyncio.timeout(1):
+            sent = await call(
+                ReverseProxy(client, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
+            )
+    assert sent == []
 
 
 async def test_a_target_that_is_no_path_is_a_bad_request() -> None:

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 OK = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def client_of(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     """A client of ``app``; no task may be left once it is closed."""
@@ -151,16 +146,16 @@ async def test_a_reader_that_never_closes_is_broken_off_with_the_client() -> Non
 
 @pytest.mark.parametrize("read_first", [True, False])
 async def test_a_reader_cancelled_while_it_waits_cancels_the_application(read_first: bool) -> None:
-    cancelled = asyncio.Event()
+    ended = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if read_first:
                 await forever(scope, receive, send)
             await anyio.sleep_forever()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
 
     async def read(client: httpx.AsyncClient) -> None:
         async with client.stream("GET", "/") as response:
@@ -172,28 +167,31 @@ async def test_a_reader_cancelled_while_it_waits_cancels_the_application(read_fi
             group.start_soon(read, client)
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
-        assert cancelled.is_set()
+        assert ended.is_set()
 
 
 async def test_closing_twice_does_not_cancel_twice() -> None:
-    cancellations = []
+    clean, cleaned = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(OK)
         try:
             await anyio.sleep_forever()
         finally:
-            cancellations.append(1)
-            await asyncio.sleep(0.01)
-            cancellations.append(2)
+            await clean.wait()
+            cleaned.set()
 
     async with client_of(app) as client:
         response = await client.send(client.build_request("GET", "/"), stream=True)
         stream = response.stream
         assert isinstance(stream, httpx.AsyncByteStream)
-        await asyncio.gather(stream.aclose(), stream.aclose())
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(stream.aclose())
+                await anyio.wait_all_tasks_blocked()
+            clean.set()
         await stream.aclose()
-        assert cancellations == [1, 2]
+        assert cleaned.is_set()
 
 
 async def test_an_application_that_ignores_its_cancellation_cannot_send_on() -> None:
@@ -266,6 +264,7 @@ async def test_work_after_a_complete_answer_does_not_hold_the_reader_and_is_not_
 
     async def work() -> None:
         await release.wait()
+        await asyncio.sleep(0.01)
         done.set()
 
     async with client_of(PlainTextResponse("hello", background=BackgroundTask(work))) as client:
@@ -296,6 +295,18 @@ async def test_the_read_timeout_bounds_each_wait(chunks_before: int) -> None:
     async with client_of(app) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.get("/", timeout=httpx.Timeout(None, read=0.05))
+
+
+async def test_the_read_timeout_counts_from_the_chunk_before() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(OK)
+        for _ in range(7):
+            await send(chunk(b"."))
+            await asyncio.sleep(0.1)
+        await send(chunk(b"", more=False))
+
+    async with client_of(app) as client:
+        assert (await client.get("/", timeout=httpx.Timeout(None, read=0.5))).content == b"." * 7
 
 
 async def test_a_slow_reader_is_not_the_applications_timeout() -> None:

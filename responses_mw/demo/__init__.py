@@ -25,6 +25,6 @@ def run(once: bool, host: str, port: int) -> int:
     except ModuleNotFoundError as missing:
         print(f"The demo needs the package {missing.name}: pip install 'responses-mw[demo]'")
         return 1
-    from responses_mw.demo.tour import take
+    from .tour import take
 
     return take(once, host, port)

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from responses_mw.demo.request import ChatRequest, NamedTool, RequestError
-from responses_mw.demo.rules import Reply, reply_to
-from responses_mw.demo.values import SchemaError
+from .request import ChatRequest, NamedTool, RequestError
+from .rules import Reply, reply_to
+from .values import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

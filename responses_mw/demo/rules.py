@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from responses_mw.demo.request import ChatRequest, NamedTool, Tool
-from responses_mw.demo.values import COMMON_WORDS, Text, Values
+from .request import ChatRequest, NamedTool, Tool
+from .values import COMMON_WORDS, Text, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable

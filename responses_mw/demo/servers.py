@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 import openai
 import uvicorn
 
-from responses_mw.demo.upstream import create_upstream
+from .upstream import create_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

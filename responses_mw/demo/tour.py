@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import openai
 from pydantic import BaseModel
 
-from responses_mw.demo.servers import ServerFailed, demo_upstream, our_server
+from .servers import ServerFailed, demo_upstream, our_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,12 +201,12 @@ def _say_how_to_go_on(url: str, once: bool) -> None:
     if not once:
         print(f"\nTry this one:\n   curl {url}/v1/responses -H 'content-type: application/json' \\")
         print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
-        print("\nThe demo stays up; Ctrl-C ends it.", flush=True)
 
 
 def _stay(server_ended: Callable[[], int], status: int) -> int:
     """Wait for Ctrl-C, which is a good end, or for the server's own end, which is not."""
     try:
+        print("\nThe demo stays up; Ctrl-C ends it.", flush=True)
         ended_with = server_ended()
     except KeyboardInterrupt:
         print("\nStopped.")

@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from responses_mw.demo.answer import Answer, answer
-from responses_mw.demo.request import MAX_MODEL_LEN, MODELS, RequestError, parse
+from .answer import Answer, answer
+from .request import MAX_MODEL_LEN, MODELS, RequestError, parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -4,7 +4,8 @@ The rules, each a law that the tests hold:
 
 1. Events, replayed, give the document; both come from the same calls here.
 2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows; items do not overlap: the
-   open item is closed before another is added. Calls that an upstream interleaves wait for their turn.
+   open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text that comes
+   between the fragments of a call waits for the end.
 3. An item is added before its parts and deltas, with its final id; it is done after them, unless the run fails.
 4. One text chunk is one delta, never merged, never split. White space alone makes no item: it waits for text, and a
    call or other text that comes instead drops it.
@@ -20,7 +21,11 @@ from typing import Any, Protocol
 
 from ..errors import UpstreamError
 from . import usage as usages
+from .checks import malformed
+from .chunks import choices_of, text_of_parts
+from .document import whole
 from .events import TERMINAL, DeltaTemplate, Emitter, Event
+from .items import CALL_ID_LENGTH
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
 from .reasoning import text_of
@@ -94,6 +99,7 @@ class Assembler:
         self._usage_is_last = False
         self._splitter = ThinkingSplitter(self._options.think_tag) if self._options.think_tag else None
         self._held: list[tuple[TextKind, str, Any]] = []
+        self._late: list[tuple[TextKind, str, Any]] = []
         self._tool_calls = ToolCalls()
         self._shown = 0  # how many of them have been opened, or left out
         self._called = False
@@ -134,7 +140,7 @@ class Assembler:
         return self._emitter.drain()
 
     def _lifecycle(self, event: str) -> None:
-        self._emitter.emit(event, response=self.response)
+        self._emitter.emit(event, response=whole(self.response))
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
@@ -145,14 +151,16 @@ class Assembler:
         return self.finish_reason is not None or (self._usage_is_last and self._chunks_with_usage < self._chunks)
 
     def feed(self, chunk: Chunk) -> list[Event]:
-        """Takes one chunk of the turn."""
+        """Takes one chunk of the turn. Raises ``UpstreamError`` for one that makes no sense."""
         usage = chunk.get("usage")
         self._chunks += 1
         self._usage_is_last = bool(usage)
         if usage:
+            if not isinstance(usage, dict):
+                malformed("usage")
             self._chunks_with_usage += 1
             self._usage = usage  # cumulative where it comes often: the last one counts
-        for choice in chunk.get("choices") or ():
+        for choice in choices_of(chunk):
             if not choice.get("index"):  # n is 1; what else comes (watsonx) is not ours
                 self._feed_choice(choice)
         return self._emitter.drain()
@@ -160,6 +168,8 @@ class Assembler:
     def _feed_choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
         if delta:
+            if not isinstance(delta, dict):
+                malformed("delta")
             # Servers of 2025 send both names with the same text.
             reasoning = delta.get("reasoning") or delta.get("reasoning_content")
             if reasoning:
@@ -171,7 +181,7 @@ class Assembler:
             if delta.get("tool_calls"):
                 self._calls(delta["tool_calls"])
         if choice.get("finish_reason"):
-            self.finish_reason = choice["finish_reason"]
+            self.finish_reason = str(choice["finish_reason"])
 
     def end_turn(self) -> list[Event]:
         """Closes what is open. ``calls`` then holds the function calls of the turn that are complete."""
@@ -179,7 +189,7 @@ class Assembler:
             for thinking, piece in self._splitter.flush():
                 self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
         if not self._tool_calls.calls:
-            self._text_at_end()
+            self._white_space_at_end()
         self._close_rest(cut=self.finish_reason in INCOMPLETE_REASONS)
         self._count_usage()
         events, calls, finish_reason = self._emitter.drain(), self.calls, self.finish_reason
@@ -188,25 +198,30 @@ class Assembler:
         return events
 
     def _close_rest(self, *, cut: bool) -> None:
-        """Closes the open item and shows the calls that waited. Only the last item can be ``cut``."""
-        rest = self._tool_calls.calls[self._shown :]
-        for call in rest:
+        """Closes the open item and shows what waited for that. Only the last item can be ``cut``."""
+        for call in self._tool_calls.calls[self._shown :]:
+            if cut and not self._is_over():
+                break  # the open call is what was cut
             if not (call.name or call.find_name()):
                 if cut:
                     break  # not even its name came through
                 raise UpstreamError("The upstream's model called a function without naming it.")
             self._close("completed")
             self._show_call(call)
+        if self._late and not (cut and not self._is_over()):
+            self._close("completed")
+            late, self._late = self._late, []
+            for kind, text, logprobs in late:
+                self._text(kind, text, logprobs)
+        if self.finish_reason and len(self.response["output"]) == self._items_before:
+            self._open_part(OUTPUT_TEXT)  # an answer of no tokens
         self._close("incomplete" if cut else "completed")
 
-    def _text_at_end(self) -> None:
-        """The text of a turn that ends without calls may be white space, or nothing at all: it is the answer."""
+    def _white_space_at_end(self) -> None:
+        """White space that nothing followed is the answer, in a turn without calls."""
         for kind, text, logprobs in self._held:
             if kind is OUTPUT_TEXT:
                 self._show(kind, text, logprobs)
-        if self.finish_reason and len(self.response["output"]) == self._items_before:
-            self._close("completed")
-            self._open_part(OUTPUT_TEXT)
 
     def _count_usage(self) -> None:
         if self._usage:
@@ -216,8 +231,10 @@ class Assembler:
     # -- text -----------------------------------------------------------------------------------------------------
 
     def _content(self, content: Any, logprobs: Any) -> None:
-        if not isinstance(content, str):  # Mistral's own API: a list of parts
-            content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+        if isinstance(content, list):  # Mistral's own API
+            content = text_of_parts(content)
+            if not content:
+                return
         if not self._splitter:
             self._text(OUTPUT_TEXT, content, logprobs)
             return
@@ -225,9 +242,14 @@ class Assembler:
             self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
 
     def _text(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
+        if not isinstance(text, str):
+            malformed("delta")
         current = self._open
         if current.__class__ is _OpenText and current.kind is kind:
             self._delta(current, text, logprobs)
+            return
+        if self._late or not self._is_over():
+            self._late.append((kind, text, logprobs))
             return
         if self._held and self._held[0][0] is not kind:
             self._held.clear()
@@ -326,8 +348,10 @@ class Assembler:
         self._arguments(self._open)
 
     def _call_id(self, given: str | None) -> str:
-        """The upstream's id, unless it is missing or already used in the chain (TGI calls every call "0")."""
-        call_id = given if given and given not in self._call_ids else self._ids.item("call")
+        """The upstream's id, unless it is missing, already used in the chain (TGI calls every call "0"), or longer than what
+        a caller may send back."""
+        usable = given and given not in self._call_ids and len(given) <= CALL_ID_LENGTH
+        call_id = given if given and usable else self._ids.item("call")
         self._call_ids.add(call_id)
         return call_id
 
@@ -370,14 +394,3 @@ class Assembler:
         self._open = None
         current.item["status"] = status
         self._emitter.emit("response.output_item.done", output_index=current.place["output_index"], item=current.item)
-
-
-def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """A whole ``chat.completion`` as the one chunk of a stream, so that there is one path for both."""
-    choices = []
-    for choice in completion.get("choices") or ():
-        message = dict(choice.get("message") or {})
-        calls = message.get("tool_calls") or ()
-        message["tool_calls"] = [{**call, "index": index} for index, call in enumerate(calls)]
-        choices.append({**choice, "delta": message})
-    return {**completion, "choices": choices}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
-from ..errors import BadRequest, NotSupported, TooLarge
+from ..errors import BadRequest, NotSupported, TooLarge, UpstreamError
 
 Check = Callable[[Any, str], Any]
 
@@ -43,6 +43,15 @@ def wrong_value(path: str, value: Any, supported: Collection[str]) -> NoReturn:
 
 def missing(path: str) -> NoReturn:
     raise BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+
+
+def malformed(member: str) -> NoReturn:
+    """The one check here that is not for requests: ``member`` of what the upstream sent has a type that means nothing."""
+    raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
+
+
+def unknown(path: str) -> NoReturn:
+    raise BadRequest(f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter")
 
 
 def unsupported(path: str, why: str) -> NoReturn:
@@ -132,7 +141,7 @@ def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "k
         if name in checks:
             checked[name] = checks[name](member, f"{path}.{name}")
         elif others == "refuse":
-            raise BadRequest(f"Unknown parameter: '{path}.{name}'.", param=f"{path}.{name}", code="unknown_parameter")
+            unknown(f"{path}.{name}")
     return checked
 
 

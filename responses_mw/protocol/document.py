@@ -20,6 +20,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "completed_at": None,
         "status": "in_progress",
         "background": request.background,
+        "conversation": {"id": request.conversation} if request.conversation else None,
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,
@@ -35,7 +36,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "service_tier": "default",
         "store": request.store,
         "temperature": _or(request.temperature, 1.0),
-        "text": {"format": {"type": "text"}, **request.text},
+        "text": {**request.text, "format": _echo_format(request.text.get("format", {"type": "text"}))},
         "tool_choice": request.tool_choice,
         "tools": [_echo(tool) for tool in request.tools],
         "top_logprobs": _or(request.top_logprobs, 0),
@@ -56,6 +57,11 @@ def _or(value: Any, default: Any) -> Any:
 def _echo(tool: Tool) -> Tool:
     """A function tool as the document shows it: these members are always there, if only as null."""
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
+
+
+def _echo_format(wanted: dict[str, Any]) -> dict[str, Any]:
+    """The text format as the document shows it: these members of a schema are always there."""
+    return {"description": None, "strict": False, **wanted} if wanted["type"] == "json_schema" else wanted
 
 
 def output_text(document: Document) -> str:

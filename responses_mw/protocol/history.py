@@ -1,7 +1,8 @@
 """From items to chat messages.
 
 1. Adjacent items of the assistant's side (reasoning, text, calls) are one chat message: that is how the chat form says it.
-2. The outputs of calls follow the message with the calls, in the calls' order, wherever they stood among the items. A call
+2. The outputs of calls follow the message with the calls, in the calls' order, wherever they stood among the items; images
+   in them follow all of them, in a user's message: a tool's message holds text. A call
    that was cut (``incomplete``) and has no output was never executed: it is left out. Any other call without an output, and
    any output without a call, is OpenAI's 400.
 3. Reasoning goes back to the model within the current tool loop only, that is after the last user message, unless
@@ -20,11 +21,15 @@ from typing import Any, ClassVar
 import orjson
 
 from ..errors import BadRequest
+from . import checks
 from .dialects import Dialect
-from .parts import to_chat_content, to_tool_content
+from .parts import Content, to_chat_content, to_tool_content
 from .reasoning import text_of
 from .toolcalls import parse_arguments
 from .types import Item, Message
+
+MAX_NESTING = 128
+"""How deep the arguments of a call may be nested that are sent as an object: JSON encoders have an end."""
 
 
 def to_messages(
@@ -102,15 +107,19 @@ class _Fold:
 
     def close(self) -> None:
         """Ends the assistant's message that is being gathered, and gives its calls their outputs."""
-        answered = [(call, self._output_of(call, position)) for position, call in self._calls]
-        answered = [(call, output) for call, output in answered if output is not None]
+        waited = [(call, self._output_of(call, position)) for position, call in self._calls]
+        answered = [(call, output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, _ in answered])
-        for _, output in answered:
-            assert output is not None
-            self.messages.extend(to_tool_content(output[1], self._dialect, f"{self.path(output[0])}.output"))
+        shown: list[dict[str, Any]] = []
+        for _, (position, output) in answered:
+            message, others = to_tool_content(output, self._dialect, f"{self.path(position)}.output")
+            self.messages.append(message)
+            shown.extend(others)
+        if shown:  # after all the outputs: nothing may stand between them and their calls
+            self.messages.append({"role": "user", "content": shown})
 
     def _output_of(self, call: Item, position: int) -> tuple[int, Item] | None:
         waiting = self._outputs[call["call_id"]]
@@ -149,6 +158,7 @@ def _chat_call(call: Item, dialect: Dialect) -> dict[str, Any]:
             parsed = {"malformed_arguments": arguments}
             arguments = orjson.dumps(parsed).decode()
         if dialect.object_arguments:
+            checks.depth(parsed, MAX_NESTING)
             arguments = parsed
     return {"id": call["call_id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}
 
@@ -156,4 +166,12 @@ def _chat_call(call: Item, dialect: Dialect) -> dict[str, Any]:
 def _hoisted(messages: list[Message]) -> list[Message]:
     system = [message["content"] for message in messages if message["role"] == "system"]
     rest = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(system)}, *rest] if system else rest
+    return [{"role": "system", "content": _joined(system)}, *rest] if system else rest
+
+
+def _joined(contents: list[Content]) -> Content:
+    """One content of several: a text where all of them are, else the parts of all (a system message with an image)."""
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(content for content in contents if isinstance(content, str))
+    lists = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
+    return [part for parts in lists for part in parts]

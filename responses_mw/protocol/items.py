@@ -23,6 +23,9 @@ STATUSES = frozenset({"in_progress", "completed", "incomplete"})
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
+ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
 def user_message(text: str) -> Item:
     """The item that a bare string stands for."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
@@ -38,12 +41,12 @@ def parse_input(value: Any, path: str = "input", most: int | None = None) -> lis
 
 
 def item(value: Any, path: str) -> Item:
-    """One input item. Without a type it is a message, if it has a role."""
+    """One input item. Without a type it is a message, if it has a role, or else a reference."""
     checked = checks.mapping(value, path)
     if "type" not in checked:
-        if "role" not in checked:
+        if not checked.keys() & {"role", "id"}:
             checks.missing(f"{path}.type")
-        checked["type"] = "message"
+        checked["type"] = "message" if "role" in checked else "item_reference"
     kind = checks.string(checked["type"], f"{path}.type")
     if kind not in ITEMS:
         checks.wrong_value(f"{path}.type", kind, ITEMS.keys())
@@ -111,6 +114,11 @@ def _reasoning(value: Item, path: str) -> Item:
     if "encrypted_content" in value:
         checks.string(value["encrypted_content"], f"{path}.encrypted_content")
     return {**value, "summary": value.get("summary", [])}
+
+
+def _item_reference(value: Item, path: str) -> Item:
+    checks.required(value, "id", path, checks.string)
+    return {"type": "item_reference", "id": value["id"]}
 
 
 # -- one function for each type of content part ------------------------------------------------------------------------
@@ -191,4 +199,5 @@ ITEMS: dict[str, ItemCheck] = {
     "function_call": _function_call,
     "function_call_output": _function_call_output,
     "reasoning": _reasoning,
+    "item_reference": _item_reference,
 }

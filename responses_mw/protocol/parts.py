@@ -19,24 +19,23 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
     """A message's content: a string where it is one text (or, if ``flat``, only text), else a list of chat parts."""
     content = [PARTS[part["type"]](part, dialect, f"{path}[{index}]") for index, part in enumerate(parts)]
     texts = [part["text"] for part in content if part["type"] == "text"]
-    if len(texts) == len(content) and (flat or len(texts) == 1):
+    if len(texts) == len(content) and (flat or len(texts) <= 1):
         return "\n".join(texts)
     return content
 
 
-def to_tool_content(item: Item, dialect: Dialect, path: str) -> list[Message]:
-    """The messages that give the model the output of a call: the chat form has text there only, so images follow."""
+def to_tool_content(item: Item, dialect: Dialect, path: str) -> tuple[Message, list[dict[str, Any]]]:
+    """The message that gives the model the output of a call; and what does not go there, as the chat form has only text in it:
+    the parts of a user's message that is to follow."""
     output = item["output"]
     if isinstance(output, str):
-        return [{"role": "tool", "tool_call_id": item["call_id"], "content": output}]
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": output}, []
     content = [PARTS[part["type"]](part, dialect, f"{path}[{index}]") for index, part in enumerate(output)]
     texts = [part["text"] for part in content if part["type"] == "text"]
     others = [part for part in content if part["type"] != "text"]
-    messages: list[Message] = [{"role": "tool", "tool_call_id": item["call_id"], "content": "\n".join(texts)}]
     if others:
-        note = {"type": "text", "text": f"Returned by the tool call {item['call_id']}:"}
-        messages.append({"role": "user", "content": [note, *others]})
-    return messages
+        others.insert(0, {"type": "text", "text": f"Returned by the tool call {item['call_id']}:"})
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": "\n".join(texts)}, others
 
 
 def _text(part: Part, _dialect: Dialect, _path: str) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class CreateResponse:
     extra: dict[str, Any]
     """What goes to the upstream as it is."""
     background: bool = False
-    conversation: Any = None
+    conversation: str | None = None
+    """The conversation's id."""
     frequency_penalty: float | None = None
     include: frozenset[str] = frozenset()
     instructions: str | None = None
@@ -101,16 +102,18 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
     if not given.keys() & {"input", "previous_response_id", "conversation"}:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         raise BadRequest(message, param="input", code="missing_required_parameter")
+    if given.keys() >= {"previous_response_id", "conversation"}:
+        message = "Only one of 'previous_response_id' and 'conversation' can be set."
+        raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
     tools = _tools(given.get("tools", []), limits)
-    request = CreateResponse(
+    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools)
+    return CreateResponse(
         items=parse_input(given.get("input", []), most=limits.items),
         extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
         tools=tools,
         **known,
     )
-    check_tool_choice(request.tool_choice, tools)
-    return request
 
 
 def _tools(value: Any, limits: Limits) -> list[Tool]:
@@ -125,7 +128,17 @@ def _include(value: Any, path: str) -> frozenset[str]:
     return frozenset(checks.one_of(one, f"{path}[{n}]", INCLUDABLE) for n, one in enumerate(checks.array(value, path)))
 
 
-def _metadata(value: Any, path: str) -> dict[str, str]:
+def _conversation(value: Any, path: str) -> str:
+    """An id, or an object with one."""
+    if isinstance(value, dict):
+        value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
+    if not checks.string(value, path).startswith("conv_"):
+        message = f"Invalid '{path}': '{value[:64]}'. Expected an ID that begins with 'conv_'."
+        raise BadRequest(message, param=path, code="invalid_value")
+    return str(value)
+
+
+def metadata(value: Any, path: str) -> dict[str, str]:
     metadata = checks.mapping(value, path)
     if len(metadata) > METADATA_PAIRS:
         message = f"Invalid '{path}': too many properties. Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
@@ -199,15 +212,17 @@ _penalty = partial(checks.number, least=-2, most=2)
 
 PARAMETERS: dict[str, Check] = {
     "background": checks.boolean,
+    "conversation": _conversation,
     "frequency_penalty": _penalty,
     "include": _include,
     "instructions": checks.string,
     "max_output_tokens": partial(checks.integer, least=1),
     "max_tool_calls": partial(checks.integer, least=1),
-    "metadata": _metadata,
+    "metadata": metadata,
     "model": checks.string,
     "parallel_tool_calls": checks.boolean,
     "presence_penalty": _penalty,
+    "previous_response_id": checks.string,
     "prompt_cache_key": checks.string,
     "prompt_cache_options": checks.mapping,
     "prompt_cache_retention": partial(checks.one_of, supported={"in_memory", "24h"}),
@@ -233,10 +248,8 @@ REFUSED: dict[str, Callable[[Any, str], None]] = {
     "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
     "background": _refuse_unless(False, "background responses are not served yet."),
     "context_management": _refuse_unless([], "the server does not compact histories yet."),
-    "conversation": _refuse("conversations are not served yet."),
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),
-    "previous_response_id": _refuse("responses are not stored yet."),
     "prompt": _refuse("prompt templates are not served yet."),
     "truncation": _refuse_unless("disabled", "the server does not truncate histories yet."),
     # of vLLM's Responses API

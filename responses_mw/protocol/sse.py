@@ -34,6 +34,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each frame that ``data`` completes, in order."""
+        if not data:
+            return []
         if self._after_cr or b"\r" in data:
             data = self._unify(data)
         if self._pending:

@@ -7,7 +7,8 @@ What upstreams do, and what is made of it:
    is a new call; anything else with that index goes on with the call.
 2. A name comes once, repeated, empty, or after the first arguments. A call without a name cannot be shown yet.
 3. Arguments are a string, in pieces or whole, or an object.
-4. TGI up to 3.1 never sends a name: its arguments are ``{"function": {"_name": ..., <arguments>}}``, and a special token.
+4. What makes no sense (a fragment or a name of another type) is the upstream's fault, and nothing of it is taken.
+5. TGI up to 3.1 never sends a name: its arguments are ``{"function": {"_name": ..., <arguments>}}``, and a special token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+
+from .checks import malformed
 
 
 class ToolCall:
@@ -35,11 +38,13 @@ class ToolCall:
 
     def extend(self, fragment: dict[str, Any]) -> None:
         function = fragment.get("function") or {}
-        self.id = self.id or fragment.get("id") or None
+        call_id = fragment.get("id")
+        if isinstance(call_id, str):
+            self.id = self.id or call_id or None
         self.name = self.name or function.get("name") or ""
         arguments = function.get("arguments")
         if arguments:
-            piece = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+            piece = arguments if isinstance(arguments, str) else _encoded(arguments)
             self._pieces.append(piece)
             self.fresh.append(piece)
 
@@ -50,16 +55,16 @@ class ToolCall:
 
     def is_whole(self) -> bool:
         """Whether the arguments are a complete JSON object, to which nothing can be added."""
-        return parse_arguments(self.arguments) is not None
+        return bool(self._pieces) and self._pieces[-1].rstrip().endswith("}") and parse_arguments(self.arguments) is not None
 
     def find_name(self) -> bool:
-        """At the end of a turn: the name of a nameless call out of its arguments (rule 4). False where there is none."""
+        """At the end of a turn: the name of a nameless call out of its arguments (rule 5). False where there is none."""
         text = self.arguments
         grammar = parse_arguments(text[: text.rfind("}") + 1])
         function = grammar.get("function") if grammar else None
         if isinstance(function, dict) and isinstance(function.get("_name"), str):
             self.name = function.pop("_name")
-            self._pieces = [orjson.dumps(function).decode()]
+            self._pieces = [_encoded(function)]
             self.fresh = list(self._pieces)
         return bool(self.name)
 
@@ -75,9 +80,10 @@ class ToolCalls:
     def feed(self, fragments: Any) -> list[ToolCall]:
         """Takes ``delta.tool_calls`` (a list, or TGI's single object); returns the calls that grew, each once."""
         grown: list[ToolCall] = []
-        for fragment in fragments if isinstance(fragments, list) else [fragments]:
-            if not isinstance(fragment, dict):
-                continue
+        listed = fragments if isinstance(fragments, list) else [fragments]
+        for fragment in listed:
+            _check(fragment)
+        for fragment in listed:
             call = self._call_of(fragment)
             call.extend(fragment)
             if call not in grown:
@@ -101,6 +107,12 @@ class ToolCalls:
         return None
 
 
+def _check(fragment: Any) -> None:
+    function = (fragment.get("function") or {}) if isinstance(fragment, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name") or "", str):
+        malformed("tool_calls")
+
+
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
     """Whether a fragment with the index of ``known`` is a call of its own: it has a name, and either another id or, where
     there are no ids, arguments although those of ``known`` are complete."""
@@ -110,6 +122,13 @@ def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
     if call_id and known.id:
         return bool(call_id != known.id)
     return bool(function.get("arguments")) and known.is_whole()
+
+
+def _encoded(arguments: Any) -> str:
+    try:
+        return orjson.dumps(arguments).decode()
+    except orjson.JSONEncodeError:  # nested deeper than the encoder goes
+        malformed("arguments")
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:

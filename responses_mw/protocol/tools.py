@@ -67,34 +67,41 @@ _KNOWN_ELSEWHERE = frozenset(
 MODES = frozenset({"none", "auto", "required"})
 
 
-def check_tool_choice(choice: Any, tools: list[Tool]) -> None:
-    """``choice`` is ``none``, ``auto``, ``required``, a function by name, or ``allowed_tools``; it must fit the ``tools``."""
+def check_tool_choice(choice: Any, tools: list[Tool]) -> Any:
+    """``choice`` is ``none``, ``auto``, ``required``, a function by name, or ``allowed_tools``; it must fit the ``tools``.
+
+    Returned without its nulls; ``allowed_tools`` always has its ``mode``.
+    """
     if isinstance(choice, str):
-        mode = checks.one_of(choice, "tool_choice", MODES)
+        checked: Any = checks.one_of(choice, "tool_choice", MODES)
+        mode, offered = choice, tools
     else:
-        mode = _check_choice_object(choice, {tool["name"] for tool in tools})
-    if mode == "required" and not tools:
+        checked = _choice_object(choice, {tool["name"] for tool in tools})
+        mode, offered = checked.get("mode", "required"), checked.get("tools", tools)
+    if mode == "required" and not offered:
         raise BadRequest("Tool choice 'required' must be specified with 'tools' parameter.", param="tool_choice")
+    return checked
 
 
-def _check_choice_object(choice: Any, names: set[str]) -> str:
+def _choice_object(choice: Any, names: set[str]) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     kind = checks.required(checked, "type", "tool_choice", checks.string)
     if kind == "function":
-        _check_named(checked, "tool_choice", names)
-        return "required"
+        return _named(checked, "tool_choice", names)
     if kind == "allowed_tools":
-        for index, tool in enumerate(checks.required(checked, "tools", "tool_choice", checks.array)):
-            path = f"tool_choice.tools[{index}]"
-            _check_named(checks.mapping(tool, path), path, names)
-        return checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
+        listed = checks.required(checked, "tools", "tool_choice", checks.array)
+        allowed = [_named(tool, f"tool_choice.tools[{index}]", names) for index, tool in enumerate(listed)]
+        mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
+        return {**checked, "mode": mode, "tools": allowed}
     if kind in _KNOWN_ELSEWHERE:
         checks.unsupported("tool_choice.type", f"tools of type '{kind}' are not served (yet).")
     return checks.wrong_value("tool_choice.type", kind, {"function", "allowed_tools"})
 
 
-def _check_named(choice: dict[str, Any], path: str, names: set[str]) -> None:
-    checks.one_of(checks.required(choice, "type", path, checks.string), f"{path}.type", {"function"})
-    name = checks.required(choice, "name", path, checks.string)
+def _named(choice: Any, path: str, names: set[str]) -> dict[str, Any]:
+    checked = checks.mapping(choice, path)
+    checks.one_of(checks.required(checked, "type", path, checks.string), f"{path}.type", {"function"})
+    name = checks.required(checked, "name", path, checks.string)
     if name not in names:
         raise BadRequest(f"Tool choice '{name}' not found in 'tools' parameter.", param=f"{path}.name", code="invalid_value")
+    return checked

@@ -5,8 +5,8 @@
     redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
     redis+cluster://host:port,host:port                rediss+cluster://
 
-Options of redis-py may follow as a query (``?ssl_ca_certs=/etc/ca.pem``); ``sentinel_username`` and ``sentinel_password`` are for the
-Sentinels themselves.
+Options of redis-py may follow as a query (``?ssl_ca_certs=/etc/ca.pem``); ``sentinel_username`` and ``sentinel_password``
+are for the Sentinels themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "connect"]
 
-# What a failure is called, and whether it may pass in a moment. The first class that fits: special ones stand before general ones.
+# What a failure is called, and whether it may pass in a moment. The first class that fits: special before general.
 _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (TimeoutError, "it did not answer in time", True),
     (exceptions.TimeoutError, "it did not answer in time", True),
@@ -62,7 +62,7 @@ def _unavailable(error: Exception) -> StateUnavailable:
 class Client:
     """A Redis, however it is reached, of which a bounded number of round trips is under way at a time.
 
-    Every failure is a StateUnavailable, at the latest after ``timeout`` seconds a round trip, the wait for a free connection included.
+    Every failure is a StateUnavailable. A round trip takes at most ``timeout`` seconds, the wait for a connection included.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Client:
         *,
         timeout: float,
         max_connections: int,
-        also_close: Sequence[Callable[[], Awaitable[object]]] = (),
+        also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.redis = redis
         self._timeout = timeout
@@ -120,8 +120,8 @@ class Client:
     async def aclose(self) -> None:
         """Closes every connection."""
         await self.redis.aclose()
-        for close in self._also_close:
-            await close()
+        if self._also_close is not None:
+            await self._also_close()
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
@@ -141,15 +141,14 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
         "max_connections": max_connections,
     }
     if kind == "cluster":
-        redis, also_close = _cluster(scheme, url, options), ()
-    elif kind == "sentinel":
-        redis, also_close = _sentinel(scheme, url, options)
-    elif kind:
-        msg = f"unknown kind of Redis URL: {scheme}+{kind}://"
-        raise ValueError(msg)
-    else:
-        redis, also_close = Redis.from_url(url, **options), ()
-    return Client(redis, timeout=timeout, max_connections=max_connections, also_close=also_close)
+        return Client(_cluster(scheme, url, options), timeout=timeout, max_connections=max_connections)
+    if kind == "sentinel":
+        sentinel, service = _sentinel(scheme, url, options)
+        redis = sentinel.master_for(service)
+        return Client(redis, timeout=timeout, max_connections=max_connections, also_close=sentinel.aclose)
+    if kind:
+        raise ValueError(f"unknown kind of Redis URL: {scheme}+{kind}://")
+    return Client(Redis.from_url(url, **options), timeout=timeout, max_connections=max_connections)
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -171,7 +170,7 @@ def _cluster(scheme: str, url: str, options: dict[str, Any]) -> RedisCluster:
     return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **{**options, **from_url})
 
 
-def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> tuple[Redis, tuple[Callable[[], Awaitable[object]]]]:
+def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> tuple[Sentinel, str]:
     service, _, database = urlsplit(url).path.strip("/").partition("/")
     if not service:
         raise ValueError("a redis+sentinel:// URL names the service: redis+sentinel://host:port/service/db")
@@ -182,5 +181,5 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> tuple[Redis, tu
     patience = options["socket_timeout"] / (len(hosts) + 1)
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
     asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
-    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **{**options, **from_url})
-    return sentinel.master_for(service), (sentinel.aclose,)
+    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **{**options, **from_url})  # type: ignore[no-untyped-call]
+    return sentinel, service

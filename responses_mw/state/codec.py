@@ -5,8 +5,8 @@
     <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]}
 
 Only what has 4 KiB or more is deflated (zlib, level 1). Large texts halve at least, and it is they that fill a Redis; a short
-turn would save half a kilobyte and cost a long chain more time to read than all its round trips. The size stands in front, so that
-the scripts can hold bounds on JSON, not on what it was deflated to: a thousandfold of one letter deflates to nothing.
+turn would save half a kilobyte and cost a long chain more time to read than all its round trips. The size stands in front, so
+that the scripts can hold bounds on JSON, not on what it was deflated to: a thousandfold of one letter deflates to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from responses_mw.ids import RANDOM_LENGTH
-from responses_mw.state.errors import StateUnavailable
+from responses_mw.state.errors import NewerRecord
 
 __all__ = ["json_size", "pack", "pack_turn", "turn_owner", "unpack", "unpack_turn"]
 
@@ -32,13 +32,13 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> bytes:
-    """The JSON text that ``blob`` holds; StateUnavailable if a newer release wrote it in a form of its own."""
+    """The JSON text that ``blob`` holds; NewerRecord if a newer release wrote it in a form of its own."""
     if blob[:1] == b"J":
         return blob[1:]
     if blob[:1] == b"Z":
         size, _, deflated = blob[1:].partition(b":")
         return zlib.decompress(deflated, bufsize=int(size))
-    raise StateUnavailable("a newer release wrote this record")
+    raise NewerRecord
 
 
 def pack_turn(random: str, text: bytes) -> bytes:
@@ -57,7 +57,8 @@ def unpack_turn(turn: bytes) -> dict[str, list[dict[str, Any]]]:
     return value
 
 
-def json_size(turn: bytes) -> int:
-    """The length of a stored turn's JSON."""
-    head = turn[RANDOM_LENGTH : RANDOM_LENGTH + 16]
-    return int(head[1:].partition(b":")[0]) if head[:1] == b"Z" else len(turn) - RANDOM_LENGTH - 1
+def json_size(blob: bytes, start: int = 0) -> int:
+    """The length of the JSON that is stored in ``blob`` from ``start`` on."""
+    if blob[start : start + 1] == b"Z":
+        return int(blob[start + 1 : start + 16].partition(b":")[0])
+    return len(blob) - start - 1

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from responses_mw.state.codec import pack, unpack
-from responses_mw.state.errors import Missing, OverBound, StateUnavailable
+from responses_mw.state.codec import json_size, pack, unpack
+from responses_mw.state.errors import Missing, NewerRecord, OverBound
 from responses_mw.state.keys import conversation_key, conversation_tag
 from responses_mw.state.pages import no_such_cursor
 from responses_mw.state.scripts import Script
-from responses_mw.state.values import Bounds, Chain, Conversation, Item, Page
+from responses_mw.state.values import VERSION, Bounds, Chain, Conversation, Item, Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,24 +44,23 @@ class Conversations:
         """Stores a new conversation with its first ``items``, each with an id of the conversation's tag. Raises OverBound."""
         key = _key(conversation.id)
         metadata = orjson.dumps(conversation.metadata)
-        args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *_blobs(items)]
+        args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl]
+        args += [*self._limits, *_blobs(items)]
         _check(await self._client.script(_CREATE, [key], args), conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
         async with self._client.round_trip() as redis:
-            fields = await redis.execute_command(
-                "HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata"
-            )
+            fields = await redis.execute_command("HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata")
         version, of, created_at, metadata = fields
         if of != owner.encode():
             raise Missing("Conversation", conversation_id)
-        if int(version) > 1:
-            raise StateUnavailable("a newer release wrote this record")
+        if int(version) > VERSION:
+            raise NewerRecord
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         """Replaces the metadata, and returns the conversation as it is now."""
-        args = [owner, orjson.dumps(metadata), self._ttl]
+        args: list[str | bytes | int] = [owner, orjson.dumps(metadata), self._ttl]
         answer, *created_at = await self._client.script(_UPDATE, [_key(conversation_id)], args)
         _check(answer, conversation_id)
         return Conversation(conversation_id, int(created_at[0]), metadata)
@@ -73,25 +72,26 @@ class Conversations:
     async def chain(self, conversation_id: str, owner: str) -> Chain:
         """The conversation's items, for a new response to stand on; its commit appends to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
-        tag = conversation_tag(conversation_id)
-        assert tag is not None  # noqa: S101 (else it was Missing)
-        return Chain(tag, items, size=size, conversation=conversation_id, seen=seen)
+        return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
-    async def until(self, tag: str, owner: str, seen: int) -> list[Item]:
-        """The items of the conversation with ``tag``, up to the one with the counter ``seen``."""
-        _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
+    async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
+        """The items of the conversation with ``tag``, up to the one with the counter ``seen``; None if it was deleted."""
+        try:
+            _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
+        except Missing:
+            return None
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
         """Appends items, each with an id of the conversation's tag, as one block. Raises OverBound."""
-        args = [owner, self._ttl, *self._limits, *_blobs(items)]
+        args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *_blobs(items)]
         _check(await self._client.script(_APPEND, [_key(conversation_id)], args), conversation_id)
 
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
         """A page of the items, after the one with the id ``after``; BadRequest if there is no such item."""
-        args = [owner, order, after or "", limit + 1, "+inf"]
+        args: list[str | bytes | int] = [owner, order, after or "", limit + 1, "+inf"]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         if answer == b"cursor":
             raise no_such_cursor("after", str(after))
@@ -119,22 +119,26 @@ class Conversations:
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """The counter of the newest item, the items up to ``upto`` in order, and the size of their JSON."""
-        args = [owner, "asc", "", -1, upto]
+        args: list[str | bytes | int] = [owner, "asc", "", -1, upto]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         _check(answer, conversation_id)
         last, *blobs = rest
-        return int(last), _unblob(blobs, conversation_id), sum(len(blob) for blob in blobs)
+        return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
 
     @property
     def _limits(self) -> tuple[int, int]:
         return self._bounds.chain_items, self._bounds.chain_bytes
 
 
-def _key(conversation_id: str) -> str:
+def _tag(conversation_id: str) -> str:
     tag = conversation_tag(conversation_id)
     if tag is None:
         raise Missing("Conversation", conversation_id)
-    return conversation_key(tag)
+    return tag
+
+
+def _key(conversation_id: str) -> str:
+    return conversation_key(_tag(conversation_id))
 
 
 def _blobs(items: Sequence[Item]) -> list[str | bytes]:
@@ -153,6 +157,6 @@ def _check(answer: bytes, conversation_id: str) -> None:
     if answer == b"missing":
         raise Missing("Conversation", conversation_id)
     if answer == b"newer":
-        raise StateUnavailable("a newer release wrote this record")
+        raise NewerRecord
     if answer == b"bound":
         raise OverBound("The conversation has more bytes or items than are stored.")

@@ -1,20 +1,22 @@
 """What can go wrong with stored state, as one tree; each is also one of the errors that a caller can see.
 
-    APIError
-    ├── Missing              404  no such response, conversation or item for this owner (expired, deleted, foreign: all the same)
-    │   └── Deleted          404  the response was deleted while its run went on
-    ├── NotChainable         400  the response exists, but nothing can stand on it: it runs, or it failed, or was cancelled
-    ├── OverBound            413  a response, chain or conversation beyond its setting
-    └── StateUnavailable     503  Redis is away, slow, full, read-only or loading; ``reason`` tells which
+APIError
+├── Missing              404  no such response, conversation or item for this owner (expired, deleted, foreign: all the same)
+│   └── Deleted          404  the response was deleted while its run went on
+├── NotChainable         400  the response exists, but nothing can stand on it: it runs, or it failed, or was cancelled
+├── OverBound            413  a response, chain or conversation beyond its setting
+└── StateUnavailable     503  Redis is away, slow, full, read-only or loading; ``reason`` tells which
+    └── NewerRecord      503  a newer release wrote this; a replica that runs that release can serve it
 
-    Fenced                   (not for callers) another worker owns this response: write nothing, say nothing
+Fenced                   (not for callers) another worker owns this response: write nothing, say nothing
+EmbeddedFailed           (at start) the embedded server cannot run
 """
 
 from __future__ import annotations
 
 from responses_mw.errors import BadRequest, NotFound, TooLarge, Unavailable
 
-__all__ = ["Deleted", "Fenced", "Missing", "NotChainable", "OverBound", "StateUnavailable"]
+__all__ = ["Deleted", "EmbeddedFailed", "Fenced", "Missing", "NewerRecord", "NotChainable", "OverBound", "StateUnavailable"]
 
 
 class Missing(NotFound):
@@ -58,5 +60,16 @@ class StateUnavailable(Unavailable):
         self.passing = passing
 
 
-class Fenced(Exception):  # noqa: N818 (the field's word: a fencing token was refused)
+class NewerRecord(StateUnavailable):
+    """A newer release wrote this record, in a form that this one does not know."""
+
+    def __init__(self) -> None:
+        super().__init__("a newer release wrote this record")
+
+
+class Fenced(Exception):
     """Another holder of the response's token has taken over, or its record is gone."""
+
+
+class EmbeddedFailed(RuntimeError):
+    """The embedded server cannot run; the message tells why."""

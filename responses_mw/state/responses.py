@@ -9,11 +9,11 @@ import orjson
 
 from responses_mw.ids import RANDOM_LENGTH, random_part
 from responses_mw.state.codec import json_size, pack, pack_turn, turn_owner, unpack, unpack_turn
-from responses_mw.state.errors import Deleted, Fenced, Missing, NotChainable, OverBound, StateUnavailable
+from responses_mw.state.errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
 from responses_mw.state.keys import Address, conversation_key, item_address, response_address
 from responses_mw.state.pages import page
 from responses_mw.state.scripts import Script
-from responses_mw.state.values import Bounds, Chain, Item, Page, Pointer, Stored
+from responses_mw.state.values import VERSION, Bounds, Chain, Item, Page, Pointer, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Responses"]
 
-VERSION = 1
 CHAINABLE = ("completed", "incomplete")
 # The longest that a run can go on after its response was deleted.
 TOMBSTONE_SECONDS = 24 * 60 * 60
@@ -39,7 +38,7 @@ class Responses:
     def __init__(
         self, client: Client, conversations: Conversations, *, ttl_seconds: int, bounds: Bounds, patience: float
     ) -> None:
-        """``ttl_seconds`` is how long a response is kept after its commit; ``patience`` how long a commit is tried (seconds)."""
+        """``ttl_seconds`` is how long a response is kept; ``patience`` how long a commit is tried (seconds)."""
         self._client = client
         self._conversations = conversations
         self._ttl = ttl_seconds * 1000
@@ -56,7 +55,10 @@ class Responses:
         status = fields["status"].decode()
         if status not in CHAINABLE:
             raise NotChainable(response_id, status)
-        return await self._history(address, response_id, owner, fields)
+        seen = await self._seen(address, owner, fields)
+        if seen is None:
+            raise Missing("Response", response_id)
+        return await self._history(address, response_id, fields, seen)
 
     async def get(self, response_id: str, owner: str) -> Stored:
         """The stored response. Raises Missing."""
@@ -83,12 +85,13 @@ class Responses:
     ) -> Page:
         """A page of all that the model was given for the response: its chain's items, then its own input.
 
-        Only what lies between the items with the ids ``after`` and ``before`` (in the ``order`` asked for). Raises Missing, and BadRequest
-        for an ``after`` or ``before`` that is not in the list.
+        Only what lies between the items with the ids ``after`` and ``before``, in the ``order`` asked for. Raises Missing, and
+        BadRequest for an ``after`` or ``before`` that is not in the list.
         """
         address = _address(response_id)
         fields = await self._record(address, response_id, owner)
-        chain = await self._history(address, response_id, owner, fields)
+        seen = await self._seen(address, owner, fields)
+        chain = await self._history(address, response_id, fields, seen or [])
         produced = len(unpack_turn(chain.turns[-1])["output"])
         given = chain.items[: len(chain.items) - produced]
         return page(given, after=after, before=before, limit=limit, order=order)
@@ -105,13 +108,17 @@ class Responses:
     ) -> None:
         """Stores a finished response on top of ``chain``, and appends its items to the chain's conversation, if that still is.
 
-        ``document`` is the whole response; its id has the chain's tag; ``items`` is its input, each with an id. ``token`` is random, made once
-        for the run: a repeated commit changes nothing. ``existing``: the record must be there already (a background run). Raises
-        OverBound, Deleted, Fenced, and StateUnavailable after as long as the patience lasts; a write may then have happened.
+        ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
+        random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already (of a
+        background run). Raises OverBound, Deleted, Fenced, or StateUnavailable when the patience is over; the write may then
+        have happened.
         """
         address = _address(document["id"])
-        body = {name: value for name, value in document.items() if name != "output"}
-        head, turn = orjson.dumps(body), orjson.dumps({"input": list(items), "output": document["output"]})
+        # The output is in the turn alone; None keeps its place.
+        head, turn = (
+            orjson.dumps({**document, "output": None}),
+            orjson.dumps({"input": list(items), "output": document["output"]}),
+        )
         self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
         facts: dict[str, Any] = {
             "random": address.random,
@@ -163,30 +170,33 @@ class Responses:
         _check_version(fields["v"])
         return fields
 
-    async def _history(self, address: Address, response_id: str, owner: str, fields: dict[str, bytes]) -> Chain:
-        """The items up to and with the response, of which ``fields`` tell where it stands."""
+    async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
+        """What the response saw of its conversation; None if that was deleted since."""
+        if "seen" not in fields:
+            return []
+        return await self._conversations.until(address.tag, owner, int(fields["seen"]))
+
+    async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
+        """The items up to and with the response, of which ``fields`` tell where it stands, after what it has ``seen``."""
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._turns(address, parent)
-        if len(turns) == 0 or turn_owner(turns[-1]) != address.random:
+        if not turns or turn_owner(turns[-1]) != address.random:
             raise Missing("Response", response_id)
         texts = [unpack_turn(turn) for turn in turns]
         items = [item for text in texts for part in ("input", "output") for item in text[part]]
-        size = sum(json_size(turn) for turn in turns)
+        size = sum(json_size(turn, RANDOM_LENGTH) for turn in turns)
         if "seen" not in fields:
             return Chain(address.tag, items, parent, tuple(turns), size)
-        # A conversation changes, a chain must not: what stands on this response takes the items it saw along, in a root of its own.
-        before = await self._conversations.until(address.tag, owner, int(fields["seen"]))
-        base = orjson.dumps({"input": before, "output": []})
+        # A conversation changes, a chain must not: what stands on this response takes along the items that it saw.
+        base = orjson.dumps({"input": seen, "output": []})
         rooted = (pack_turn(BASE, base), *turns)
-        return Chain(address.tag, before + items, None, rooted, size + len(base))
+        return Chain(address.tag, seen + items, None, rooted, size + len(base))
 
     async def _turns(self, address: Address, pointer: Pointer) -> list[bytes]:
         """All turns up to the pointer; none if they are not what it says: deleted, or lost, since it was read."""
         steps = [step.split(":") for step in pointer.path.split(",") if step]
         ranges = [(name, int(length)) for name, length in steps] + [(pointer.segment, pointer.length)]
-        replies = await self._client.pipeline(
-            [("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges]
-        )
+        replies = await self._client.pipeline([("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges])
         whole = all(len(reply) == length for reply, (_, length) in zip(replies, ranges, strict=True))
         return [turn for reply in replies for turn in reply] if whole else []
 
@@ -219,7 +229,7 @@ class Responses:
         return await self._commit(address, facts, [*blobs, *rest])
 
     async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:
-        """The script's answer. Tries again while Redis is away, but only until it has been for as long as the patience lasts."""
+        """The script's answer. Tries again while Redis is away, until it has been for as long as the patience lasts."""
         pause = 0.02
         while True:
             try:
@@ -259,12 +269,12 @@ def _address(response_id: str) -> Address:
 
 def _check_version(version: bytes) -> None:
     if int(version) > VERSION:
-        raise StateUnavailable("a newer release wrote this record")
+        raise NewerRecord
 
 
 def _check_answer(answer: bytes) -> None:
     """Raises what an answer that is common to several scripts means."""
     if answer == b"newer":
-        raise StateUnavailable("a newer release wrote this record")
+        raise NewerRecord
     if answer == b"bound":
         raise OverBound("The conversation has more bytes or items than are stored.")

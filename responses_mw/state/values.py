@@ -7,7 +7,10 @@ from typing import Any
 
 from responses_mw.ids import new_tag
 
-__all__ = ["Bounds", "Chain", "Conversation", "Item", "Page", "Pointer", "Stored"]
+__all__ = ["VERSION", "Bounds", "Chain", "Conversation", "Item", "Page", "Pointer", "Stored"]
+
+# The form of records, turns and items that this release writes. It changes only by addition; a higher one is refused.
+VERSION = 1
 
 Item = dict[str, Any]
 
@@ -35,9 +38,9 @@ class Pointer:
 class Chain:
     """A history that a new response stands on.
 
-    ``tag`` is for the new response's id. ``items`` are all earlier items in order. The rest is for the commit: ``parent`` to append to,
-    or else the stored ``turns`` to begin a new root with; ``size`` of the items' JSON in bytes; the ``conversation`` and the
-    counter of the last item of it that was ``seen``.
+    ``tag`` is for the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the ``parent``
+    to append to, or else the stored ``turns`` to begin a new root with; the ``size`` of the items' JSON in bytes; the
+    ``conversation`` to append to, and the counter of the last item of it that was ``seen``.
     """
 
     tag: str
@@ -56,9 +59,7 @@ class Chain:
     @property
     def call_ids(self) -> frozenset[str]:
         """The ``call_id`` of every tool call in the history (not of the outputs that answer them)."""
-        return frozenset(
-            item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output")
-        )
+        return frozenset(item["call_id"] for item in self.items if item.get("call_id") and not item["type"].endswith("_output"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import orjson
 
 from .. import ids
 from ..config import Settings
-from ..errors import BadRequest, UpstreamError
+from ..errors import BadRequest, Unauthorized, UpstreamError
+from ..owner import ANONYMOUS
 from ..protocol.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
 from .detection import detect
@@ -23,13 +24,16 @@ logger = logging.getLogger(__name__)
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
-_MODELS_LAST = 30.0  # seconds for which the only model is taken to be the only one
+_MODELS_LAST = 30.0  # seconds for which what /v1/models answered is taken to hold
+_MOST_VERIFIED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: ``headers`` go on to the upstream; ``scope`` is the ASGI scope that an in-process call inherits from."""
+    """Who asks: ``owner`` is whose the request is; ``headers`` go on to the upstream; ``scope`` is the ASGI scope that an in-process
+    call inherits from."""
 
+    owner: str = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict)
     scope: dict[str, Any] | None = None
 
@@ -45,6 +49,7 @@ class Upstream:
         self._dialect = DIALECTS.get(settings.dialect)
         self._only_model: str | None = None
         self._only_model_until = 0.0
+        self._verified: dict[str, float] = {}
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """The answer to ``body``. It is asked for when it is iterated; then raises ``UpstreamError`` for any status but a good
@@ -106,6 +111,26 @@ class Upstream:
         names = ", ".join(model["id"] for model in models)
         message = f"Missing required parameter: 'model'. The upstream serves: {names}."
         raise BadRequest(message, param="model", code="missing_required_parameter")
+
+    async def verify(self, caller: Caller) -> None:
+        """Asks the upstream whether it knows the caller's credential; for what never reaches it otherwise.
+
+        Raises ``Unauthorized``. What the upstream said is remembered for a while.
+        """
+        now = asyncio.get_running_loop().time()
+        credential = caller.headers.get("authorization", "")
+        if self._verified.get(credential, 0.0) > now:
+            return
+        try:
+            await self.models(caller)
+        except UpstreamError as error:
+            if error.status in (401, 403):
+                raise Unauthorized(error.message) from None
+            if error.status != 404:  # an upstream without a list of models has nothing to say
+                raise
+        if len(self._verified) >= _MOST_VERIFIED:
+            self._verified.clear()
+        self._verified[credential] = now + _MODELS_LAST
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ async def detect(models: list[dict[str, Any]], get: Get) -> Dialect:
     """The dialect of the server that lists ``models``; OpenAI's own where nothing tells."""
     for model in models:
         owner = model.get("owned_by")
-        if owner in _OWNERS:
+        if isinstance(owner, str) and owner in _OWNERS:
             return _OWNERS[owner]
     for path, is_it, dialect in _PROBES:
         response = await get(path)

@@ -33,7 +33,15 @@ ERROR_CODES = frozenset(
 _RENAMED_CODES = {"invalid_base64": "invalid_base64_image"}
 _PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
-_TOO_LONG = ("exceed_context_size_error", "maximum context length", "max_model_len", "context length", "context window")
+_TOO_LONG = (
+    "exceed_context_size_error",
+    "context length",
+    "max_model_len",
+    "context window",
+    "`inputs` must have less than",
+    "`inputs` tokens + `max_new_tokens`",
+)
+"""What tells that a prompt is too long: vLLM, SGLang, llama.cpp, TGI."""
 
 
 def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False) -> UpstreamError:
@@ -64,7 +72,7 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
     code = fault["code"] or _DEFAULT_CODES.get(status)
     param = _PARAMS.get(fault["param"], fault["param"])
-    if status in (400, 413, 422) and any(sign in f"{fault['type']} {message}" for sign in _TOO_LONG):
+    if status in (400, 413, 422) and any(sign in f"{fault['type']} {message}".lower() for sign in _TOO_LONG):
         code, param = "context_length_exceeded", param or "input"
     kind = "rate_limit_error" if status == 429 else "invalid_request_error"
     return UpstreamError(message, status=status, type=kind, param=param, code=code, headers=headers)
@@ -88,17 +96,31 @@ def _members(data: Any) -> dict[str, Any]:
         data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
     if not isinstance(data, dict):
         return {"message": str(data or ""), "type": None, "param": None, "code": None, "status": None}
-    message = data.get("message") or data.get("error") or data.get("detail")  # SGLang; TGI, vLLM's 401 and 503; FastAPI
     code, param = data.get("code"), data.get("param")
-    numeric = isinstance(code, int) or (isinstance(code, str) and code.isdigit())
-    status = code if numeric else data.get("http_status_code")
+    status = _status(code) or _status(data.get("http_status_code"))
     return {
-        "message": message if isinstance(message, str) else orjson.dumps(message).decode() if message else "",
+        "message": _message(data.get("message") or data.get("error") or data.get("detail")),
         "type": data.get("type") or data.get("error_type"),
         "param": param if isinstance(param, str) else None,
-        "code": _RENAMED_CODES.get(code, code) if isinstance(code, str) and not numeric else None,
-        "status": int(status) if status is not None else None,
+        "code": _RENAMED_CODES.get(code, code) if isinstance(code, str) and not _status(code) else None,
+        "status": status,
     }
+
+
+def _message(message: Any) -> str:
+    """SGLang's ``message``; the ``error`` of TGI and of vLLM's 401 and 503; FastAPI's ``detail``, which may be a list. Bedrock
+    has another error's JSON in the text."""
+    if isinstance(message, str):
+        inner = _decoded(message.encode()) if message.startswith("{") else None
+        return (_members(inner)["message"] or message) if isinstance(inner, dict) else message
+    return orjson.dumps(message).decode() if message else ""
+
+
+def _status(code: Any) -> int | None:
+    """An HTTP status given as a number, or as its digits."""
+    if isinstance(code, str) and code.isascii() and code.isdigit():
+        code = int(code[:4])
+    return code if isinstance(code, int) and 100 <= code < 600 else None
 
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:

@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from ..errors import UpstreamError, UpstreamTimeout
-from ..protocol.assembler import as_chunk
+from ..protocol.chunks import as_chunk
 from ..protocol.sse import DONE, Decoder, FrameTooLong
 from ..protocol.types import Chunk
 from .faults import from_frame, is_error

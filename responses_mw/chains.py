@@ -1,0 +1,124 @@
+"""What a request stands on, and how its response joins it: the runner's view of the state.
+
+Without a state (none is configured), or for a request that asks for none, a run stands on nothing and joins nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import BadRequest, NotFound, NotSupported
+from .ids import RunIds, random_part
+from .protocol.items import ID_PREFIXES
+from .protocol.request import CreateResponse
+from .protocol.types import Document, Item
+from .state import Chain, Deleted, Missing, OverBound, State, StateUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What one run stands on: the ``chain`` before it and its own ``input``, each item with its id."""
+
+    chain: Chain
+    ids: RunIds
+    input: list[Item]
+    owner: str
+    token: str
+
+    @property
+    def items(self) -> list[Item]:
+        """All that the model is to see, in order."""
+        return self.chain.items + self.input
+
+
+class Chains:
+    """``required`` refuses (503) a response that is to be stored and cannot be, in place of answering it unstored."""
+
+    def __init__(self, state: State | None, *, required: bool) -> None:
+        self._state = state
+        self._required = required
+
+    async def begin(self, request: CreateResponse, owner: str) -> Ground:
+        """Reads the history that ``request`` stands on.
+
+        Raises ``BadRequest`` for a previous response that is not there or cannot be continued, ``NotFound`` for a conversation,
+        ``Unavailable`` where the state is needed and away.
+        """
+        if self._required and request.store:
+            await self._needed("store").nearly_full()  # raises where it is away
+        chain = await self._chain(request, owner)
+        ids = RunIds(chain.tag)
+        resolved = await self._resolved(request.items, owner)
+        return Ground(chain, ids, with_ids(resolved, ids), owner, random_part())
+
+    async def _chain(self, request: CreateResponse, owner: str) -> Chain:
+        if request.conversation is not None:
+            return await self._needed("conversation").conversations.chain(request.conversation, owner)
+        if request.previous_response_id is None:
+            return Chain.new()
+        state = self._needed("previous_response_id")
+        try:
+            return await state.responses.chain(request.previous_response_id, owner)
+        except Missing as error:
+            message = f"Previous response with id '{error.object_id}' not found."
+            raise BadRequest(message, param="previous_response_id", code="previous_response_not_found") from None
+
+    async def _resolved(self, items: Sequence[Item], owner: str) -> Sequence[Item]:
+        """``items`` with those in place of references that they name."""
+        wanted = [item["id"] for item in items if item["type"] == "item_reference"]
+        if not wanted:
+            return items
+        try:
+            found = await self._needed("input").responses.resolve(wanted, owner)
+        except Missing as error:
+            raise BadRequest(error.message, param="input", code="item_not_found") from None
+        return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
+
+    def _needed(self, param: str) -> State:
+        if self._state is None:
+            raise NotSupported(f"'{param}' needs stored state, and this server keeps none: set 'redis'.", param=param)
+        return self._state
+
+    async def will_store(self, request: CreateResponse) -> bool:
+        """Whether the response of ``request`` is to be stored, and there is room."""
+        if not request.store or self._state is None:
+            return False
+        try:
+            return not await self._state.nearly_full()
+        except StateUnavailable:
+            return True  # it may be back at the commit
+
+    async def commit(self, ground: Ground, document: Document) -> None:
+        """Stores the finished ``document``. Where that cannot be done, it says ``store: false`` from then on.
+
+        Raises ``NotFound`` if the response was deleted meanwhile, ``Unavailable`` if it must be stored and cannot be.
+        """
+        if not document["store"] or self._state is None:
+            return
+        try:
+            await self._state.responses.commit(ground.chain, document, ground.input, ground.owner, ground.token)
+        except Deleted as error:
+            raise NotFound(error.message) from None
+        except (StateUnavailable, OverBound) as error:
+            if self._required:
+                raise
+            document["store"] = False
+            logger.warning("response %s is not stored: %s", document["id"], error.message)
+
+
+_WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
+"""Types of items that have a status when they are listed; a caller may leave it out."""
+
+
+def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
+    """The items under ids of ours: by such an id alone an item is found again, and a client's own may be anything."""
+    return [_with_id(item, ids.item(ID_PREFIXES.get(item["type"], "item"))) for item in items]
+
+
+def _with_id(item: Item, item_id: str) -> Item:
+    status = {"status": "completed"} if item["type"] in _WITH_STATUS else {}
+    return {"id": item_id, **status, **{name: value for name, value in item.items() if name != "id"}}

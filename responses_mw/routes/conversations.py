@@ -1,0 +1,128 @@
+"""The Conversations API (OpenAI reference, "Conversations")."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .. import ids
+from ..chains import with_ids
+from ..config import Settings
+from ..errors import NotSupported
+from ..ids import RunIds
+from ..protocol import checks
+from ..protocol.items import parse_input
+from ..protocol.request import metadata
+from ..protocol.types import Item
+from ..replies import Answer
+from ..state import Conversation, Page, State
+from ..upstream import Caller, Upstream
+from .listing import listed
+from .reading import Reader, check_include, paging
+
+MOST_ITEMS = 20  # that one request may add
+
+
+class ConversationRoutes:
+    def __init__(self, upstream: Upstream, state: State | None, reader: Reader, settings: Settings) -> None:
+        self._upstream = upstream
+        self._state = state
+        self._reader = reader
+        self._settings = settings
+
+    async def create(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations``"""
+        state, caller = await self._verified(request)
+        body = await self._body(request, "items", "metadata")
+        tag = ids.new_tag()
+        conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
+        await state.conversations.create(conversation, _items(body.get("items", []), tag), caller.owner)
+        return Answer(_shown(conversation))
+
+    async def retrieve(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        return Answer(_shown(await state.conversations.get(_id(request), caller.owner)))
+
+    async def update(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        body = await self._body(request, "metadata")
+        if "metadata" not in body:
+            checks.missing("metadata")
+        updated = await state.conversations.update(_id(request), metadata(body["metadata"], "metadata"), caller.owner)
+        return Answer(_shown(updated))
+
+    async def delete(self, request: Request) -> ASGIApp:
+        """``DELETE /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        await state.conversations.delete(_id(request), caller.owner)
+        return Answer({"id": _id(request), "object": "conversation.deleted", "deleted": True})
+
+    async def create_items(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations/{conversation_id}/items``"""
+        check_include(request)
+        state, caller = await self._verified(request)
+        body = await self._body(request, "items")
+        if "items" not in body:
+            checks.missing("items")
+        await state.conversations.get(_id(request), caller.owner)
+        items = _items(body["items"], _id(request).removeprefix("conv_"))
+        await state.conversations.append(_id(request), items, caller.owner)
+        return Answer(listed(Page(items, has_more=False)))
+
+    async def items(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}/items``"""
+        check_include(request)
+        asked = paging(request)
+        state, caller = await self._verified(request)
+        page = await state.conversations.items(
+            _id(request), caller.owner, after=asked.after, limit=asked.limit, order=asked.order
+        )
+        return Answer(listed(page))
+
+    async def item(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
+        check_include(request)
+        state, caller = await self._verified(request)
+        return Answer(await state.conversations.item(_id(request), request.path_params["item_id"], caller.owner))
+
+    async def delete_item(self, request: Request) -> ASGIApp:
+        """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""
+        state, caller = await self._verified(request)
+        item_id = request.path_params["item_id"]
+        return Answer(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
+
+    async def _verified(self, request: Request) -> tuple[State, Caller]:
+        caller = self._reader.caller(request)
+        await self._upstream.verify(caller)
+        if self._state is None:
+            raise NotSupported("Conversations need stored state, and this server keeps none: set 'redis'.")
+        return self._state, caller
+
+    async def _body(self, request: Request, *names: str) -> dict[str, Any]:
+        body = checks.mapping(await self._reader.json(request), "body")
+        for name in body.keys() - names:
+            checks.unknown(name)
+        return body
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["conversation_id"])
+
+
+def _items(value: Any, tag: str) -> list[Item]:
+    items = checks.array(value, "items", most=MOST_ITEMS)
+    return with_ids(parse_input(items, "items"), RunIds(tag))
+
+
+def _shown(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "metadata": conversation.metadata,
+    }

@@ -1,0 +1,96 @@
+"""What the endpoints read from a request: who asks, the body, the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from ..config import Settings
+from ..errors import BadRequest, TooLarge
+from ..owner import owner_of
+from ..protocol import checks
+from ..protocol.request import INCLUDABLE
+from ..upstream import Caller
+
+DEFAULT_PAGE, LONGEST_PAGE = 20, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Cursor paging, as the reference has it: items after (before) the one with that id, in an order."""
+
+    after: str | None
+    before: str | None
+    limit: int
+    order: str
+
+
+class Reader:
+    """Reads requests within the bounds of ``settings``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._forwarded = frozenset(["authorization", *settings.forward_headers])
+
+    def caller(self, request: Request) -> Caller:
+        headers = {name: value for name, value in request.headers.items() if name in self._forwarded}
+        owner = owner_of(request.headers, self._settings.tenant_header)
+        return Caller(owner=owner, headers=headers, scope=dict(request.scope))
+
+    async def json(self, request: Request) -> Any:
+        """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` beyond ``max_body_bytes``."""
+        body = await self._body(request)
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            message = f"We could not parse the JSON body of your request: {error}."
+            raise BadRequest(message, code="invalid_json") from None
+
+    async def _body(self, request: Request) -> bytes:
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise BadRequest(
+                f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
+            )
+        longest = self._settings.max_body_bytes
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > longest:
+                raise TooLarge(f"The request body is larger than {longest} bytes.")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def paging(request: Request) -> Paging:
+    """``after``, ``before``, ``limit`` (1 to 100, 20 by default) and ``order`` (``desc`` by default) of the query."""
+    query = request.query_params
+    order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
+    limit = checks.integer(number(request, "limit", DEFAULT_PAGE), "limit", least=1, most=LONGEST_PAGE)
+    return Paging(query.get("after"), query.get("before"), limit, order)
+
+
+def number(request: Request, name: str, default: int) -> int:
+    """A query parameter that is an integer."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        return checks.wrong_type(name, "an integer", value)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A query parameter that is ``true`` or ``false`` (the default)."""
+    return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
+
+
+def check_include(request: Request) -> None:
+    """What ``include`` may ask for is stored and given in any case; what it may not is an error."""
+    query = request.query_params
+    for value in [*query.getlist("include"), *query.getlist("include[]")]:
+        checks.one_of(value, "include", INCLUDABLE)

@@ -1,0 +1,73 @@
+"""Which endpoint serves which method and path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..config import Settings
+from ..errors import APIError, MethodNotAllowed, NotFound
+from ..replies import send_json
+from ..runner import Runner
+from ..state import State
+from ..upstream import Upstream
+from .conversations import ConversationRoutes
+from .reading import Reader
+from .responses import ResponseRoutes
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class Routes:
+    """An ASGI application for everything under ``/v1/responses`` and ``/v1/conversations``: what it does not know is a 404 in
+    OpenAI's shape, never the host's own. ``scope["responses_mw.path"]`` is the path from ``/v1`` on."""
+
+    def __init__(self, runner: Runner, upstream: Upstream, state: State | None, settings: Settings) -> None:
+        reader = Reader(settings)
+        responses = ResponseRoutes(runner, upstream, state, reader, settings)
+        conversations = ConversationRoutes(upstream, state, reader, settings)
+        table: list[tuple[str, str, Endpoint]] = [
+            ("POST", "/v1/responses", responses.create),
+            ("GET", "/v1/responses", responses.connect),
+            ("GET", "/v1/responses/{response_id}", responses.retrieve),
+            ("DELETE", "/v1/responses/{response_id}", responses.delete),
+            ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+            ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+            ("POST", "/v1/conversations", conversations.create),
+            ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
+            ("POST", "/v1/conversations/{conversation_id}", conversations.update),
+            ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
+            ("POST", "/v1/conversations/{conversation_id}/items", conversations.create_items),
+            ("GET", "/v1/conversations/{conversation_id}/items", conversations.items),
+            ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
+            ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ]
+        self._table = [(method, compile_path(path)[0], endpoint) for method, path, endpoint in table]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            endpoint = self._endpoint(scope)
+            answer = await endpoint(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except APIError as error:
+            await send_json(send, error.status, error.body(), error.headers)
+            return
+        await answer(scope, receive, send)
+
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        method, path = scope["method"], scope["responses_mw.path"]
+        allowed = set()
+        for known_method, pattern, endpoint in self._table:
+            match = pattern.match(path)
+            if match and known_method == method:
+                scope["path_params"] = match.groupdict()
+                return endpoint
+            if match:
+                allowed.add(known_method)
+        if allowed:
+            raise MethodNotAllowed(f"Method {method} is not allowed for {path}.", headers={"allow": ", ".join(sorted(allowed))})
+        raise NotFound(f"Unknown request URL: {method} {path}.", code="unknown_url")

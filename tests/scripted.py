@@ -1,0 +1,253 @@
+"""A scripted Chat Completions server, as an ASGI application.
+
+A test queues answers; each chat request takes the next one. An answer is played piece by piece: a chunk is sent at once, a
+`Signal` holds the answer until the test sets it, and an exception breaks the answer off. What was asked, and whether the asker
+left before the end, is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+Chunk = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+JSON = {"content-type": "application/json"}
+TINY = {"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm"}
+
+
+class Signal:
+    """Something that happens once. Any thread may set it, and any event loop wait for it."""
+
+    def __init__(self) -> None:
+        self._future: Future[None] = Future()
+
+    def set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def is_set(self) -> bool:
+        return self._future.done()
+
+    async def wait(self, longest: float | None = 5.0) -> None:
+        """Raises ``TimeoutError`` after ``longest`` seconds."""
+        async with asyncio.timeout(longest):
+            await asyncio.shield(asyncio.wrap_future(self._future))
+
+
+class BrokenOff(Exception):
+    """Raised by the scripted application: its server then cuts the connection without ending the answer."""
+
+
+Piece = bytes | Signal | BrokenOff
+
+
+@dataclass
+class Answer:
+    """One answer, and what became of it."""
+
+    pieces: Sequence[Piece]
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=lambda: dict(SSE))
+    before: Signal | None = None
+    """Holds even the status."""
+    asked: Signal = field(default_factory=Signal)
+    played: Signal = field(default_factory=Signal)
+    left: Signal = field(default_factory=Signal)
+    """The asker left before the end."""
+    sent: int = 0
+    """How many pieces have been sent."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that the upstream got."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+
+class ScriptedUpstream:
+    """``requests`` are the chat requests so far, ``visits`` all the others. ``pages`` are JSON answers for other paths."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Any]] = [TINY]
+        self.pages: dict[str, Any] = {}
+        self.requests: list[Asked] = []
+        self.visits: list[Asked] = []
+        self.started = self.stopped = False
+        self._answers: deque[Answer] = deque()
+
+    def queue(self, answer: Answer) -> Answer:
+        self._answers.append(answer)
+        return answer
+
+    def stream(self, *pieces: Chunk | Piece, done: bool = True, **settings: Any) -> Answer:
+        """Queues a streamed answer: chunks are framed, bytes go out as they are."""
+        framed: list[Piece] = [frame(piece) if isinstance(piece, dict) else piece for piece in pieces]
+        return self.queue(Answer([*framed, DONE] if done else framed, **settings))
+
+    def whole(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, **settings: Any) -> Answer:
+        """Queues an answer in one piece: JSON, or bytes as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.queue(Answer([content], status, {**JSON, **(headers or {})}, **settings))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await _echo(receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self.started = True
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.stopped = True
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        asked = Asked(scope["method"], path, headers, await _body(receive))
+        if not path.endswith("/v1/chat/completions"):
+            self.visits.append(asked)
+            pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}
+            known = path in pages
+            page = pages[path] if known else {"detail": "Not Found"}
+            await _play(Answer([json.dumps(page).encode()], 200 if known else 404, JSON), receive, send)
+            return
+        self.requests.append(asked)
+        unscripted = Answer([b'{"error": {"message": "unscripted"}}'], 500, JSON)
+        await _play(self._answers.popleft() if self._answers else unscripted, receive, send)
+
+
+async def _body(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def _play(answer: Answer, receive: Receive, send: Send) -> None:
+    answer.asked.set()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_leave, answer, receive, group.cancel_scope)
+            await _send_pieces(answer, send)
+            answer.played.set()
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        if not answer.played.is_set():
+            answer.left.set()
+
+
+async def _leave(answer: Answer, receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _send_pieces(answer: Answer, send: Send) -> None:
+    if answer.before:
+        await answer.before.wait(None)
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    for piece in answer.pieces:
+        if isinstance(piece, Signal):
+            await piece.wait(None)
+        elif isinstance(piece, BrokenOff):
+            raise piece
+        else:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            answer.sent += 1
+            await anyio.sleep(0)  # what is read is one piece
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _echo(receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] != "websocket.disconnect":
+        answer: Message = {"type": "websocket.send", "text": message["text"]}
+        await send(answer)
+
+
+# -- what a model says ---------------------------------------------------------------------------------------------------
+
+
+def frame(chunk: Chunk) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def delta(finish_reason: str | None = None, **members: Any) -> Chunk:
+    choice = {"index": 0, "delta": members, "finish_reason": finish_reason}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [choice]}
+
+
+def text(content: str) -> Chunk:
+    return delta(content=content)
+
+
+def reasoning(content: str) -> Chunk:
+    return delta(reasoning=content)
+
+
+def call(arguments: str, *, name: str | None = None, call_id: str | None = None, index: int = 0) -> Chunk:
+    """A fragment of a tool call; the first one has a name and an id."""
+    function = {"arguments": arguments, **({"name": name} if name else {})}
+    return delta(tool_calls=[{"index": index, "function": function, **({"id": call_id, "type": "function"} if call_id else {})}])
+
+
+def finish(reason: str = "stop") -> Chunk:
+    return delta(reason)
+
+
+def usage(prompt: int = 3, completion: int = 2) -> Chunk:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [], "usage": counts}
+
+
+def completion(message: dict[str, Any], finish_reason: str = "stop", counts: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A whole ``chat.completion``."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "tiny",
+        "choices": [choice],
+        "usage": counts or usage()["usage"],
+    }
+
+
+HELLO = (delta(role="assistant", content=""), text("Hel"), text("lo"), finish(), usage())
+"""A short answer, as vLLM streams it."""
+
+
+def error(message: str = "no good", status: int = 400, **members: Any) -> dict[str, Any]:
+    """vLLM's error object."""
+    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status, **members}}
