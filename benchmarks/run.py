@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -72,15 +71,13 @@ def machine() -> dict[str, str | int | None]:
     return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()} | versions
 
 
-def run(names: Sequence[str], bench: Bench) -> dict[str, Outcome]:
-    """Run the named scenarios, one after the other, and print each one's table and figures."""
-    outcomes = {}
-    for name in names:
-        about = (inspect.getdoc(SCENARIOS[name]) or "").partition("\n")[0]
-        print(f"\n{name}: {about}", flush=True)
-        outcomes[name] = SCENARIOS[name](bench)
-        print(table(outcomes[name]), *map(sentence, outcomes[name].figures), sep="\n", flush=True)
-    return outcomes
+def run(name: str, bench: Bench) -> Outcome:
+    """Run the named scenario, and print its table and figures."""
+    about = (inspect.getdoc(SCENARIOS[name]) or "").partition("\n")[0]
+    print(f"\n{name}: {about}", flush=True)
+    outcome = SCENARIOS[name](bench)
+    print(table(outcome), *map(sentence, outcome.figures), sep="\n", flush=True)
+    return outcome
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
@@ -103,9 +100,12 @@ def main() -> None:
         quick=options.quick,
         note=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
     )
-    outcomes = run(options.scenario or list(SCENARIOS), bench)
-    if options.json:
-        options.json.write_bytes(orjson.dumps({"machine": machine(), "scenarios": outcomes}, option=orjson.OPT_INDENT_2))
+    outcomes: dict[str, Outcome] = {}
+    for name in options.scenario or list(SCENARIOS):
+        outcomes[name] = run(name, bench)
+        if options.json:  # after each, so that what was measured outlives a scenario that breaks
+            document = {"machine": machine(), "scenarios": outcomes}
+            options.json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,10 @@ def serve(settings: Serve) -> None:
 
     from .app import create_app
 
+    # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
     uvicorn.run(
         create_app(settings),

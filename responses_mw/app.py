@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx
 from starlette.types import ASGIApp
 
-from .assembly import network_client
+from .assembly import network_transport
 from .config import Settings
 from .middleware import ResponsesMiddleware
 from .proxy import ReverseProxy
@@ -15,5 +18,11 @@ def create_app(settings: Settings | None = None) -> ASGIApp:
     settings = settings or Settings()
     if settings.upstream is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM")
-    client = network_client(settings)
-    return ResponsesMiddleware(ReverseProxy(client, settings.upstream), settings, client)
+    transport = network_transport(settings)
+    client = httpx.AsyncClient(
+        transport=transport,
+        timeout=httpx.Timeout(None, connect=settings.connect_timeout),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
+        trust_env=False,
+    )
+    return ResponsesMiddleware(ReverseProxy(client, settings.upstream), settings, transport)

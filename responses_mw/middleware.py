@@ -18,14 +18,16 @@ class ResponsesMiddleware:
     """Answers ``/v1/responses`` and ``/v1/conversations`` by means of Chat Completions, and passes everything else to ``app``.
 
     Chat Completions are asked of ``settings.upstream``, or of ``app`` itself where that is not set. Without ``settings`` they
-    are read from the environment: that is how vLLM builds it (``--middleware responses_mw.ResponsesMiddleware``). A ``client``
-    for the upstream that is given is used, and closed in the end.
+    are read from the environment: that is how vLLM builds it (``--middleware responses_mw.ResponsesMiddleware``). A ``transport``
+    to the upstream that is given is used, and closed in the end.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings | None = None, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self.app = app
         self.settings = settings or Settings()
-        self._client = client
+        self._transport = transport
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
         self._routes: ASGIApp | None = None
@@ -75,7 +77,7 @@ class ResponsesMiddleware:
     async def _open(self) -> ASGIApp:
         async with self._opening:
             if self._routes is None:
-                self._routes = await self._opened.enter_async_context(assembled(self.app, self.settings, self._client))
+                self._routes = await self._opened.enter_async_context(assembled(self.app, self.settings, self._transport))
             return self._routes
 
     async def _close(self) -> None:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[list[Event], None]
 
+INTERNAL_ERROR = APIError("The server had an error while processing your request.").body()
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -62,7 +64,7 @@ class Reply:
                     logger.exception("a request failed")
                     if self._started:
                         raise  # the server breaks the connection off
-                    await send_json(send, 500, APIError("The server had an error while processing your request.").body())
+                    await send_json(send, 500, INTERNAL_ERROR)
             group.cancel_scope.cancel()
 
     async def _answer(self, send: Send, group: TaskGroup) -> None:
@@ -87,6 +89,7 @@ class StreamReply(Reply):
         super().__init__(run, settings)
         self._silent = False
         self._last_number = 0
+        self._keeping_alive = anyio.CancelScope()
 
     async def _answer(self, send: Send, group: TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
@@ -96,6 +99,7 @@ class StreamReply(Reply):
         await self._send(send, first)
         async for events in self._run:
             await self._send(send, events)
+        self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
         last = DONE_FRAME if self._settings.sse_done else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -106,11 +110,12 @@ class StreamReply(Reply):
 
     async def _keep_alive(self, send: Send) -> None:
         """Looks once in every interval, so that a token costs no timer."""
-        while True:
-            self._silent = True
-            await anyio.sleep(self._settings.keep_alive)
-            if self._silent:
-                await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+        with self._keeping_alive:
+            while True:
+                self._silent = True
+                await anyio.sleep(self._settings.keep_alive)
+                if self._silent:
+                    await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
         if not self._settings.keepalive_event:

@@ -55,16 +55,21 @@ class Runner:
         stream = self._upstream.chat(chat, caller)
         async with _begun(stream, grace) as (first, reads):
             yield assembler.start()
+            events: list[Event] = []
             try:
                 chunks = await first
                 while chunks is not None:
-                    events = [event for chunk in chunks for event in assembler.feed(chunk)]
+                    for chunk in chunks:
+                        events += assembler.feed(chunk)
                     if events:
                         yield events
+                        events = []
                     chunks = await anext(reads, None)
                 events = self._end_turn(assembler, stream.done)
-            except Exception as error:  # noqa: BLE001 (the outer edge of a run: whatever happens, the stream ends in an event)
-                events = _fail(assembler, error)
+            except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
+                if grace is None:
+                    raise
+                _fail(assembler, error)
         await self._commit(ground, assembler, whole=grace is None)
         yield events + assembler.terminal()
 
@@ -113,7 +118,7 @@ def _now() -> int:
     return int(time.time())
 
 
-def _fail(assembler: Assembler, error: Exception) -> list[Event]:
+def _fail(assembler: Assembler, error: Exception) -> None:
     if isinstance(error, UpstreamError):
         assembler.fail(*as_response_error(error))
     elif isinstance(error, APIError):
@@ -121,7 +126,6 @@ def _fail(assembler: Assembler, error: Exception) -> list[Event]:
     else:
         logger.error("response %s failed", assembler.response["id"], exc_info=error)
         assembler.fail("server_error", "The server had an error while making the response.")
-    return []
 
 
 @asynccontextmanager

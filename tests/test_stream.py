@@ -1,18 +1,249 @@
+"""The stream as it travels: when it begins, what it is made of, and how it ends when the upstream does not end well."""
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
 
-from oracle import stream
-from scripted import HELLO
+import pytest
+
+from oracle import Streamed, check, stream
+from scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, text, usage
 
 if TYPE_CHECKING:
-    from conftest import Ours
+    import httpx
+
+    from conftest import Ours, Start
     from scripted import ScriptedUpstream
+
+BODY = {"input": "Hi", "model": "tiny", "stream": True}
+
+
+# -- how it begins -------------------------------------------------------------------------------------------------------
 
 
 async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstream) -> None:
+    more = Signal()
+    upstream.stream(text("Hel"), more, text("lo"), finish())
+    async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
+        raw = b""
+        async for data in response.aiter_raw():
+            raw += data
+            if b'"delta":"Hel"' in raw:
+                more.set()
+    assert check(raw).deltas == ["Hel", "lo"]
+
+
+async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
+    response = await ours.http.post("/v1/responses", json=BODY, headers={"accept-encoding": "gzip"})
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-encoding" not in response.headers
+
+
+async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    await stream(ours)  # the upstream is known from now on
+    begin = Signal()
+    upstream.stream(*HELLO, before=begin)
+    started = time.monotonic()
+    async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
+        chunks = response.aiter_raw()
+        raw = await anext(chunks)
+        assert time.monotonic() - started < 0.25  # 0.1, on a machine that has nothing else to do
+        assert raw.startswith(b"event: response.created\n")
+        begin.set()
+        raw += b"".join([data async for data in chunks])
+    assert check(raw).terminal == "response.completed"
+
+
+async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(status_grace=5)
+    begin = Signal()
+    upstream.whole(error("too late?", 400), 400, before=begin)
+    request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
+    await asyncio.sleep(0.2)
+    begin.set()
+    assert (await request).status_code == 400
+
+
+async def test_the_reading_of_comments_does_not_begin_the_answer(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(b": ping\n\n", b": ping\n\n", frame(error("no", 429)))
+    response = await ours.http.post("/v1/responses", json=BODY)
+    assert response.status_code == 429
+
+
+# -- keep-alive and end --------------------------------------------------------------------------------------------------
+
+
+async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(keep_alive=0.05)
+    more = Signal()
+    upstream.stream(text("Hel"), more, text("lo"), finish())
+    raw = await _until(ours, b": keep-alive\n\n", more)
+    assert check(raw).deltas == ["Hel", "lo"]
+
+
+async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(keep_alive=0.05, keepalive_event=True)
+    more = Signal()
+    upstream.stream(text("Hel"), more, text("lo"), finish())
+    raw = await _until(ours, b"event: keepalive\n", more)
+    assert check(raw).deltas == ["Hel", "lo"]
+    before, _, after = raw.decode().partition("event: keepalive\ndata: ")
+    last = json.loads(before.rstrip("\n").rpartition("data: ")[2])
+    assert json.loads(after.split("\n")[0]) == {"type": "keepalive", "sequence_number": last["sequence_number"]}
+
+
+async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
+    """The whole stream, of which the upstream gives the second part when ``awaited`` has come."""
+    raw = b""
+    async with ours.http.stream("POST", "/v1/responses", json=BODY) as response:
+        async for data in response.aiter_raw():
+            raw += data
+            if awaited in raw:
+                more.set()
+    return raw
+
+
+async def test_the_done_mark_can_be_left_out(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(sse_done=False)
+    upstream.stream(*HELLO)
+    assert (await stream(ours, done=False)).terminal == "response.completed"
+
+
+# -- ends that are clean -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "done"),
+    [
+        pytest.param([text("Hello"), finish()], False, id="finish_reason"),
+        pytest.param([text("Hello")], True, id="[DONE]"),
+        pytest.param([text("Hello"), usage()], False, id="usage on an empty chunk"),
+        pytest.param([text("Hello"), {**delta(), "usage": usage()["usage"]}], False, id="usage on the last chunk"),
+        pytest.param([text("Hello"), frame(finish())[:-2]], False, id="the last frame without a blank line"),
+    ],
+)
+async def test_an_end_is_clean(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
+    upstream.stream(*pieces, done=done)
     streamed = await stream(ours)
-    assert streamed.deltas == ["Hel", "lo"]
     assert streamed.terminal == "response.completed"
-    assert streamed.response["usage"]["total_tokens"] == 5
+    assert streamed.response["output"][0]["content"][0]["text"] == "Hello"
+
+
+async def test_the_upstream_is_read_to_its_end(ours: Ours, upstream: ScriptedUpstream) -> None:
+    """Else it would take us for a client that left, and its connection could not be used again."""
+    answer = upstream.stream(*HELLO)
+    await stream(ours)
+    await answer.played.wait()
+    await asyncio.sleep(0.05)
+    assert not answer.left.is_set()
+
+
+# -- ends that are not ---------------------------------------------------------------------------------------------------
+
+CUT = [
+    pytest.param([text("Hel")], False, id="end of the connection"),
+    pytest.param([text("Hel"), BrokenOff()], False, id="break in the connection"),
+    pytest.param([text("Hel"), finish(), BrokenOff()], False, id="break after the finish_reason"),
+    pytest.param([text("Hel"), error("engine died", 500)], True, id="error frame of vLLM"),
+    pytest.param([text("Hel"), error("engine died", 500)], False, id="error frame, then the end"),
+    pytest.param([text("Hel"), {"object": "error", "message": "no", "code": 500}], True, id="flat error frame of SGLang"),
+    pytest.param([text("Hel"), {"error": "overloaded", "error_type": "overloaded"}], True, id="error frame of old TGI"),
+    pytest.param([text("Hel"), {"error": {"message": "no", "http_status_code": 424}}], True, id="error frame of TGI"),
+    pytest.param([text("Hel"), b'error: {"code": 500, "message": "no"}\n\n'], True, id="error field of llama.cpp"),
+    pytest.param([text("Hel"), b"data: {not json\n\n"], True, id="no JSON"),
+    pytest.param([text("Hel"), b"data: [1, 2]\n\n"], True, id="JSON that is no object"),
+    pytest.param([text("Hel"), b'data: {"choices": ["x"]}\n\n'], True, id="a chunk that is none"),
+    pytest.param([text("Hel"), finish("abort")], True, id="aborted"),
+    pytest.param([{**text("Hel"), "usage": usage()["usage"]}], False, id="usage on every chunk is no end"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "done"), CUT)
+async def test_what_is_broken_off_fails(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
+    upstream.stream(*pieces, done=done)
+    _assert_cut(await stream(ours))
+
+
+@pytest.mark.parametrize(("pieces", "done"), CUT)
+async def test_what_is_broken_off_fails_alike_when_it_comes_at_once(
+    ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool
+) -> None:
+    """What came before the fault is given, also when one read held both."""
+    framed = [frame(piece) if isinstance(piece, dict) else piece for piece in pieces]
+    at_once = b"".join(piece for piece in framed if isinstance(piece, bytes))
+    upstream.stream(b": ping\n\n", at_once, *[p for p in framed if not isinstance(p, bytes)], done=done)
+    _assert_cut(await stream(ours))
+
+
+def _assert_cut(streamed: Streamed) -> None:
+    assert streamed.terminal == "response.failed"
+    assert streamed.deltas == ["Hel"]
+    assert "response.output_item.done" not in streamed.types
+    [item] = streamed.response["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "Hel")
+
+
+async def test_a_call_that_was_cut_is_never_done(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(call('{"ci', name="get_weather", call_id="call_1"), done=False)
+    streamed = await stream(ours)
+    assert "response.function_call_arguments.done" not in streamed.types
+    assert streamed.response["output"][0]["status"] == "incomplete"
+
+
+async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(delta(reasoning="Hm."), text("Hel"), BrokenOff())
+    streamed = await stream(ours)
+    assert [item["status"] for item in streamed.response["output"]] == ["completed", "incomplete"]
+    assert streamed.types.count("response.output_item.done") == 1
+
+
+async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(idle_timeout=0.1)
+    answer = upstream.stream(text("Hel"), Signal())
+    streamed = await stream(ours)
+    _assert_cut(streamed)
+    assert "silent" in streamed.response["error"]["message"]
+    await answer.left.wait(1)
+
+
+async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(first_byte_timeout=0.2)
+    answer = upstream.stream(*HELLO, before=Signal())
+    streamed = await stream(ours)
+    assert streamed.terminal == "response.failed"
+    assert streamed.response["output"] == []
+    await answer.left.wait(1)
+
+
+async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
+    """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
+    ours = start(idle_timeout=0.1)
+    begin = Signal()
+    upstream.stream(begin, *HELLO)
+    request = asyncio.create_task(stream(ours))
+    await asyncio.sleep(0.3)
+    begin.set()
+    assert (await request).terminal == "response.completed"
+
+
+async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(idle_timeout=0.5)
+    pauses = [Signal() for _ in range(4)]
+    upstream.stream(*[piece for pause in pauses for piece in (text("x"), pause)], finish())
+    request = asyncio.create_task(stream(ours))
+    for pause in pauses:
+        await asyncio.sleep(0.2)
+        pause.set()
+    assert (await request).deltas == ["x"] * 4
+
+
+@pytest.mark.parametrize("field", ["a", "b" * 300_000])
+async def test_long_and_short_texts_travel_whole(ours: Ours, upstream: ScriptedUpstream, field: str) -> None:
+    upstream.stream(text(field), finish())
+    assert (await stream(ours)).deltas == [field]

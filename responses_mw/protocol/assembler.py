@@ -87,13 +87,17 @@ class Assembler:
         self._ids = ids
         self._options = options
         self._emitter = Emitter()
+        self.calls: list[Item] = []
+        """The complete function calls of the turn, which are the last turn's until the next one begins."""
         self._open: _OpenText | _OpenCall | None = None
         self._call_ids = set(options.used_call_ids)
         self._reasoning = SUMMARY_TEXT if options.summary else REASONING_TEXT
         self._begin_turn()
 
     def _begin_turn(self) -> None:
+        self._turn_is_over = False
         self.finish_reason = None
+        self.calls = []
         self._usage: dict[str, Any] | None = None
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
@@ -103,7 +107,6 @@ class Assembler:
         self._tool_calls = ToolCalls()
         self._shown = 0  # how many of them have been opened, or left out
         self._called = False
-        self.calls: list[Item] = []
         self._items_before = len(self.response["output"])
 
     # -- the run --------------------------------------------------------------------------------------------------
@@ -148,10 +151,13 @@ class Assembler:
     def ended(self) -> bool:
         """Whether what was fed so far is a clean end of the turn, should the stream stop here: a finish reason, or usage at
         the end (where every chunk has usage, it tells nothing)."""
-        return self.finish_reason is not None or (self._usage_is_last and self._chunks_with_usage < self._chunks)
+        by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
+        return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
     def feed(self, chunk: Chunk) -> list[Event]:
         """Takes one chunk of the turn. Raises ``UpstreamError`` for one that makes no sense."""
+        if self._turn_is_over:
+            self._begin_turn()
         usage = chunk.get("usage")
         self._chunks += 1
         self._usage_is_last = bool(usage)
@@ -184,7 +190,9 @@ class Assembler:
             self.finish_reason = str(choice["finish_reason"])
 
     def end_turn(self) -> list[Event]:
-        """Closes what is open. ``calls`` then holds the function calls of the turn that are complete."""
+        """Closes what is open. ``calls`` and ``finish_reason`` stay until the next turn begins."""
+        if self._turn_is_over:
+            self._begin_turn()
         if self._splitter:
             for thinking, piece in self._splitter.flush():
                 self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
@@ -192,10 +200,8 @@ class Assembler:
             self._white_space_at_end()
         self._close_rest(cut=self.finish_reason in INCOMPLETE_REASONS)
         self._count_usage()
-        events, calls, finish_reason = self._emitter.drain(), self.calls, self.finish_reason
-        self._begin_turn()
-        self.calls, self.finish_reason = calls, finish_reason
-        return events
+        self._turn_is_over = True
+        return self._emitter.drain()
 
     def _close_rest(self, *, cut: bool) -> None:
         """Closes the open item and shows what waited for that. Only the last item can be ``cut``."""
@@ -334,13 +340,7 @@ class Assembler:
             return  # parallel_tool_calls is false
         self._called = True
         call_id = self._call_id(call.id)
-        item = {
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": call_id,
-            "name": call.name,
-            "arguments": "",
-        }
+        item = {"type": "function_call", "status": "in_progress", "call_id": call_id, "name": call.name, "arguments": ""}
         item, output_index = self._add_item(item, "fc")
         place = {"item_id": item["id"], "output_index": output_index}
         template = DeltaTemplate("response.function_call_arguments.delta", place)

@@ -34,8 +34,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each frame that ``data`` completes, in order."""
-        if not data:
-            return []
+        if _is_one_frame(data) and not (self._pending or self._after_cr):
+            return [data[6:-2]]
         if self._after_cr or b"\r" in data:
             data = self._unify(data)
         if self._pending:
@@ -57,6 +57,12 @@ class Decoder:
             data = data[1:]
         self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _is_one_frame(data: bytes) -> bool:
+    """Whether a read is what it nearly always is while tokens stream: ``data: ...`` and a blank line, and nothing more."""
+    end = len(data) - 2
+    return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 
 
 def _payload(block: bytes) -> bytes:

@@ -115,13 +115,14 @@ def _check(fragment: Any) -> None:
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
     """Whether a fragment with the index of ``known`` is a call of its own: it has a name, and either another id or, where
-    there are no ids, arguments although those of ``known`` are complete."""
+    there are no ids, another name, or arguments although those of ``known`` are complete, or all of them as an object."""
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):
         return False
     if call_id and known.id:
         return bool(call_id != known.id)
-    return bool(function.get("arguments")) and known.is_whole()
+    arguments = function.get("arguments")
+    return function["name"] != known.name or isinstance(arguments, dict) or (bool(arguments) and known.is_whole())
 
 
 def _encoded(arguments: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
@@ -10,13 +11,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config import Settings
 from ..errors import APIError, MethodNotAllowed, NotFound
-from ..replies import send_json
+from ..replies import INTERNAL_ERROR, send_json
 from ..runner import Runner
 from ..state import State
 from ..upstream import Upstream
 from .conversations import ConversationRoutes
 from .reading import Reader
 from .responses import ResponseRoutes
+
+logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -55,6 +58,10 @@ class Routes:
             return
         except APIError as error:
             await send_json(send, error.status, error.body(), error.headers)
+            return
+        except Exception:
+            logger.exception("a request failed")
+            await send_json(send, 500, INTERNAL_ERROR)
             return
         await answer(scope, receive, send)
 

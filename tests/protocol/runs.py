@@ -14,6 +14,8 @@ from responses_mw.protocol.request import parse
 
 from .replay import check
 
+PLAIN = Options()
+
 
 class CountedIds:
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class CountedIds:
         return f"{prefix}_{next(self._count)}"
 
 
-def assembler(options: Options = Options(), **request: Any) -> Assembler:
+def assembler(options: Options = PLAIN, **request: Any) -> Assembler:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
     return Assembler(created, CountedIds(), options)
@@ -43,7 +45,7 @@ def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str,
     return {"index": index, "function": function, **members}
 
 
-def run(chunks: Iterable[dict[str, Any]], options: Options = Options(), **request: Any) -> list[Event]:
+def run(chunks: Iterable[dict[str, Any]], options: Options = PLAIN, **request: Any) -> list[Event]:
     """The events of a response of one turn. What the assembler refuses ends it, as in the runner, in ``response.failed``."""
     assembling = assembler(options, **request)
     events = assembling.start()
@@ -57,12 +59,12 @@ def run(chunks: Iterable[dict[str, Any]], options: Options = Options(), **reques
     return events + assembling.terminal()
 
 
-def respond(*chunks: dict[str, Any], options: Options = Options(), **request: Any) -> dict[str, Any]:
+def respond(*chunks: dict[str, Any], options: Options = PLAIN, **request: Any) -> dict[str, Any]:
     """The response that a run ends with, after all the laws were checked on its events."""
     return check(run(chunks, options, **request))
 
 
-def output(*chunks: dict[str, Any], options: Options = Options(), **request: Any) -> list[Any]:
+def output(*chunks: dict[str, Any], options: Options = PLAIN, **request: Any) -> list[Any]:
     """What the response says, shortly: texts by kind, calls by name and arguments."""
     return [said(item) for item in respond(*chunks, options=options, **request)["output"]]
 

@@ -41,7 +41,9 @@ def _read() -> tuple[dict[str, Schema], dict[str, str]]:
 
 SCHEMAS, NAMES = _read()
 EVENTS = {
-    json.loads(schema["type"][1].removeprefix("enum"))[0]: name for name, schema in SCHEMAS.items() if name.endswith("StreamingEvent")
+    json.loads(schema["type"][1].removeprefix("enum"))[0]: name
+    for name, schema in SCHEMAS.items()
+    if name.endswith("StreamingEvent")
 }
 
 
@@ -49,7 +51,9 @@ def faults(value: Any, expression: str, path: str = "") -> list[str]:
     """What is wrong with ``value`` as an ``expression`` of the table, each with its path; empty where nothing is."""
     if expression.startswith(("any(", "one(", "all(")):
         inner = expression[4:-1]
-        found = [faults(value, one, path) for one in _alternatives(inner) if not (one == "any" and expression.startswith("all("))]
+        found = [
+            faults(value, one, path) for one in _alternatives(inner) if not (one == "any" and expression.startswith("all("))
+        ]
         return min(found, key=len)
     if expression.startswith("["):
         if not isinstance(value, list):

@@ -1,0 +1,138 @@
+"""The sandbox as an MCP server: one tool, ``python``, at ``/mcp``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult, TextContent
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from .container import Isolation, Outcome, SandboxError
+from .containers import Containers
+from .settings import SandboxSettings
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+HEALTH = "/health"
+
+_INSTRUCTIONS = (
+    "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files stay for "
+    "later calls in the same container. There is no network, and no package besides those installed."
+)
+
+
+class WrittenFile(BaseModel):
+    name: str = Field(description="path below the working directory")
+    size: int = Field(description="bytes")
+
+
+class PythonResult(BaseModel):
+    """What a call of ``python`` gives back as structured content."""
+
+    container_id: str = Field(description="give it to the next call to go on in the same container")
+    stdout: str
+    stderr: str
+    result: str | None = Field(description="repr of the last expression; null if there is none or it is None")
+    error: str | None = Field(description="traceback, if the code raised")
+    files: list[WrittenFile] = Field(description="files that the code wrote or changed")
+    ended: str | None = Field(description="why the container and its variables are lost; null while it lives")
+
+
+def create_app(settings: SandboxSettings) -> ASGIApp:
+    """The ASGI application of the sandbox; its lifespan opens the containers and raises WeakIsolation if it must not."""
+    containers = Containers(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[None]) -> AsyncIterator[None]:
+        async with containers:
+            yield
+
+    server = MCPServer("responses-mw sandbox", instructions=_INSTRUCTIONS, lifespan=lifespan, log_level="WARNING")
+
+    @server.tool(description=_INSTRUCTIONS, structured_output=True)
+    async def python(
+        code: Annotated[str, Field(description="Python source")],
+        container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
+    ) -> Annotated[CallToolResult, PythonResult]:
+        try:
+            used, outcome = await containers.run(code, None if container_id == "auto" else container_id)
+        except SandboxError as error:
+            raise ToolError(str(error)) from error
+        return _tool_result(used, outcome)
+
+    server.custom_route(HEALTH, methods=["GET"])(_health)
+    app = server.streamable_http_app(stateless_http=True, json_response=True, host=settings.host)
+    if settings.token is None:
+        return app
+    return _BearerToken(app, settings.token.get_secret_value())
+
+
+async def _health(_: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+def serve(settings: SandboxSettings) -> None:
+    """Runs the sandbox until it is told to stop. Exits with a message where isolation is not granted."""
+    import uvicorn
+
+    try:
+        isolation = asyncio.run(_isolation(settings))
+    except SandboxError as error:
+        sys.exit(f"responses-mw sandbox: {error}")
+    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
+    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
+
+
+async def _isolation(settings: SandboxSettings) -> Isolation:
+    async with Containers(settings) as containers:
+        return containers.isolation
+
+
+def _tool_result(container_id: str, outcome: Outcome) -> CallToolResult:
+    structured = {"container_id": container_id, **asdict(outcome)}
+    text = _text(container_id, outcome)
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=structured, is_error=outcome.ended is not None
+    )
+
+
+def _text(container_id: str, outcome: Outcome) -> str:
+    """What the model reads."""
+    parts = [part.rstrip("\n") for part in (outcome.stdout, outcome.stderr, outcome.result, outcome.error) if part]
+    if outcome.files:
+        parts.append("Files: " + ", ".join(f"{file.name} ({file.size} bytes)" for file in outcome.files))
+    if outcome.ended is not None:
+        parts.append(f"The container {container_id} is lost, with its variables and files: {outcome.ended}.")
+    return "\n".join(parts) or "(no output)"
+
+
+class _BearerToken:
+    """Lets through requests that carry the token, and those for the health check."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != HEALTH:
+            given = Headers(scope=scope).get("authorization", "").encode()
+            if not secrets.compare_digest(given, self._expected):
+                refusal = JSONResponse({"error": "unauthorized"}, 401, headers={"www-authenticate": "Bearer"})
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

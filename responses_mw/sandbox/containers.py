@@ -1,0 +1,169 @@
+"""The containers of a sandbox: found by id, bounded in number, kept for a while after their last use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from ..ids import mint
+from .container import Container, Isolation, NotStarted, Outcome, SandboxError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .settings import SandboxSettings
+
+logger = logging.getLogger(__name__)
+
+_NONE = Isolation("weak: all containers share our user and see our files", False, False, False, False)
+# From the strongest to the weakest; the first that the kernel grants is taken.
+_LEVELS = (
+    replace(_NONE, name="namespaces, and a user of its own for each container", namespaces=True, own_user=True),
+    replace(_NONE, name="namespaces, by way of a user namespace", namespaces=True, user_namespace=True),
+    replace(_NONE, name="weak: Landlock, and a user of its own for each container", own_user=True, landlock=True),
+    replace(_NONE, name="weak: Landlock", landlock=True),
+    replace(_NONE, name="weak: a user of its own for each container", own_user=True),
+    _NONE,
+)
+
+
+class UnknownContainer(SandboxError):
+    """No container has this id (any more)."""
+
+
+class NoRoom(SandboxError):
+    """Every container is in use."""
+
+
+class WeakIsolation(SandboxError):
+    """The kernel does not grant what isolation needs."""
+
+
+class Containers:
+    """An async context manager: entering tries what the kernel grants, leaving ends every container.
+
+    Entering raises WeakIsolation unless there are namespaces or ``allow_weak_isolation`` is set.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._isolation: Isolation | None = None
+        self._live: dict[str, Container] = {}  # the one used longest ago first
+        self._slots = set(range(settings.max_containers))
+        self._ending: set[asyncio.Task[None]] = set()
+        self._expiry: asyncio.Task[None] | None = None
+
+    @property
+    def isolation(self) -> Isolation:
+        """What isolates each container; known once entered."""
+        assert self._isolation is not None
+        return self._isolation
+
+    async def __aenter__(self) -> Self:
+        self._isolation = await self._strongest()
+        self._expiry = asyncio.create_task(self._expire())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._expiry is not None
+        self._expiry.cancel()
+        for container in list(self._live.values()):
+            self._discard(container)
+        await asyncio.gather(*self._ending)
+
+    async def run(self, code: str, id: str | None = None) -> tuple[str, Outcome]:  # noqa: A002 (the field's name)
+        """Runs ``code`` in the container ``id``, or in a new one (None), and gives the container's id and what came of it.
+
+        Raises UnknownContainer, NoRoom or NotStarted.
+        """
+        container = await self._create() if id is None else self._find(id)
+        container.calls += 1
+        try:
+            return container.id, await container.run(code)
+        finally:
+            container.calls -= 1
+            self._used(container)
+
+    def _find(self, id: str) -> Container:  # noqa: A002
+        container = self._live.get(id)
+        if container is None or container.ended:
+            raise UnknownContainer(f"Container with id '{id}' not found: it expired, ended, or never was.")
+        return container
+
+    def _used(self, container: Container) -> None:
+        if container.ended:
+            self._discard(container)
+        elif container.id in self._live:
+            container.last_used = asyncio.get_running_loop().time()
+            self._live[container.id] = self._live.pop(container.id)
+
+    async def _create(self) -> Container:
+        container = Container(mint("cntr"), await self._free_slot(), self._settings, self.isolation)
+        self._live[container.id] = container
+        container.calls += 1
+        try:
+            await container.start()
+        except BaseException:
+            self._discard(container)
+            raise
+        finally:
+            container.calls -= 1
+        return container
+
+    async def _free_slot(self) -> int:
+        """Room for one more, if need be that of the container which has been idle for longest."""
+        while not self._slots:
+            idle = next((container for container in self._live.values() if not container.calls), None)
+            if idle is not None:
+                self._discard(idle)
+            if not self._ending:
+                raise NoRoom(f"All {self._settings.max_containers} containers are in use. Try again later.")
+            await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+        return self._slots.pop()
+
+    def _discard(self, container: Container) -> None:
+        """Ends a container in the background. Its place, and user, are free when its last process has ended."""
+        if self._live.pop(container.id, None) is None:
+            return
+        container.cut()
+        task = asyncio.create_task(self._end(container))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self, container: Container) -> None:
+        await container.end()
+        self._slots.add(container.slot)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._settings.keep / 4))
+            oldest = asyncio.get_running_loop().time() - self._settings.keep
+            for container in list(self._live.values()):
+                if not container.calls and container.last_used < oldest:
+                    self._discard(container)
+
+    async def _strongest(self) -> Isolation:
+        refused = []
+        for isolation in _LEVELS:
+            if isolation.own_user and os.geteuid() != 0:
+                continue
+            if not isolation.namespaces and not self._settings.allow_weak_isolation:
+                break
+            trial = Container("trial", 0, self._settings, isolation)
+            try:
+                await trial.start()
+            except (NotStarted, OSError) as error:
+                refused.append(f"{isolation.name}: {error}")
+            else:
+                return isolation
+            finally:
+                await trial.end()
+        raise WeakIsolation(
+            "the kernel grants no sufficient isolation (" + "; ".join(refused) + "). Set allow_weak_isolation to "
+            "start all the same, if what surrounds this service is a sandbox already: see docs/sandbox.md."
+        )

@@ -1,0 +1,167 @@
+"""The first processes of a container: one that waits outside, an init inside, and the one that runs the code.
+
+The init is the first process of the container's process namespace: it cannot be signalled from within, and when it ends the
+kernel ends all the others. It takes its orders on its standard input: a byte ends what the call just made has left behind and
+is answered by a line ``swept``; the end of the input, which also comes when the service dies, ends the container. When the
+container ends by itself, the init writes a line that says why: ``exit 3``, ``signal 9``, ``memory`` or
+``processes`` (which could not be ended).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TypedDict
+
+from . import isolation, landlock, notebook, seccomp
+
+TICK = 0.1  # seconds between two looks at the memory
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SWEEPS, _SWEEP_PAUSE = 100, 0.01
+
+
+class Plan(TypedDict):
+    """How a container is to be made, as the service gives it in JSON."""
+
+    namespaces: bool
+    user_namespace: bool
+    landlock: bool
+    uid: int | None  # a user of its own
+    directory: str | None  # where the code works, without namespaces
+    packages: list[str]
+    limits: isolation.Limits
+    channel: int  # file descriptors
+    stdout: int
+    stderr: int
+    output_bytes: int
+
+
+def main(plan: Plan) -> NoReturn:
+    """Makes a container and waits for its end."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123
+        score.write("1000")  # when the machine has no memory left, containers go first
+    if plan["namespaces"]:
+        isolation.enter_process_namespace(as_user=plan["user_namespace"])
+    init = _fork(lambda: _init(plan))
+    os.close(plan["channel"])
+    os.close(0)  # its end is the service's sign to the init alone
+    os.waitpid(init, 0)
+    os._exit(0)
+
+
+def _fork(child: Callable[[], None]) -> int:
+    """Runs ``child`` in a child process, which ends with it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        except BaseException:  # noqa: BLE001 (the outer edge of a process; the service reads this)
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _init(plan: Plan) -> None:
+    if plan["namespaces"]:
+        isolation.enter_root(plan["uid"], plan["limits"]["disk_bytes"], plan["packages"])
+    isolation.hide()
+    code = _fork(lambda: _run_code(plan))
+    os.close(plan["channel"])
+    try:
+        _watch(code, plan["limits"]["memory_bytes"], namespaces=plan["namespaces"])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(code, signal.SIGKILL)
+
+
+def _run_code(plan: Plan) -> None:
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    os.dup2(plan["stdout"], 1)
+    os.dup2(plan["stderr"], 2)
+    os.setsid()
+    os.nice(10)
+    own_user = plan["uid"] is not None
+    directory = plan["directory"] or isolation.WORKING_DIRECTORY
+    os.chdir(directory)
+    notebook.prepare(directory, plan["packages"])
+    isolation.limit(plan["limits"], own_count=own_user or plan["namespaces"], own_user=own_user)
+    isolation.drop_privileges(plan["uid"])
+    if plan["landlock"]:
+        landlock.restrict(directory, plan["packages"])
+    seccomp.install(alone=not plan["namespaces"])
+    notebook.serve(plan["channel"], directory, plan["output_bytes"])
+
+
+def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
+    """Returns when the container is to end."""
+    while True:
+        ordered, _, _ = select.select([0], [], [], TICK)
+        if ordered and not os.read(0, 1):
+            return
+        if ordered:
+            swept = _sweep(code, namespaces=namespaces)
+            os.write(1, b"swept\n" if swept else b"processes\n")
+            if not swept:
+                return
+        ended = _reap(code)
+        if ended is not None:
+            os.write(1, ended.encode("ascii") + b"\n")
+            return
+        if sum(map(_resident, _processes(code, namespaces=namespaces))) > memory_bytes:
+            os.write(1, b"memory\n")
+            return
+
+
+def _processes(code: int, *, namespaces: bool) -> list[int]:
+    """The container's processes. Without a namespace, or its process file system, the one that is known."""
+    if not namespaces:
+        return [code]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory; what processes share is counted for each. 0 for a process that has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 (ten times a second)
+            return int(statm.read().split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _sweep(code: int, *, namespaces: bool) -> bool:
+    """Ends every process but the one that runs the code. False if they spring up faster than they die."""
+    for _ in range(_SWEEPS):
+        others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
+        if not others:
+            return True
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_SWEEP_PAUSE)
+        _reap_orphans(code)
+    return False
+
+
+def _reap(code: int) -> str | None:
+    """How the process that runs the code has ended, if it has."""
+    _reap_orphans(code)
+    pid, status = os.waitpid(code, os.WNOHANG)
+    if pid == 0:
+        return None
+    ended = os.waitstatus_to_exitcode(status)
+    return f"signal {-ended}" if ended < 0 else f"exit {ended}"
+
+
+def _reap_orphans(code: int) -> None:
+    """Takes leave of ended processes whose parents went before them; they count as processes until then."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None or ended.si_pid == code:
+            return
+        os.waitpid(ended.si_pid, 0)

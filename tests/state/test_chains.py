@@ -1,0 +1,203 @@
+"""What a response stands on, and that branches never leak into each other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH, random_part
+from responses_mw.state import Chain, Missing, NotChainable, State, connect
+from responses_mw.state.values import Pointer
+
+from .making import ALICE, BOB, address, continued, history, kept, made, respond, turns
+from .servers import wire
+
+if TYPE_CHECKING:
+    from .servers import Plain, Server
+
+
+async def test_a_chain_has_the_items_of_every_turn_in_order_input_then_output(state: State) -> None:
+    first = await respond(state, Chain.new(), "one")
+    last = await continued(state, await continued(state, first, "two"), "three")
+    assert await history(state, last) == ["one", "one!", "two", "two!", "three", "three!"]
+    assert await history(state, first) == ["one", "one!"]
+
+
+async def test_a_new_chain_stands_on_nothing() -> None:
+    chain = Chain.new()
+    assert (chain.items, chain.call_ids) == ([], frozenset())
+
+
+async def test_a_chain_knows_the_calls_that_it_holds_and_not_the_outputs_that_answer_them(state: State) -> None:
+    chain = Chain.new()
+    document, _ = made(chain, "call")
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"}
+    document["output"] = [call]
+    answer = {"type": "function_call_output", "id": "fco_1", "call_id": "call_0", "output": "x"}
+    await state.responses.commit(chain, document, [answer], ALICE, random_part())
+    assert (await state.responses.chain(document["id"], ALICE)).call_ids == {"call_1"}
+
+
+async def test_two_continuations_of_one_response_at_the_same_time_both_succeed(valkey: Server, state: State) -> None:
+    other = State(connect(valkey.url))
+    parent = await continued(state, await respond(state, Chain.new(), "root"), "parent")
+    left, right = await asyncio.gather(continued(state, parent, "left"), continued(other, parent, "right"))
+    common = ["root", "root!", "parent", "parent!"]
+    assert await history(other, left) == [*common, "left", "left!"]
+    assert await history(state, right) == [*common, "right", "right!"]
+    assert await history(state, parent) == common
+    await other.aclose()
+
+
+async def test_a_fork_copies_no_turn(state: State, server: Plain) -> None:
+    parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
+    for number in range(5):
+        await continued(state, parent, f"branch {number}")
+    assert sorted(turns(server).values()) == [1, 1, 1, 1, 3]
+
+
+async def test_a_run_that_stood_on_a_deleted_tip_does_not_land_in_the_branch_that_took_its_place(state: State) -> None:
+    root = await respond(state, Chain.new(), "root")
+    tip = await continued(state, root, "tip")
+    running = await state.responses.chain(tip, ALICE)
+    await state.responses.delete(tip, ALICE)
+    other = await continued(state, root, "other")
+    late = await respond(state, running, "late")
+    assert await history(state, late) == ["root", "root!", "tip", "tip!", "late", "late!"]
+    assert await history(state, other) == ["root", "root!", "other", "other!"]
+
+
+async def test_a_run_whose_parent_expired_meanwhile_is_stored_with_its_whole_history(state: State, server: Plain) -> None:
+    parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
+    running = await state.responses.chain(parent, ALICE)
+    server.flushall()
+    late = await respond(state, running, "three")
+    assert await history(state, late) == ["one", "one!", "two", "two!", "three", "three!"]
+    assert list(turns(server).values()) == [3]
+
+
+async def test_forks_of_forks_without_end_can_be_read_and_are_copied_now_and_then(state: State, server: Plain) -> None:
+    tip = await respond(state, Chain.new(), "0")
+    expected = ["0", "0!"]
+    for number in range(1, 40):
+        parent = tip
+        tip = await continued(state, parent, str(number))
+        await continued(state, parent, "aside")
+        tip = await continued(state, parent, f"fork {number}")
+        expected += [f"fork {number}", f"fork {number}!"]
+    assert await history(state, tip) == expected
+    assert max(len(path.split(b",")) for path in paths(server)) == 16
+
+
+def paths(server: Plain) -> list[bytes]:
+    return [server.hget(key, "path") or b"" for key in server.keys("*:r:*")]
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_nothing_can_stand_on_a_response_that_failed_or_was_cancelled(state: State, status: str) -> None:
+    response = await respond(state, Chain.new(), "x", status=status)
+    with pytest.raises(NotChainable) as refused:
+        await state.responses.chain(response, ALICE)
+    assert (refused.value.response_id, refused.value.response_status) == (response, status)
+    assert refused.value.status == 400
+    assert response in refused.value.message
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+async def test_nothing_can_stand_on_a_response_that_still_runs(state: State, server: Plain, status: str) -> None:
+    document, _ = made(Chain.new(), "x")
+    server.hset(address(document["id"]).record, mapping={"v": 1, "owner": ALICE, "status": status, "token": "t"})
+    with pytest.raises(NotChainable):
+        await state.responses.chain(document["id"], ALICE)
+
+
+async def test_an_incomplete_response_can_be_continued(state: State) -> None:
+    response = await respond(state, Chain.new(), "x", status="incomplete")
+    assert await history(state, await continued(state, response, "y")) == ["x", "x!", "y", "y!"]
+
+
+async def test_a_failed_attempt_does_not_take_the_place_of_the_one_that_succeeds(state: State, server: Plain) -> None:
+    parent = await respond(state, Chain.new(), "parent")
+    chain = await state.responses.chain(parent, ALICE)
+    await respond(state, chain, "attempt", status="failed")
+    await respond(state, chain, "success")
+    assert sorted(turns(server).values()) == [1, 2]
+
+
+LETTERS = TAG_LENGTH + RANDOM_LENGTH
+NO_IDS = ["", "resp_", "resp_1", "x", "conv_" + "a" * TAG_LENGTH, "resp_" + "A" * LETTERS, "msg_" + "a" * LETTERS]
+NO_IDS += ["resp_" + "a" * (LETTERS - 1), "resp_" + "a" * (LETTERS - 1) + "}", "resp_" + "a" * (LETTERS + 1)]
+
+
+@pytest.mark.parametrize("response_id", [*NO_IDS, "resp_" + "a" * LETTERS])
+async def test_an_id_of_nothing_is_missing_everywhere_and_is_named(state: State, response_id: str) -> None:
+    responses = state.responses
+    for asked in (responses.chain, responses.get, responses.delete, responses.input_items):
+        with pytest.raises(Missing) as missing:
+            await asked(response_id, ALICE)
+        assert missing.value.message == f"Response with id '{response_id}' not found."
+
+
+async def test_another_owners_response_is_as_if_it_were_not_there(state: State, server: Plain) -> None:
+    response = await respond(state, Chain.new(), "secret", ALICE)
+    before = kept(server)
+    responses = state.responses
+    for asked in (responses.chain, responses.get, responses.delete, responses.input_items):
+        with pytest.raises(Missing) as missing:
+            await asked(response, BOB)
+        assert missing.value.message == f"Response with id '{response}' not found."
+    assert kept(server) == before
+    assert await history(state, response, ALICE) == ["secret", "secret!"]
+
+
+async def test_a_chain_of_which_redis_lost_a_part_is_missing_and_never_a_shorter_one(state: State, server: Plain) -> None:
+    tip = await continued(state, await respond(state, Chain.new(), "one"), "two")
+    segment = next(iter(turns(server)))
+    server.lpop(segment)
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, ALICE)
+    server.delete(segment)
+    for asked in (state.responses.chain, state.responses.get):
+        with pytest.raises(Missing):
+            await asked(tip, ALICE)
+
+
+async def test_a_chain_of_any_length_is_read_in_two_round_trips(valkey: Server, state: State) -> None:
+    chain, tip = Chain.new(), ""
+    for number in range(500):
+        tip = await respond(state, chain, str(number))
+        chain = await state.responses.chain(tip, ALICE) if number < 3 else await grown(state, chain, tip)
+    fork = await continued(state, await continued(state, tip, "on"), "and on")
+    async with wire(valkey.port) as line:
+        distant = State(connect(line.url))
+        await distant.client.pipeline([("PING",)])  # to connect takes trips of its own
+        line.trips = 0
+        assert len(await history(distant, tip)) == 1000
+        assert line.trips == 2
+        assert len(await history(distant, fork)) == 1004
+        assert line.trips == 4
+        await respond(distant, chain, "a fork")
+        assert line.trips == 5
+        await distant.aclose()
+
+
+async def grown(state: State, chain: Chain, tip: str) -> Chain:
+    """The chain that ends in ``tip``, without its items: reading 500 ever longer chains would be slow."""
+    at = address(tip)
+    segment, length, path = await state.client.redis.execute_command("HMGET", at.record, "segment", "length", "path")
+    return Chain(chain.tag, [], Pointer(at.random, segment.decode(), int(length), path.decode()))
+
+
+async def test_whoever_has_seen_a_commit_can_continue_it_on_another_replica_at_once(valkey: Server, state: State) -> None:
+    other = State(connect(valkey.url))
+
+    async def relay(number: int) -> None:
+        first = await respond(state, Chain.new(), f"{number}")
+        second = await continued(other, first, "next")
+        assert await history(state, second) == [f"{number}", f"{number}!", "next", "next!"]
+
+    for batch in range(10):
+        await asyncio.gather(*(relay(batch * 100 + number) for number in range(100)))
+    await other.aclose()

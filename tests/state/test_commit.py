@@ -1,0 +1,196 @@
+"""A commit happens whole, once, and only for the one who may."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from responses_mw.ids import random_part
+from responses_mw.state import Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State, connect
+
+from .making import ALICE, address, continued, everything, history, kept, made, respond, turns
+from .servers import wire
+
+if TYPE_CHECKING:
+    from .servers import Plain, Server
+
+
+async def test_what_is_stored_is_what_get_returns(state: State) -> None:
+    document, given = made(Chain.new(), "naïve 🙂")
+    await state.responses.commit(Chain.new(), document, given, ALICE, random_part())
+    stored = await state.responses.get(document["id"], ALICE)
+    assert orjson.dumps(stored.document) == orjson.dumps(document)
+    assert stored.input == given
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 300_000])
+async def test_texts_of_any_size_come_back_and_large_ones_take_less_room(state: State, server: Plain, size: int) -> None:
+    text = ("It is a truth universally acknowledged. " * (size // 40 + 1))[:size]
+    response = await respond(state, Chain.new(), text)
+    assert await history(state, response) == [text, f"{text}!"]
+    if size > 4096:
+        assert server.memory_usage(next(iter(turns(server)))) < size
+
+
+async def test_a_repeated_commit_changes_nothing(state: State, server: Plain) -> None:
+    chain = await state.responses.chain(await respond(state, Chain.new(), "one"), ALICE)
+    document, given = made(chain, "two")
+    token = random_part()
+    await state.responses.commit(chain, document, given, ALICE, token)
+    before = everything(server)
+    await state.responses.commit(chain, document, given, ALICE, token)
+    assert everything(server) == before
+
+
+async def test_a_repeated_commit_changes_nothing_after_others_have_gone_on_from_it(state: State) -> None:
+    chain = await state.responses.chain(await respond(state, Chain.new(), "one"), ALICE)
+    document, given = made(chain, "two")
+    token = random_part()
+    await state.responses.commit(chain, document, given, ALICE, token)
+    tip = await continued(state, document["id"], "three")
+    await state.responses.commit(chain, document, given, ALICE, token)
+    assert await history(state, tip) == ["one", "one!", "two", "two!", "three", "three!"]
+
+
+async def test_a_commit_whose_reply_is_lost_is_repeated_and_stores_one_turn(
+    valkey: Server, state: State, server: Plain
+) -> None:
+    first = await respond(state, Chain.new(), "one")
+    async with wire(valkey.port) as line:
+        distant = State(connect(line.url))
+        chain = await distant.responses.chain(first, ALICE)
+        line.cut_replies = 1
+        second = await respond(distant, chain, "two")
+        assert line.cut_replies == 0
+        assert await history(distant, second) == ["one", "one!", "two", "two!"]
+        await distant.aclose()
+    assert list(turns(server).values()) == [2]
+
+
+async def test_another_token_is_fenced_off_and_writes_nothing(state: State, server: Plain) -> None:
+    chain = Chain.new()
+    document, given = made(chain, "mine")
+    await state.responses.commit(chain, document, given, ALICE, random_part())
+    before = everything(server)
+    with pytest.raises(Fenced):
+        await state.responses.commit(chain, {**document, "status": "failed"}, given, ALICE, random_part())
+    assert everything(server) == before
+
+
+async def test_a_record_that_must_exist_is_never_made_anew(state: State, server: Plain) -> None:
+    document, given = made(Chain.new(), "lost")
+    with pytest.raises(Fenced):
+        await state.responses.commit(Chain.new(), document, given, ALICE, random_part(), existing=True)
+    assert server.keys("*") == []
+
+
+async def test_a_record_that_runs_is_finished_by_the_holder_of_its_token(state: State, server: Plain) -> None:
+    document, given = made(Chain.new(), "queued")
+    record = {"v": 1, "owner": ALICE, "status": "in_progress", "token": "t", "lease_until": 1, "next_seq": 7}
+    server.hset(address(document["id"]).record, mapping=record)
+    with pytest.raises(Fenced):
+        await state.responses.commit(Chain.new(), document, given, ALICE, "other", existing=True)
+    await state.responses.commit(Chain.new(), document, given, ALICE, "t", existing=True)
+    assert await history(state, document["id"]) == ["queued", "queued!"]
+
+
+async def test_a_response_deleted_before_its_commit_is_not_stored(state: State, server: Plain) -> None:
+    chain = Chain.new()
+    document, given = made(chain, "gone")
+    token = random_part()
+    await state.responses.commit(chain, document, given, ALICE, token)
+    await state.responses.delete(document["id"], ALICE)
+    with pytest.raises(Deleted):
+        await state.responses.commit(chain, document, given, ALICE, token)
+    assert kept(server) == []
+
+
+async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
+    chain = Chain.new()
+    document, given = made(chain, "x")
+    token = random_part()
+    await state.responses.commit(chain, document, given, ALICE, token)
+    server.hset(address(document["id"]).record, "v", 2)
+    before = everything(server)
+    asked = [
+        state.responses.get(document["id"], ALICE),
+        state.responses.chain(document["id"], ALICE),
+        state.responses.delete(document["id"], ALICE),
+        state.responses.commit(chain, document, given, ALICE, token),
+    ]
+    for asking in asked:
+        with pytest.raises(NewerRecord) as refused:
+            await asking
+        assert refused.value.status == 503
+    assert everything(server) == before
+
+
+async def test_a_turn_in_a_form_that_is_not_known_is_not_guessed_at(state: State, server: Plain) -> None:
+    response = await respond(state, Chain.new(), "x")
+    segment = next(iter(turns(server)))
+    turn = server.lindex(segment, 0)
+    server.lset(segment, 0, turn[:25] + b"Q" + turn[26:])
+    with pytest.raises(NewerRecord):
+        await state.responses.get(response, ALICE)
+
+
+BOUNDS = [
+    Bounds(response_bytes=1_000),
+    Bounds(chain_bytes=1_500),
+    Bounds(chain_items=3),
+]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+async def test_what_is_beyond_a_bound_is_refused_and_leaves_nothing(
+    valkey: Server, state: State, server: Plain, bounds: Bounds
+) -> None:
+    bounded = State(state.client, bounds=bounds)
+    first = await respond(bounded, Chain.new(), "x" * 100)
+    before = everything(server)
+    with pytest.raises(OverBound) as refused:
+        await continued(bounded, first, "y" * 600)
+    assert refused.value.status == 413
+    assert everything(server) == before
+
+
+async def test_bounds_hold_for_the_text_and_not_for_what_it_was_compressed_to(state: State, server: Plain) -> None:
+    bounded = State(state.client, bounds=Bounds(chain_bytes=150_000))
+    first = await respond(bounded, Chain.new(), "x" * 50_000)
+    assert server.memory_usage(next(iter(turns(server)))) < 5_000
+    with pytest.raises(OverBound):
+        await continued(bounded, first, "y" * 50_000)
+
+
+async def test_everything_that_is_stored_goes_by_itself(state: State, server: Plain) -> None:
+    short = State(state.client, ttl_seconds=100)
+    parent = await respond(short, Chain.new(), "one")
+    for text in ("two", "three"):
+        await continued(short, parent, text)
+    await short.responses.delete(parent, ALICE)
+    lives = {key: server.pttl(key) for key in server.keys("*")}
+    assert all(life > 0 for life in lives.values())
+    assert all(life <= 100_000 for key, life in lives.items() if b":x:" not in key)
+
+
+async def test_a_chain_keeps_alive_the_texts_that_it_stands_on_but_not_their_responses(state: State, server: Plain) -> None:
+    short, long = State(state.client, ttl_seconds=2), State(state.client, ttl_seconds=1000)
+    root = await respond(short, Chain.new(), "root")
+    middle = await continued(short, root, "middle")
+    await continued(short, root, "fork")
+    tip = await continued(long, await continued(long, root, "other fork"), "tip")
+    await asyncio.sleep(2.1)
+    assert await history(state, tip) == ["root", "root!", "other fork", "other fork!", "tip", "tip!"]
+    for expired in (root, middle):
+        with pytest.raises(Missing):
+            await state.responses.get(expired, ALICE)
+
+
+async def test_a_later_commit_never_shortens_a_life(state: State, server: Plain) -> None:
+    short, long = State(state.client, ttl_seconds=2), State(state.client, ttl_seconds=1000)
+    root = await respond(long, Chain.new(), "root")
+    await continued(short, root, "child")
+    assert all(server.ttl(key) > 100 for key in turns(server))

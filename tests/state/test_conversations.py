@@ -1,0 +1,259 @@
+"""Conversations, their items, and the responses that are made in them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.errors import BadRequest
+from responses_mw.ids import TAG_LENGTH, RunIds, new_tag, random_part
+from responses_mw.state import Bounds, Conversation, Missing, NewerRecord, OverBound, State
+
+from .making import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
+
+if TYPE_CHECKING:
+    from responses_mw.state import Item
+
+    from .servers import Plain
+
+
+def some_items(conversation_id: str, *said: str) -> list[Item]:
+    tag = conversation_id.removeprefix("conv_")
+    return [message(RunIds(tag).item("msg"), "user", text) for text in said]
+
+
+async def converse(state: State, *said: str, owner: str = ALICE) -> str:
+    """Creates a conversation with these texts, and returns its id."""
+    conversation = Conversation(f"conv_{new_tag()}", 1_700_000_000, {"topic": "tea"})
+    await state.conversations.create(conversation, some_items(conversation.id, *said), owner)
+    return conversation.id
+
+
+async def listed(state: State, conversation_id: str) -> list[str]:
+    return texts((await state.conversations.items(conversation_id, ALICE, limit=100, order="asc")).items)
+
+
+async def test_a_conversation_comes_back_as_it_was_created(state: State) -> None:
+    conversation_id = await converse(state, "one", "two")
+    conversation = await state.conversations.get(conversation_id, ALICE)
+    assert conversation == Conversation(conversation_id, 1_700_000_000, {"topic": "tea"})
+    assert await listed(state, conversation_id) == ["one", "two"]
+
+
+async def test_a_repeated_create_changes_nothing(state: State, server: Plain) -> None:
+    conversation = Conversation(f"conv_{new_tag()}", 1, {})
+    items = some_items(conversation.id, "one", "two")
+    await state.conversations.create(conversation, items, ALICE)
+    before = everything(server)
+    await state.conversations.create(conversation, items, ALICE)
+    await state.conversations.append(conversation.id, items, ALICE)
+    assert everything(server) == before
+
+
+async def test_an_update_replaces_the_metadata_and_nothing_else(state: State) -> None:
+    conversation_id = await converse(state, "one")
+    updated = await state.conversations.update(conversation_id, {"topic": "coffee"}, ALICE)
+    assert updated == await state.conversations.get(conversation_id, ALICE)
+    assert updated == Conversation(conversation_id, 1_700_000_000, {"topic": "coffee"})
+    assert await listed(state, conversation_id) == ["one"]
+
+
+async def test_a_deleted_conversation_is_gone_with_all_its_items(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "one", "two")
+    await state.conversations.delete(conversation_id, ALICE)
+    assert server.keys("*") == []
+    with pytest.raises(Missing) as missing:
+        await state.conversations.get(conversation_id, ALICE)
+    assert missing.value.message == f"Conversation with id '{conversation_id}' not found."
+
+
+@pytest.mark.parametrize("conversation_id", ["", "x", "conv_", "conv_}", "conv_" + "a" * TAG_LENGTH])
+async def test_an_id_of_nothing_is_missing_everywhere(state: State, conversation_id: str) -> None:
+    await refused_everywhere(state, conversation_id, "msg_1", ALICE)
+
+
+async def test_another_owners_conversation_is_as_if_it_were_not_there(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "secret")
+    item_id = (await state.conversations.items(conversation_id, ALICE)).items[0]["id"]
+    before = everything(server)
+    await refused_everywhere(state, conversation_id, item_id, BOB)
+    with pytest.raises(Missing):
+        await state.conversations.create(Conversation(conversation_id, 1, {}), [], BOB)
+    with pytest.raises(Missing):
+        await state.responses.resolve([item_id], BOB)
+    assert everything(server) == before
+
+
+async def refused_everywhere(state: State, conversation_id: str, item_id: str, owner: str) -> None:
+    """Asserts that every question about the conversation is answered as for one that does not exist."""
+    store = state.conversations
+    for asking in (
+        store.get(conversation_id, owner),
+        store.update(conversation_id, {}, owner),
+        store.delete(conversation_id, owner),
+        store.chain(conversation_id, owner),
+        store.append(conversation_id, [], owner),
+        store.items(conversation_id, owner),
+        store.items(conversation_id, owner, after=item_id),
+        store.item(conversation_id, item_id, owner),
+        store.delete_item(conversation_id, item_id, owner),
+    ):
+        with pytest.raises(Missing) as missing:
+            await asking
+        assert missing.value.message == f"Conversation with id '{conversation_id}' not found."
+
+
+async def test_items_are_listed_newest_first_page_by_page(state: State) -> None:
+    conversation_id = await converse(state, *"abcde")
+    pages, after = [], None
+    for _ in range(3):
+        page = await state.conversations.items(conversation_id, ALICE, after=after, limit=2)
+        pages.append((texts(page.items), page.has_more))
+        after = page.items[-1]["id"]
+    assert pages == [(["e", "d"], True), (["c", "b"], True), (["a"], False)]
+
+
+async def test_items_are_listed_oldest_first_when_asked(state: State) -> None:
+    conversation_id = await converse(state, *"abc")
+    first = await state.conversations.items(conversation_id, ALICE, limit=2, order="asc")
+    rest = await state.conversations.items(conversation_id, ALICE, after=first.items[-1]["id"], order="asc")
+    assert (texts(first.items), first.has_more) == (["a", "b"], True)
+    assert (texts(rest.items), rest.has_more) == (["c"], False)
+
+
+async def test_a_cursor_that_is_not_in_the_list_is_a_bad_request_that_names_it(state: State) -> None:
+    conversation_id = await converse(state, "a")
+    with pytest.raises(BadRequest) as refused:
+        await state.conversations.items(conversation_id, ALICE, after="msg_nowhere")
+    assert refused.value.param == "after"
+    assert "msg_nowhere" in refused.value.message
+
+
+async def test_an_item_is_found_by_its_id_and_gone_when_deleted(state: State) -> None:
+    conversation_id = await converse(state, "a", "b", "c")
+    item_id = (await state.conversations.items(conversation_id, ALICE)).items[1]["id"]
+    assert texts([await state.conversations.item(conversation_id, item_id, ALICE)]) == ["b"]
+    assert (await state.conversations.delete_item(conversation_id, item_id, ALICE)).id == conversation_id
+    assert await listed(state, conversation_id) == ["a", "c"]
+    for asking in (
+        state.conversations.item(conversation_id, item_id, ALICE),
+        state.conversations.delete_item(conversation_id, item_id, ALICE),
+    ):
+        with pytest.raises(Missing) as missing:
+            await asking
+        assert missing.value.message == f"Item with id '{item_id}' not found."
+
+
+async def test_room_is_free_again_when_an_item_is_deleted(state: State) -> None:
+    bounded = State(state.client, bounds=Bounds(chain_bytes=12_000))
+    conversation_id = await converse(bounded, "x" * 10_000)
+    (item,) = (await bounded.conversations.items(conversation_id, ALICE)).items
+    again = some_items(conversation_id, "y" * 10_000)
+    with pytest.raises(OverBound):
+        await bounded.conversations.append(conversation_id, again, ALICE)
+    await bounded.conversations.delete_item(conversation_id, item["id"], ALICE)
+    await bounded.conversations.append(conversation_id, again, ALICE)
+    assert await listed(state, conversation_id) == ["y" * 10_000]
+
+
+async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_is_written(state: State, server: Plain) -> None:
+    bounded = State(state.client, bounds=Bounds(chain_items=2))
+    with pytest.raises(OverBound):
+        await converse(bounded, *"abc")
+    assert server.keys("*") == []
+    conversation_id = await converse(bounded, "a")
+    before = everything(server)
+    with pytest.raises(OverBound):
+        await bounded.conversations.append(conversation_id, some_items(conversation_id, "b", "c"), ALICE)
+    with pytest.raises(OverBound):
+        await respond(bounded, await bounded.conversations.chain(conversation_id, ALICE), "b")
+    assert everything(server) == before
+
+
+async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state: State, server: Plain) -> None:
+    conversation_id = await converse(State(state.client, ttl_seconds=100), "a")
+    assert {server.ttl(key) for key in server.keys("*")} <= {99, 100}
+    await state.conversations.update(conversation_id, {}, ALICE)
+    assert all(server.ttl(key) > 1000 for key in server.keys("*"))
+
+
+async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "a")
+    server.hset(next(key for key in server.keys("*:c")), "v", 2)
+    before = everything(server)
+    for asking in (
+        state.conversations.get(conversation_id, ALICE),
+        state.conversations.update(conversation_id, {}, ALICE),
+        state.conversations.delete(conversation_id, ALICE),
+        state.conversations.chain(conversation_id, ALICE),
+        state.conversations.delete_item(conversation_id, "msg_1", ALICE),
+    ):
+        with pytest.raises(NewerRecord):
+            await asking
+    assert everything(server) == before
+
+
+async def test_a_response_stands_on_the_conversation_and_joins_it(state: State) -> None:
+    conversation_id = await converse(state, "a")
+    chain = await state.conversations.chain(conversation_id, ALICE)
+    assert texts(chain.items) == ["a"]
+    response = await respond(state, chain, "b")
+    assert await listed(state, conversation_id) == ["a", "b", "b!"]
+    assert texts((await state.responses.input_items(response, ALICE, order="asc")).items) == ["a", "b"]
+
+
+async def test_a_repeated_commit_joins_the_conversation_once(state: State) -> None:
+    conversation_id = await converse(state, "a")
+    chain = await state.conversations.chain(conversation_id, ALICE)
+    document, given = made(chain, "b")
+    token = random_part()
+    for _ in range(2):
+        await state.responses.commit(chain, document, given, ALICE, token)
+    assert await listed(state, conversation_id) == ["a", "b", "b!"]
+
+
+async def test_responses_at_the_same_time_join_a_conversation_as_whole_blocks(state: State) -> None:
+    conversation_id = await converse(state)
+
+    async def one(text: str) -> None:
+        await respond(state, await state.conversations.chain(conversation_id, ALICE), text)
+
+    await asyncio.gather(*(one(str(number)) for number in range(20)))
+    said = await listed(state, conversation_id)
+    assert sorted(said[::2], key=int) == [str(number) for number in range(20)]
+    assert said[1::2] == [f"{text}!" for text in said[::2]]
+
+
+async def test_what_stands_on_a_response_of_a_conversation_sees_what_that_one_saw(state: State) -> None:
+    conversation_id = await converse(state, "a")
+    response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "b")
+    await state.conversations.append(conversation_id, some_items(conversation_id, "later"), ALICE)
+    assert await history(state, response) == ["a", "b", "b!"]
+    child = await continued(state, response, "c")
+    await state.conversations.delete(conversation_id, ALICE)
+    assert await history(state, child) == ["a", "b", "b!", "c", "c!"]
+
+
+async def test_a_conversation_deleted_during_a_run_is_not_made_anew_but_the_response_is_stored(
+    state: State, server: Plain
+) -> None:
+    conversation_id = await converse(state, "a")
+    chain = await state.conversations.chain(conversation_id, ALICE)
+    await state.conversations.delete(conversation_id, ALICE)
+    response = await respond(state, chain, "b")
+    assert (await state.responses.get(response, ALICE)).document["status"] == "completed"
+    assert server.keys("*:c*") == []
+    assert texts((await state.responses.input_items(response, ALICE)).items) == ["b"]
+    with pytest.raises(Missing):
+        await state.responses.chain(response, ALICE)
+
+
+async def test_a_deleted_response_leaves_its_items_in_the_conversation(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "a")
+    response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "b")
+    await state.responses.delete(response, ALICE)
+    assert await listed(state, conversation_id) == ["a", "b", "b!"]
+    await state.conversations.delete(conversation_id, ALICE)
+    assert kept(server) == []

@@ -1,0 +1,109 @@
+"""The server that is started when no Redis is configured: it works, ends with us, and with a directory forgets nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from responses_mw.state import Chain, Client, EmbeddedFailed, State, embedded
+
+from .making import history, respond
+from .test_topologies import assert_works
+
+
+async def process_of(client: Client) -> int:
+    pid: int = (await client.redis.info("server"))["process_id"]
+    return pid
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there, and no zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_an_embedded_server_is_a_whole_redis_and_ends_with_its_context() -> None:
+    async with embedded() as client:
+        await assert_works(State(client))
+        health = await State(client).check()
+        assert (health.policy, health.errors, health.persistent) == ("noeviction", (), False)
+        process = await process_of(client)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+async def test_what_is_stored_in_a_directory_is_there_again(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "data") as client:
+        response = await respond(State(client), Chain.new(), "one")
+    async with embedded(tmp_path / "data") as client:
+        assert await history(State(client), response) == ["one", "one!"]
+        assert (await State(client).check()).persistent
+
+
+async def test_what_was_stored_in_a_directory_survives_a_kill_of_the_server(tmp_path: Path) -> None:
+    async with embedded(tmp_path) as client:
+        response = await respond(State(client), Chain.new(), "one")
+        os.kill(await process_of(client), signal.SIGKILL)
+    async with embedded(tmp_path) as client:
+        assert await history(State(client), response) == ["one", "one!"]
+
+
+async def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    async with embedded(tmp_path):
+        with pytest.raises(EmbeddedFailed, match="in use"):
+            async with embedded(tmp_path):
+                pytest.fail("two servers would write one file")
+
+
+async def test_a_directory_that_cannot_be_read_is_refused_with_the_servers_own_words(tmp_path: Path) -> None:
+    broken = tmp_path / "appendonlydir"
+    broken.mkdir()
+    (broken / "appendonly.aof.manifest").write_text("this is no manifest\n")
+    with pytest.raises(EmbeddedFailed, match="manifest"):
+        async with embedded(tmp_path):
+            pytest.fail("it started with a broken file")
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_nothing_is_left_on_disk_without_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with embedded() as client:
+        await respond(State(client), Chain.new(), "one")
+    assert names(tmp_path) == []
+
+
+HOST = """
+import asyncio, sys
+from responses_mw.state import embedded
+async def main():
+    async with embedded() as client:
+        print((await client.redis.info("server"))["process_id"], flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_process_leaves_no_server_behind(ending: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        server = int(host.stdout.readline())
+        assert runs(server)
+        os.kill(host.pid, ending)
+        host.wait()
+    deadline = time.monotonic() + 5
+    while runs(server):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

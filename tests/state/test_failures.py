@@ -1,0 +1,293 @@
+"""Redis away, slow, full, read-only, killed and restarted: a clear error in time, nothing half-written, recovery by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.ids import random_part
+from responses_mw.state import Chain, State, StateUnavailable, connect
+from responses_mw.state.codec import turn_owner
+
+from .making import ALICE, continued, everything, history, made, respond, turns
+from .servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from .servers import Plain, Server
+
+
+@asynccontextmanager
+async def opened(url: str, *, answers_in: float = 0.3, patience: float = 0.0) -> AsyncIterator[State]:
+    state = State(connect(url, timeout=answers_in), patience=patience)
+    try:
+        yield state
+    finally:
+        await state.aclose()
+
+
+def assert_whole(server: Plain) -> None:
+    """Asserts that every record has its turn, and every turn in a segment its place in the refs."""
+    for key in server.keys("*:r:*"):
+        prefix, _, random = key.decode().rpartition("r:")
+        segment, length = server.hmget(key, "segment", "length")
+        turn = server.lindex(f"{prefix}s:{segment.decode()}", int(length) - 1)
+        assert turn_owner(turn) == random
+        assert server.zscore(f"{prefix}s:{segment.decode()}:refs", f"r{random}") == int(length)
+        assert server.pttl(key) > 0
+    owners = [turn_owner(turn) for segment in turns(server) for turn in server.lrange(segment, 0, -1)]
+    assert len(owners) == len(set(owners)) == len(server.keys("*:r:*"))
+
+
+async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
+    async with opened(f"redis://127.0.0.1:{free_port()}") as state:
+        before = time.monotonic()
+        for asking in (
+            state.responses.get("resp_" + "a" * 50, ALICE),
+            state.responses.chain("resp_" + "a" * 50, ALICE),
+            state.responses.delete("resp_" + "a" * 50, ALICE),
+            state.conversations.get("conv_" + "a" * 25, ALICE),
+            respond(state, Chain.new(), "x"),
+            state.check(),
+            state.nearly_full(),
+        ):
+            with pytest.raises(StateUnavailable) as away:
+                await asking
+            assert (away.value.status, away.value.reason) == (503, "it cannot be reached")
+            assert int(away.value.headers["retry-after"]) >= 1
+        assert time.monotonic() - before < 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("LOADING Redis is loading the dataset in memory", "it is loading its data"),
+        ("READONLY You can't write against a read only replica.", "it is read-only"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "its memory is full"),
+        ("NOPERM this user has no permissions", "our user may not do that there"),
+        ("WRONGPASS invalid username-password pair", "it refused our credentials"),
+        ("CLUSTERDOWN The cluster is down", "the cluster is down"),
+        ("MOVED 1234 127.0.0.1:1", "it is a cluster (use redis+cluster://)"),
+        ("BUSY Redis is busy running a script.", "it refused a command"),
+        ("ERR max number of clients reached", "it cannot be reached"),
+    ],
+)
+async def test_every_refusal_of_redis_is_unavailable_and_named(error: str, reason: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while head := await reader.readline():
+                command = [await reader.readline() for _ in range(2 * int(head[1:]))]
+                writer.write(b"+OK\r\n" if command[1] == b"CLIENT\r\n" else f"-{error}\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server, opened(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}") as state:
+        with pytest.raises(StateUnavailable) as refused:
+            await respond(state, Chain.new(), "x")
+        assert refused.value.reason == reason
+
+
+async def test_a_redis_that_does_not_answer_holds_nobody_longer_than_its_time_out(
+    start: Callable[..., Server],
+) -> None:
+    server = start()
+    async with opened(server.url, answers_in=0.3, patience=0.5) as state:
+        first = await respond(state, Chain.new(), "one")
+        server.signal(signal.SIGSTOP)
+        before = time.monotonic()
+        asked = [state.responses.get(first, ALICE), state.responses.chain(first, ALICE), respond(state, Chain.new(), "x")]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [getattr(answer, "reason", answer) for answer in answers] == ["it did not answer in time"] * 3
+        assert time.monotonic() - before < 2.5
+        server.signal(signal.SIGCONT)
+        assert await history(state, await continued(state, first, "two")) == ["one", "one!", "two", "two!"]
+
+
+async def test_a_commit_during_a_stall_of_redis_is_stored_once(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, answers_in=0.2, patience=10) as state:
+        parent = await respond(state, Chain.new(), "one")
+        chain = await state.responses.chain(parent, ALICE)
+        server.signal(signal.SIGSTOP)
+        storing = asyncio.create_task(respond(state, chain, "two"))
+        await asyncio.sleep(1.5)
+        server.signal(signal.SIGCONT)
+        assert await history(state, await storing) == ["one", "one!", "two", "two!"]
+        with server.client() as client:
+            assert list(turns(client).values()) == [2]
+            assert_whole(client)
+
+
+async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> None:
+    async with opened(f"redis://127.0.0.1:{free_port()}", patience=0.4) as state:
+        with pytest.raises(StateUnavailable):
+            await respond(state, Chain.new(), "waits")
+        before = time.monotonic()
+        with pytest.raises(StateUnavailable):
+            await respond(state, Chain.new(), "does not")
+        assert time.monotonic() - before < 0.3
+
+
+async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Server]) -> None:
+    server = start("--appendonly", "yes")
+    async with opened(server.url, patience=10) as state:
+        parent = await respond(state, Chain.new(), "one")
+        chain = await state.responses.chain(parent, ALICE)
+        server.kill()
+        storing = asyncio.create_task(respond(state, chain, "two"))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(server.start)
+        assert await history(state, await storing) == ["one", "one!", "two", "two!"]
+
+
+async def test_what_was_acknowledged_before_a_kill_of_redis_is_there_after_its_restart(
+    start: Callable[..., Server],
+) -> None:
+    server = start("--appendonly", "yes", "--appendfsync", "everysec")
+    acknowledged: dict[str, str] = {}
+
+    async def storing(state: State, name: int) -> None:
+        tip = await respond(state, Chain.new(), f"{name}")
+        for number in range(1000):
+            acknowledged[tip] = f"{name}" if number == 0 else f"{name}.{number}"
+            tip = await continued(state, tip, f"{name}.{number + 1}")
+
+    async with opened(server.url, answers_in=2) as state:
+        runs = [asyncio.create_task(storing(state, name)) for name in range(8)]
+        await asyncio.sleep(0.5)
+        server.kill()
+        ends = await asyncio.gather(*runs, return_exceptions=True)
+        assert all(isinstance(end, StateUnavailable) for end in ends)
+        server.start()
+        assert len(acknowledged) > 8
+        for response, text in acknowledged.items():
+            stored = await state.responses.get(response, ALICE)
+            assert stored.input[0]["content"][0]["text"] == text
+        with server.client() as client:
+            assert_whole(client)
+
+
+async def test_a_process_killed_at_any_moment_leaves_nothing_half_written(start: Callable[..., Server]) -> None:
+    server = start()
+    code = (
+        "import asyncio, sys\n"
+        "from responses_mw.state import Chain, State, connect\n"
+        "from state.making import respond, continued\n"
+        "async def main():\n"
+        "    state = State(connect(sys.argv[1]))\n"
+        "    async def run():\n"
+        "        tip = await respond(state, Chain.new(), 'x' * 20_000)\n"
+        "        while True:\n"
+        "            print(tip, flush=True)\n"
+        "            await asyncio.gather(*(continued(state, tip, 'fork') for _ in range(2)))\n"
+        "            tip = await continued(state, tip, 'y' * 20_000)\n"
+        "    await asyncio.gather(*(run() for _ in range(8)))\n"
+        "asyncio.run(main())\n"
+    )
+    with server.client() as client:
+        for _ in range(3):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, server.url, stdout=-1, cwd=Path(__file__).parent.parent
+            )
+            assert process.stdout is not None
+            tips = [(await process.stdout.readline()).decode().strip() for _ in range(30)]
+            process.kill()
+            await process.communicate()
+            assert_whole(client)
+            async with opened(server.url) as state:
+                assert [len(await history(state, tip)) for tip in tips]
+
+
+async def test_a_full_redis_refuses_a_commit_whole_and_lets_delete(start: Callable[..., Server]) -> None:
+    server = start("--maxmemory-policy", "noeviction")
+    async with opened(server.url, answers_in=2) as state:
+        tip = await respond(state, Chain.new(), "one")
+        fork = await continued(state, tip, "two")
+        with server.client() as client:
+            client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+            before = everything(client)
+            with pytest.raises(StateUnavailable) as refused:
+                await continued(state, tip, "three")
+            assert refused.value.reason == "its memory is full"
+            assert everything(client) == before
+            assert await history(state, fork) == ["one", "one!", "two", "two!"]
+            await state.responses.delete(fork, ALICE)
+            assert_whole(client)
+            client.config_set("maxmemory", 0)
+        assert await history(state, await continued(state, tip, "three")) == ["one", "one!", "three", "three!"]
+
+
+async def test_a_redis_that_is_nearly_full_is_known_before_it_is_full(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state:
+        assert not await state.nearly_full()
+    with server.client() as client:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+    async with opened(server.url) as state:
+        assert await state.nearly_full()
+        server.kill()
+        assert await state.nearly_full()  # not asked again so soon
+
+
+async def test_a_redis_that_became_a_replica_is_read_but_refuses_to_store(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state:
+        response = await respond(state, Chain.new(), "one")
+        with server.client() as client:
+            client.replicaof("127.0.0.1", free_port())
+            with pytest.raises(StateUnavailable) as refused:
+                await continued(state, response, "two")
+            assert refused.value.reason == "it is read-only"
+            assert (await state.check()).errors == ("The server is a replica: nothing can be written to it.",)
+            client.replicaof("NO", "ONE")
+        assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
+
+
+async def test_scripts_are_sent_again_to_a_redis_that_has_forgotten_them(state: State, server: Plain) -> None:
+    response = await respond(state, Chain.new(), "one")
+    server.script_flush()
+    assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
+
+
+async def test_more_requests_than_connections_wait_for_their_turn(valkey: Server, server: Plain) -> None:
+    state = State(connect(valkey.url, max_connections=3))
+    connected = server.info("clients")["connected_clients"]
+    responses = await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(100)))
+    assert len(set(responses)) == 100
+    assert server.info("clients")["connected_clients"] <= connected + 3
+    await state.aclose()
+
+
+async def test_a_cancelled_request_spoils_no_connection_for_the_next(valkey: Server) -> None:
+    small = State(connect(valkey.url, max_connections=1))
+    first = await respond(small, Chain.new(), "one")
+    second = await respond(small, Chain.new(), "two")
+    for _ in range(20):
+        reading = asyncio.create_task(small.responses.get(first, ALICE))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.0002)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert (await small.responses.get(second, ALICE)).document["id"] == second
+    await small.aclose()
+
+
+async def test_a_commit_that_was_cancelled_can_be_repeated(state: State, server: Plain) -> None:
+    document, given = made(Chain.new(), "one")
+    token = random_part()
+    for _ in range(5):
+        storing = asyncio.create_task(state.responses.commit(Chain.new(), document, given, ALICE, token))
+        await asyncio.sleep(0.0003)
+        storing.cancel()
+        await asyncio.gather(storing, return_exceptions=True)
+    await state.responses.commit(Chain.new(), document, given, ALICE, token)
+    assert list(turns(server).values()) == [1]
+    assert_whole(server)

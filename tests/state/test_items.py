@@ -1,0 +1,113 @@
+"""Items of a response: paged by cursor, and found by the ids that references name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.errors import BadRequest
+from responses_mw.ids import RunIds
+from responses_mw.state import Chain, Missing, State
+
+from .making import ALICE, BOB, continued, respond, texts
+from .test_conversations import converse
+
+if TYPE_CHECKING:
+    from .servers import Plain
+
+
+async def five(state: State) -> str:
+    """A response that was given five items: a, a!, b, b!, c."""
+    first = await respond(state, Chain.new(), "a")
+    return await continued(state, await continued(state, first, "b"), "c")
+
+
+async def test_input_items_are_all_that_the_model_was_given_newest_first(state: State) -> None:
+    page = await state.responses.input_items(await five(state), ALICE)
+    assert (texts(page.items), page.has_more) == (["c", "b!", "b", "a!", "a"], False)
+
+
+async def test_input_items_come_page_by_page(state: State) -> None:
+    response = await five(state)
+    pages, after = [], None
+    for _ in range(3):
+        page = await state.responses.input_items(response, ALICE, after=after, limit=2, order="asc")
+        pages.append((texts(page.items), page.has_more))
+        after = page.items[-1]["id"]
+    assert pages == [(["a", "a!"], True), (["b", "b!"], True), (["c"], False)]
+
+
+async def test_input_items_end_before_an_item_when_asked(state: State) -> None:
+    response = await five(state)
+    everything = (await state.responses.input_items(response, ALICE, order="asc")).items
+    page = await state.responses.input_items(
+        response, ALICE, after=everything[0]["id"], before=everything[3]["id"], limit=1, order="asc"
+    )
+    assert (texts(page.items), page.has_more) == (["a!"], True)
+    page = await state.responses.input_items(response, ALICE, before=everything[3]["id"], order="asc")
+    assert (texts(page.items), page.has_more) == (["a", "a!", "b"], False)
+
+
+@pytest.mark.parametrize("param", ["after", "before"])
+async def test_a_cursor_that_is_not_among_the_input_items_is_a_bad_request(state: State, param: str) -> None:
+    response = await five(state)
+    with pytest.raises(BadRequest) as refused:
+        await state.responses.input_items(response, ALICE, **{param: "msg_nowhere"})  # type: ignore[arg-type]
+    assert refused.value.param == param
+
+
+async def test_references_are_found_wherever_they_were_made(state: State) -> None:
+    response = await respond(state, Chain.new(), "a")
+    other = await respond(state, Chain.new(), "b")
+    conversation_id = await converse(state, "c")
+    joined = await respond(state, await state.conversations.chain(conversation_id, ALICE), "d")
+    ids = [item["id"] for found in (response, other, joined) for item in await items_of(state, found)]
+    ids += [item["id"] for item in (await state.conversations.items(conversation_id, ALICE)).items]
+    found = await state.responses.resolve(ids, ALICE)
+    assert texts([found[item_id] for item_id in ids]) == ["a", "a!", "b", "b!", "d", "d!", "d!", "d", "c"]
+
+
+async def items_of(state: State, response: str) -> list[dict[str, str]]:
+    stored = await state.responses.get(response, ALICE)
+    return [*stored.input, *stored.document["output"]]
+
+
+async def test_a_reference_into_a_deleted_response_is_found_in_its_conversation(state: State) -> None:
+    conversation_id = await converse(state)
+    response = await respond(state, await state.conversations.chain(conversation_id, ALICE), "a")
+    ids = [item["id"] for item in await items_of(state, response)]
+    await state.responses.delete(response, ALICE)
+    assert set(await state.responses.resolve(ids, ALICE)) == set(ids)
+    await state.conversations.delete_item(conversation_id, ids[0], ALICE)
+    with pytest.raises(Missing) as missing:
+        await state.responses.resolve(ids, ALICE)
+    assert missing.value.object_id == ids[0]
+
+
+async def test_a_reference_to_nothing_is_missing_and_named(state: State) -> None:
+    response = await respond(state, Chain.new(), "a")
+    known = [item["id"] for item in await items_of(state, response)]
+    for unknown in (f"msg_{known[0][4:-1]}7", RunIds().item("msg"), "msg_1", "", "msg_{}"):
+        with pytest.raises(Missing) as missing:
+            await state.responses.resolve([*known, unknown], ALICE)
+        assert missing.value.message == f"Item with id '{unknown}' not found."
+
+
+async def test_a_reference_to_another_owners_item_is_as_if_it_were_not_there(state: State) -> None:
+    response = await respond(state, Chain.new(), "a")
+    item_id = (await items_of(state, response))[0]["id"]
+    with pytest.raises(Missing) as missing:
+        await state.responses.resolve([item_id], BOB)
+    assert missing.value.message == f"Item with id '{item_id}' not found."
+
+
+async def test_a_reference_into_a_deleted_response_is_missing_even_if_its_text_is_still_stood_on(
+    state: State, server: Plain
+) -> None:
+    root = await respond(state, Chain.new(), "root")
+    item_id = (await items_of(state, root))[0]["id"]
+    await continued(state, root, "child")
+    await state.responses.delete(root, ALICE)
+    with pytest.raises(Missing):
+        await state.responses.resolve([item_id], ALICE)

@@ -1,0 +1,146 @@
+"""Any sequence of create, continue, delete and expire, by several owners, with runs in flight, agrees with a simple model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
+
+from responses_mw.state import Chain, Missing, NotChainable, State, connect
+from responses_mw.state.codec import turn_owner
+
+from .making import ALICE, BOB, address, history, kept, respond, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from .servers import Server
+
+OWNERS = st.sampled_from([ALICE, BOB])
+
+
+@dataclass(frozen=True)
+class Known:
+    """A response that was stored: the ids of its chain, itself last, and their texts."""
+
+    owner: str
+    status: str
+    chain: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run that has read its chain, and not committed yet."""
+
+    owner: str
+    chain: Chain
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+class Store(RuleBasedStateMachine):
+    """The model is ``living``: responses by id. Everything that was ever stored is in the bundle."""
+
+    valkey: Server
+    responses: Bundle[str] = Bundle("responses")
+    runs: Bundle[Running] = Bundle("runs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.Runner()
+        self.server = self.valkey.client()
+        self.server.flushall()
+        self.state = State(connect(self.valkey.url))
+        self.living: dict[str, Known] = {}
+        self.gone: dict[str, Known] = {}
+        self.expired = False
+        self.number = 0
+
+    def do(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run(step)
+
+    @rule(target=runs, owner=OWNERS)
+    def begin(self, owner: str) -> Running:
+        return Running(owner, Chain.new(), (), ())
+
+    @rule(target=runs, parent=responses, owner=OWNERS)
+    def go_on(self, parent: str, owner: str) -> Any:
+        known = self.living.get(parent)
+        if known is None or known.owner != owner:
+            with pytest.raises(Missing):
+                self.do(self.state.responses.chain(parent, owner))
+            return multiple()
+        if known.status == "failed":
+            with pytest.raises(NotChainable):
+                self.do(self.state.responses.chain(parent, owner))
+            return multiple()
+        return Running(owner, self.do(self.state.responses.chain(parent, owner)), known.chain, known.texts)
+
+    @rule(target=responses, run=consumes(runs), status=st.sampled_from(["completed", "incomplete", "failed"]))
+    def finish(self, run: Running, status: str) -> str:
+        self.number += 1
+        text = str(self.number)
+        response: str = self.do(respond(self.state, run.chain, text, run.owner, status))
+        known = Known(run.owner, status, (*run.ids, response), (*run.texts, text, f"{text}!"))
+        self.living[response] = known
+        return response
+
+    @rule(response=responses, owner=OWNERS)
+    def delete(self, response: str, owner: str) -> None:
+        known = self.living.get(response)
+        if known is None or known.owner != owner:
+            with pytest.raises(Missing):
+                self.do(self.state.responses.delete(response, owner))
+            return
+        self.do(self.state.responses.delete(response, owner))
+        del self.living[response]
+
+    @rule(response=responses)
+    def expire(self, response: str) -> None:
+        if self.living.pop(response, None):
+            self.expired = True
+            self.server.delete(address(response).record)
+
+    @rule(response=responses, owner=OWNERS)
+    def look(self, response: str, owner: str) -> None:
+        known = self.living.get(response)
+        if known is None or known.owner != owner:
+            with pytest.raises(Missing):
+                self.do(self.state.responses.get(response, owner))
+            return
+        stored = self.do(self.state.responses.get(response, owner))
+        assert stored.document["id"] == response
+        assert stored.document["output"][0]["content"][0]["text"] == known.texts[-1]
+        page = self.do(self.state.responses.input_items(response, owner, limit=100, order="asc"))
+        assert [item["content"][0]["text"] for item in page.items] == list(known.texts[:-1])[:100]
+        if known.status != "failed":
+            assert self.do(history(self.state, response, owner)) == list(known.texts)
+
+    @invariant()
+    def exactly_the_texts_that_something_living_stands_on_are_kept(self) -> None:
+        needed = {address(member).random for known in self.living.values() for member in known.chain}
+        found = {turn_owner(turn) for segment in turns(self.server) for turn in self.server.lrange(segment, 0, -1)}
+        # What expired stays until a neighbour is touched, or until its own time to live is over.
+        assert found >= needed if self.expired else found == needed
+
+    def teardown(self) -> None:
+        for response, known in self.living.items():
+            self.do(self.state.responses.delete(response, known.owner))
+        if not self.expired:
+            assert kept(self.server) == []
+        assert all(self.server.pttl(key) > 0 for key in self.server.keys("*"))
+        self.do(self.state.aclose())
+        self.loop.close()
+        self.server.close()
+
+
+def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server) -> None:
+    Store.valkey = valkey
+    check = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(Store, settings=check)

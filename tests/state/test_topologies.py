@@ -1,0 +1,303 @@
+"""The same state behind a Redis Cluster, Sentinel, TLS, an ACL user, a unix socket, and in fakeredis."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.crc import key_slot
+
+from responses_mw.ids import new_tag
+from responses_mw.state import Chain, Client, Conversation, Missing, State, StateUnavailable, connect
+
+from .making import ALICE, BOB, continued, history, message, respond, texts
+from .servers import Server, free_port, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+async def assert_works(state: State) -> None:
+    """Asserts that responses fork and are deleted, and conversations grow, in many slots."""
+    for number in range(12):
+        root = await respond(state, Chain.new(), f"root {number}")
+        left, right = await continued(state, root, "left"), await continued(state, root, "right")
+        assert await history(state, left) == [f"root {number}", f"root {number}!", "left", "left!"]
+        assert texts((await state.responses.input_items(right, ALICE, order="asc")).items)[2:] == ["right"]
+        for response in (root, left):
+            await state.responses.delete(response, ALICE)
+            with pytest.raises(Missing):
+                await state.responses.get(response, ALICE)
+        with pytest.raises(Missing):
+            await state.responses.get(right, BOB)
+        await assert_conversation_works(state, number)
+
+
+async def assert_conversation_works(state: State, number: int) -> None:
+    tag = new_tag()
+    conversation = Conversation(f"conv_{tag}", 1, {"n": str(number)})
+    await state.conversations.create(conversation, [message(f"msg_{tag}{tag}0", "user", "hello")], ALICE)
+    response = await respond(state, await state.conversations.chain(conversation.id, ALICE), "in it")
+    listed = (await state.conversations.items(conversation.id, ALICE, order="asc")).items
+    assert texts(listed) == ["hello", "in it", "in it!"]
+    assert list(await state.responses.resolve([item["id"] for item in listed], ALICE)) == [i["id"] for i in listed]
+    assert await history(state, await continued(state, response, "on")) == [*texts(listed), "on", "on!"]
+    await state.conversations.delete_item(conversation.id, listed[0]["id"], ALICE)
+    assert await state.conversations.update(conversation.id, {}, ALICE) == Conversation(conversation.id, 1, {})
+    await state.conversations.delete(conversation.id, ALICE)
+
+
+# -- cluster -------------------------------------------------------------------------------------------------------------
+
+SLOTS = 16384
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    """Three nodes with a third of the slots each."""
+    nodes = []
+    for number in range(3):
+        options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
+        nodes.append(Server(tmp_path_factory.mktemp(f"node{number}"), *options, "--appendonly", "yes"))
+        nodes[-1].start()
+    for number, node in enumerate(nodes):
+        with node.client() as client:
+            first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, nodes[0].options[3])
+    wait_until_whole(nodes)
+    yield nodes
+    for node in nodes:
+        node.kill()
+
+
+def wait_until_whole(nodes: list[Server]) -> None:
+    deadline = time.monotonic() + 20
+    for node in nodes:
+        with node.client() as client:
+            while b"cluster_state:ok" not in (info := raw_info(client)) or b"cluster_known_nodes:3" not in info:
+                assert time.monotonic() < deadline, info
+                time.sleep(0.05)
+
+
+def raw_info(client: Any) -> bytes:
+    answer = client.execute_command("CLUSTER INFO")
+    if isinstance(answer, dict):
+        return "\n".join(f"{name}:{value}" for name, value in answer.items()).encode()
+    return bytes(answer)
+
+
+def cluster_url(nodes: list[Server]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+
+async def test_everything_works_in_a_cluster_of_three_nodes(cluster: list[Server]) -> None:
+    state = State(connect(cluster_url(cluster)))
+    await assert_works(state)
+    await state.aclose()
+
+
+async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(cluster: list[Server]) -> None:
+    state = State(connect(cluster_url(cluster)))
+    for number in range(30):
+        root = await respond(state, Chain.new(), str(number))
+        await continued(state, root, "left")
+        await continued(state, root, "right")
+    slots: dict[str, set[int]] = {}
+    for node in cluster:
+        with node.client() as client:
+            keys = client.keys("*")
+            assert len(keys) > 0
+            for key in keys:
+                slots.setdefault(key.decode().split("}")[0], set()).add(key_slot(key))
+    assert all(len(found) == 1 for found in slots.values())
+    await state.aclose()
+
+
+async def test_a_cluster_tells_how_it_is(cluster: list[Server]) -> None:
+    state = State(connect(cluster_url(cluster)))
+    health = await state.check()
+    assert (health.cluster, health.policy, health.persistent, health.errors) == (True, "noeviction", True, ())
+    assert not await state.nearly_full()
+    await state.aclose()
+
+
+async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy(cluster: list[Server]) -> None:
+    state = State(connect(cluster[0].url))
+    errors = (await state.check()).errors
+    assert errors == ("The server is a node of a cluster: its URL must begin with redis+cluster://.",)
+    answers = await asyncio.gather(*(respond(state, Chain.new(), "x") for _ in range(30)), return_exceptions=True)
+    refused = [answer.reason for answer in answers if isinstance(answer, StateUnavailable)]
+    assert set(refused) == {"it is a cluster (use redis+cluster://)"}
+    await state.aclose()
+
+
+async def test_a_cluster_serves_again_when_a_killed_node_is_back(cluster: list[Server]) -> None:
+    state = State(connect(cluster_url(cluster), timeout=1), patience=0)
+    responses = [await respond(state, Chain.new(), str(number)) for number in range(20)]
+    cluster[1].kill()
+    answers = await asyncio.gather(*(state.responses.get(known, ALICE) for known in responses), return_exceptions=True)
+    assert any(isinstance(answer, StateUnavailable) for answer in answers)
+    assert not any(isinstance(answer, Exception) for answer in answers if not isinstance(answer, StateUnavailable))
+    cluster[1].start()
+    await asyncio.to_thread(wait_until_whole, cluster)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with suppress(StateUnavailable):
+            for known in responses:
+                assert len(await history(state, await continued(state, known, "on"))) == 4
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail("the cluster was not served again")
+    await state.aclose()
+
+
+async def test_more_requests_than_connections_wait_in_a_cluster_too(cluster: list[Server]) -> None:
+    state = State(connect(cluster_url(cluster), max_connections=2))
+    await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(60)))
+    await state.aclose()
+
+
+# -- Sentinel ------------------------------------------------------------------------------------------------------------
+
+
+async def test_sentinel_leads_to_the_new_master_after_a_fail_over(start: Callable[..., Server], tmp_path: Path) -> None:
+    master = start()
+    replica = start("--replicaof", "127.0.0.1", str(master.port))
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 400\nsentinel failover-timeout main 3000\n"
+    )
+    sentinel = Sentinel(tmp_path, config)
+    try:
+        sentinel.start()
+        await asyncio.to_thread(wait_until_replicating, replica, sentinel)
+        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0"
+        state = State(connect(url, timeout=1), patience=20)
+        await assert_works(state)
+        known = await respond(state, Chain.new(), "before")
+        with master.client() as client:
+            assert client.wait(1, 5000) == 1
+        master.kill()
+        after = await respond(state, await chain_when_back(state, known), "after")
+        assert await history(state, after) == ["before", "before!", "after", "after!"]
+        await state.aclose()
+    finally:
+        sentinel.kill()
+
+
+async def chain_when_back(state: State, response: str) -> Chain:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return await state.responses.chain(response, ALICE)
+        except StateUnavailable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+
+
+class Sentinel(Server):
+    """The same binary, started as a Sentinel."""
+
+    def __init__(self, folder: Path, config: Path) -> None:
+        super().__init__(folder)
+        self.config = config
+
+    def start(self) -> None:
+        command = [self.binary, str(self.config), "--sentinel", "--port", str(self.port), "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=self.folder)
+        self.wait_until_ready()
+
+
+def wait_until_replicating(replica: Server, sentinel: Server) -> None:
+    deadline = time.monotonic() + 20
+    with replica.client() as client, sentinel.client() as asked:
+        while client.info("replication")["master_link_status"] != "up" or asked.sentinel_masters()["main"]["num-slaves"] < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+# -- TLS, ACL, sockets, fakeredis ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signs itself, with its key in the same file."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
+    subprocess.run([*command, "-keyout", str(path), "-out", f"{path}.crt"], check=True, capture_output=True)
+    path.write_text(path.read_text() + path.with_suffix(".pem.crt").read_text())
+    return path
+
+
+async def test_everything_works_over_tls(valkey: Server, certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with wire(valkey.port, context) as line:
+        state = State(connect(f"{line.url}?ssl_ca_certs={certificate}"))
+        await assert_works(state)
+        await state.aclose()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(valkey: Server, certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with wire(valkey.port, context) as line:
+        state = State(connect(line.url), patience=0)
+        with pytest.raises(StateUnavailable):
+            await respond(state, Chain.new(), "x")
+        await state.aclose()
+
+
+NEEDED = "+@read +@write +@scripting +@connection +info ~rmw:*"
+
+
+async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(valkey: Server, state: State) -> None:
+    del state
+    with valkey.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">p@ss", *NEEDED.split())
+        own = State(connect(f"redis://app:p%40ss@127.0.0.1:{valkey.port}/0"))
+        await assert_works(own)
+        assert (await own.check()).errors == ()
+        await own.aclose()
+        admin.execute_command("ACL", "DELUSER", "app")
+
+
+async def test_wrong_credentials_are_unavailable_and_named(valkey: Server) -> None:
+    state = State(connect(f"redis://nobody:wrong@127.0.0.1:{valkey.port}"), patience=10)
+    with pytest.raises(StateUnavailable) as refused:
+        await respond(state, Chain.new(), "x")
+    assert refused.value.reason == "it refused our credentials"
+    await state.aclose()
+
+
+async def test_everything_works_over_a_unix_socket(start: Callable[..., Server], tmp_path: Path) -> None:
+    start("--unixsocket", str(tmp_path / "socket"))
+    state = State(connect(f"unix://{tmp_path / 'socket'}"))
+    await assert_works(state)
+    await state.aclose()
+
+
+async def test_everything_works_in_fakeredis() -> None:
+    from fakeredis import FakeAsyncRedis
+
+    state = State(Client(FakeAsyncRedis(), timeout=2, max_connections=10))
+    await assert_works(state)
+    assert (await state.check()).server == "unknown"
+    await state.aclose()
+
+
+@pytest.mark.parametrize("url", ["redis+ring://127.0.0.1", "http://127.0.0.1", "redis+sentinel://127.0.0.1:26379", "nonsense"])
+def test_a_url_that_cannot_be_is_refused_when_it_is_read(url: str) -> None:
+    with pytest.raises(ValueError, match="redis"):
+        connect(url)

@@ -1,0 +1,232 @@
+"""A client that leaves takes its upstream call with it; one that is slow is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+
+from oracle import check
+from scripted import HELLO, Signal, completion, finish, text
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+    from conftest import Apps, Ours, Start
+    from scripted import ScriptedUpstream
+
+BODY = {"input": "Hi", "model": "tiny"}
+STREAM = {**BODY, "stream": True}
+
+
+async def _leave(request: asyncio.Task[Any]) -> None:
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+
+
+async def _read_on(ours: Ours, seen: asyncio.Event, awaited: bytes) -> None:
+    raw = b""
+    async with ours.http.stream("POST", "/v1/responses", json=STREAM) as response:
+        async for data in response.aiter_raw():
+            raw += data
+            if awaited in raw:
+                seen.set()
+
+
+async def test_a_client_that_leaves_its_stream_ends_the_upstream_call(ours: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(text("Hel"), Signal(), text("lo"))
+    seen = asyncio.Event()
+    request = asyncio.create_task(_read_on(ours, seen, b'"Hel"'))
+    await seen.wait()
+    assert not answer.left.is_set()
+    await _leave(request)
+    await answer.left.wait(1)
+
+
+async def test_a_client_that_leaves_before_the_first_chunk_ends_the_upstream_call(ours: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(Signal(), *HELLO)
+    seen = asyncio.Event()
+    request = asyncio.create_task(_read_on(ours, seen, b"response.created"))
+    await seen.wait()
+    await _leave(request)
+    await answer.left.wait(1)
+
+
+async def test_a_client_that_leaves_before_the_status_ends_the_upstream_call(ours: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(*HELLO, before=Signal())
+    seen = asyncio.Event()
+    request = asyncio.create_task(_read_on(ours, seen, b"response.created"))
+    await seen.wait()
+    await _leave(request)
+    await answer.left.wait(1)
+
+
+async def test_a_client_that_leaves_within_the_grace_ends_the_upstream_call(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(status_grace=30)
+    answer = upstream.stream(*HELLO, before=Signal())
+    request = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
+    await answer.asked.wait()
+    await _leave(request)
+    await answer.left.wait(1)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the status", "within the answer"])
+async def test_a_client_that_does_not_wait_for_its_json_ends_the_upstream_call(
+    ours: Ours, upstream: ScriptedUpstream, before: bool
+) -> None:
+    answer = upstream.whole(completion({"content": "Hello"}))
+    if before:
+        answer.before = Signal()
+    else:
+        answer.pieces = [b'{"choices": [', Signal()]
+    request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
+    await answer.asked.wait()
+    await asyncio.sleep(0.05)
+    await _leave(request)
+    await answer.left.wait(1)
+
+
+async def test_the_official_client_may_close_its_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(text("Hel"), Signal())
+    async with await ours.client.responses.create(model="tiny", input="Hi", stream=True) as events:
+        async for event in events:
+            if event.type == "response.output_text.delta":
+                break
+    await answer.left.wait(1)
+
+
+async def test_others_go_on_when_one_leaves(ours: Ours, upstream: ScriptedUpstream) -> None:
+    more = Signal()
+    left = upstream.stream(text("Hel"), Signal())
+    seen = asyncio.Event()
+    request = asyncio.create_task(_read_on(ours, seen, b'"Hel"'))
+    await seen.wait()
+    upstream.stream(text("Hel"), more, text("lo"), finish())
+    other = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
+    await _leave(request)
+    await left.left.wait(1)
+    more.set()
+    assert check((await other).content).deltas == ["Hel", "lo"]
+
+
+# -- a client at the ASGI level -----------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Calls an application as a server does. ``may_read`` holds its ``send``; ``sent`` is what came through."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.may_read = asyncio.Event()
+        self.leaves = asyncio.Event()
+        self.begun = asyncio.Event()
+        self._body = [httpx.Request("POST", "http://x", json=STREAM).content]
+
+    async def call(self, app: ASGIApp) -> None:
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/responses", "raw_path": b"/v1/responses", "query_string": b"", "root_path": "", "headers": [],
+            "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
+        }  # fmt: skip
+        await app(scope, self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self.begun.set()
+        await self.may_read.wait()
+        self.sent.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+async def test_one_read_of_the_upstream_is_one_send_of_whole_events(apps: Apps, upstream: ScriptedUpstream) -> None:
+    pauses = [Signal() for _ in range(3)]
+    words = [text("a"), pauses[0], text("b"), pauses[1], text("c"), pauses[2]]
+    answer = upstream.stream(*words, finish())
+    client = Client()
+    client.may_read.set()
+    async with apps.open() as app, anyio.create_task_group() as group:
+        group.start_soon(client.call, app)
+        for count, pause in enumerate(pauses, 1):
+            with anyio.fail_after(5):
+                while answer.sent < count or len(client.bodies) < count + 1:
+                    await asyncio.sleep(0.005)
+            pause.set()
+    assert all(body.endswith(b"\n\n") for body in client.bodies[:-1])
+    assert [body.count(b"event: ") for body in client.bodies[:4]] == [2, 3, 1, 1]
+    assert check(b"".join(client.bodies)).deltas == ["a", "b", "c"]
+
+
+async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*[text("x" * 1000) for _ in range(50)], finish())
+    client = Client()
+    async with apps.open(idle_timeout=0.1, keep_alive=0.05) as app, anyio.create_task_group() as group:
+        group.start_soon(client.call, app)
+        await client.begun.wait()
+        await asyncio.sleep(0.4)
+        client.may_read.set()
+    assert check(b"".join(client.bodies)).terminal == "response.completed"
+
+
+async def test_a_slow_client_holds_the_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
+    pieces = 60
+    answer = upstream.stream(*[text("x" * 1_000_000) for _ in range(pieces)], finish())
+    client = Client()
+    async with apps.open() as app, anyio.create_task_group() as group:
+        group.start_soon(client.call, app)
+        await client.begun.wait()
+        before = -1
+        with anyio.fail_after(10):
+            while answer.sent != before:
+                before = answer.sent
+                await asyncio.sleep(0.3)
+        assert before < pieces
+        client.leaves.set()
+        await answer.left.wait(1)
+
+
+async def test_a_client_that_leaves_while_it_is_sent_to_ends_the_upstream_call(apps: Apps, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(text("Hel"), Signal())
+    client = Client()
+    async with apps.open() as app, anyio.create_task_group() as group:
+        group.start_soon(client.call, app)
+        await client.begun.wait()
+        client.leaves.set()
+        await answer.left.wait(1)
+
+
+async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understood(apps: Apps, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(text("Hel"), Signal())
+
+    class Leaving(Client):
+        async def _send(self, message: Message) -> None:
+            raise OSError("gone")
+
+    async with apps.open() as app:
+        await Leaving().call(app)
+        await answer.left.wait(1)
+
+
+async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+
+    class Slow(Client):
+        async def _send(self, message: Message) -> None:
+            self.sent.append(message)
+            if not message.get("more_body", True):
+                await asyncio.sleep(0.2)
+
+    client = Slow()
+    async with apps.open(keep_alive=0.05) as app:
+        await client.call(app)
+    assert check(b"".join(client.bodies)).terminal == "response.completed"

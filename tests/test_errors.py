@@ -1,0 +1,345 @@
+"""Errors: the right status and OpenAI's body in every case, and nothing sent upstream where the request is at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from oracle import stream
+from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
+
+if TYPE_CHECKING:
+    import httpx
+
+    from conftest import Ours, Start
+    from scripted import ScriptedUpstream
+
+BODY = {"input": "Hi", "model": "tiny"}
+STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
+
+
+def fault(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The members of OpenAI's error object, after a look at its form."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    members: dict[str, Any] = response.json()["error"]
+    assert members.keys() == {"message", "type", "param", "code"}
+    assert isinstance(members["message"], str)
+    assert members["message"]
+    assert members["code"] is None or isinstance(members["code"], str)
+    return members
+
+
+# -- what the upstream says -------------------------------------------------------------------------------------------------
+
+UPSTREAM_ERRORS = [
+    pytest.param(400, error("no", param="temperature"), 400, "temperature", None, id="vLLM"),
+    pytest.param(400, error("no", param="messages"), 400, "input", None, id="a parameter by the name that it has here"),
+    pytest.param(401, {"error": "Unauthorized"}, 401, None, "invalid_api_key", id="the key, as a string"),
+    pytest.param(403, error("forbidden", 403), 403, None, None, id="forbidden"),
+    pytest.param(404, error("no such model", 404, param="model"), 404, "model", "model_not_found", id="unknown model"),
+    pytest.param(422, {"error": "Input validation error", "error_type": "validation"}, 422, None, None, id="TGI"),
+    pytest.param(429, error("slow down", 429), 429, None, "rate_limit_exceeded", id="rate limit"),
+    pytest.param(500, error("engine died", 500), 502, None, None, id="an error of the server itself"),
+    pytest.param(501, error("not implemented", 501), 400, None, None, id="what the model cannot do"),
+    pytest.param(502, b"<html>Bad gateway</html>", 502, None, None, id="a page of a proxy between"),
+    pytest.param(503, {"error": "The model is currently scaling"}, 503, None, None, id="away"),
+    pytest.param(504, b"", 504, None, None, id="nothing but a status"),
+    pytest.param(400, {"object": "error", "message": "flat", "type": "BadRequest", "code": 400}, 400, None, None, id="SGLang"),
+    pytest.param(
+        400,
+        {"error": {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 5}},
+        400, "input", "context_length_exceeded", id="llama.cpp: too long",
+    ),  # fmt: skip
+    pytest.param(404, {"detail": "Not Found"}, 404, None, "model_not_found", id="FastAPI"),
+]
+
+
+@STREAMED
+@pytest.mark.parametrize(("status", "body", "expected", "param", "code"), UPSTREAM_ERRORS)
+async def test_an_error_in_time_is_the_status(
+    start: Start, upstream: ScriptedUpstream, streamed: bool, status: int, body: Any, expected: int, param: str | None, code: str | None
+) -> None:
+    ours = start(status_grace=0.005 if status in (502, 503) else 2)
+    for _ in range(3):
+        upstream.whole(body, status)
+    members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), expected)
+    assert (members["param"], members["code"]) == (param, code)
+
+
+async def test_the_official_client_raises_the_right_exception(ours: Ours, upstream: ScriptedUpstream) -> None:
+    expected: list[tuple[int, type[openai.APIStatusError]]] = [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (404, openai.NotFoundError),
+        (429, openai.RateLimitError),
+        (500, openai.InternalServerError),
+    ]
+    for status, exception in expected:
+        upstream.whole(error("told so", status), status)
+        with pytest.raises(exception, match="told so"):
+            await ours.client.responses.create(model="tiny", input="Hi")
+
+
+async def test_a_rate_limit_says_when_to_come_back(ours: Ours, upstream: ScriptedUpstream) -> None:
+    headers = {"retry-after": "7", "x-ratelimit-remaining-tokens": "0", "set-cookie": "a=b"}
+    upstream.whole(error("slow down", 429), 429, headers=headers)
+    response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
+    assert fault(response, 429)["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] == "7"
+    assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert "set-cookie" not in response.headers
+    assert len(upstream.requests) == 1
+
+
+async def test_an_error_after_the_grace_is_a_failed_response(ours: Ours, upstream: ScriptedUpstream) -> None:
+    late = Signal()
+    upstream.whole(error("late", 400), 400, before=late)
+    request = asyncio.create_task(stream(ours))
+    await asyncio.sleep(0.3)
+    late.set()
+    streamed = await request
+    assert streamed.terminal == "response.failed"
+    assert streamed.response["error"]["message"] == "late"
+    assert streamed.response["output"] == []
+
+
+async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: ScriptedUpstream) -> None:
+    late = Signal()
+    upstream.whole(error("late", 429), 429, before=late)
+    request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
+    await asyncio.sleep(0.3)
+    late.set()
+    fault(await request, 429)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        pytest.param(error("bad grammar", 400), 400, id="vLLM"),
+        pytest.param({"error": {"message": "too long", "http_status_code": 422}}, 422, id="TGI"),
+        pytest.param({"error": {"message": "slow down", "code": "429"}}, 429, id="LiteLLM"),
+        pytest.param({"error": {"message": "died"}}, 502, id="without a status"),
+        pytest.param(b'error: {"code": 503, "message": "Loading model"}\n\n', 502, id="llama.cpp"),
+    ],
+)
+async def test_an_error_as_the_first_frame_is_the_status(ours: Ours, upstream: ScriptedUpstream, first: Any, expected: int) -> None:
+    upstream.stream(first)
+    fault(await ours.http.post("/v1/responses", json={**BODY, "stream": True}), expected)
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"<html>Hello</html>", id="no JSON"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"choices": [{"message": {"content": "Hel', id="cut JSON"),
+    ],
+)
+async def test_a_200_that_is_no_answer_is_502(ours: Ours, upstream: ScriptedUpstream, streamed: bool, answer: bytes) -> None:
+    upstream.whole(answer)
+    fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 502)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([text("Hel"), BrokenOff()], id="broken off"),
+        pytest.param([text("Hel"), error("died", 500)], id="error frame"),
+        pytest.param([b'{"choices": [', BrokenOff()], id="broken off within JSON"),
+    ],
+)
+async def test_what_breaks_off_is_502_for_json(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any]) -> None:
+    upstream.stream(*pieces, done=False)
+    fault(await ours.http.post("/v1/responses", json=BODY), 502)
+
+
+async def test_an_aborted_completion_is_502_for_json(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hel"}, "abort"))
+    fault(await ours.http.post("/v1/responses", json=BODY), 502)
+
+
+async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole({"error": {"message": "no", "code": 400}})
+    assert fault(await ours.http.post("/v1/responses", json=BODY), 400)["message"] == "no"
+
+
+@STREAMED
+async def test_an_upstream_that_does_not_answer_in_time_is_504(start: Start, upstream: ScriptedUpstream, streamed: bool) -> None:
+    ours = start(first_byte_timeout=0.1, status_grace=5)
+    answer = upstream.stream(*HELLO, before=Signal())
+    members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
+    assert members["code"] == "upstream_timeout"
+    await answer.left.wait(1)
+
+
+# -- what the request gets wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        pytest.param(b"", "invalid_json", id="nothing"),
+        pytest.param(b"{", "invalid_json", id="cut JSON"),
+        pytest.param(b'{"input": "\xff\xfe"}', "invalid_json", id="no UTF-8"),
+        pytest.param(b'{"input": "\\ud800"}', "invalid_json", id="half a surrogate pair"),
+        pytest.param(b"\xff\xfe{\x00}\x00", "invalid_json", id="UTF-16"),
+        pytest.param(b"[]", "invalid_type", id="an array"),
+        pytest.param(b'"Hi"', "invalid_type", id="a string"),
+        pytest.param(b'{"input": NaN}', "invalid_json", id="no JSON number"),
+        pytest.param(b'{"input": ' + b"[" * 100_000, "invalid_json", id="endless nesting"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_400(ours: Ours, upstream: ScriptedUpstream, body: bytes, code: str) -> None:
+    response = await ours.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert fault(response, 400)["code"] == code
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        pytest.param({"model": "tiny"}, "input", id="no input"),
+        pytest.param({"input": 5}, "input", id="wrong type of input"),
+        pytest.param({"input": [{"type": "nonsense"}]}, "input[0].type", id="unknown item"),
+        pytest.param(
+            {"input": [{"role": "user", "content": [{"type": "nonsense"}]}]}, "input[0].content[0].type", id="unknown part"
+        ),
+        pytest.param({"input": "Hi", "temperature": "hot"}, "temperature", id="wrong type"),
+        pytest.param({"input": "Hi", "temperature": 3}, "temperature", id="out of bounds"),
+        pytest.param({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name", id="nameless tool"),
+        pytest.param({"input": "Hi", "prompt": {"id": "x"}}, "prompt", id="not served"),
+        pytest.param({"input": "Hi", "stream": "yes"}, "stream", id="stream is no word"),
+    ],
+)
+@STREAMED
+async def test_a_wrong_request_is_400_with_the_path_of_the_fault(
+    ours: Ours, upstream: ScriptedUpstream, body: dict[str, Any], param: str, streamed: bool
+) -> None:
+    response = await ours.http.post("/v1/responses", json={"stream": streamed, **body})
+    assert fault(response, 400)["param"] == param
+    assert upstream.requests == []
+
+
+async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(max_body_bytes=1000)
+
+    async def chunked() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    fault(await ours.http.post("/v1/responses", json={**BODY, "input": "x" * 1000}), 413)
+    fault(await ours.http.post("/v1/responses", content=chunked()), 413)
+    upstream.whole(completion({"content": "Hello"}))
+    response = await ours.http.post("/v1/responses", json=BODY)
+    assert response.status_code == 200
+
+
+async def test_too_many_items_tools_and_levels_are_refused(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(max_input_items=2, max_tools=1, max_depth=8)
+    tool = {"type": "function", "name": "f"}
+    deep: Any = "x"
+    for _ in range(9):
+        deep = [deep]
+    for body, param in (
+        ({"input": [{"role": "user", "content": "x"}] * 3}, "input"),
+        ({"tools": [tool, tool]}, "tools"),
+    ):
+        assert fault(await ours.http.post("/v1/responses", json={**BODY, **body}), 400)["param"] == param
+    fault(await ours.http.post("/v1/responses", json={**BODY, "metadata": deep}), 413)
+    assert upstream.requests == []
+
+
+async def test_a_compressed_body_is_refused_by_name(ours: Ours, upstream: ScriptedUpstream) -> None:
+    response = await ours.http.post("/v1/responses", content=b"x", headers={"content-encoding": "zstd"})
+    assert "zstd" in fault(response, 400)["message"]
+
+
+async def test_a_body_that_stops_half_way_is_not_sent_on(ours: Ours, upstream: ScriptedUpstream) -> None:
+    body = json.dumps(BODY).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(ours.url).port)
+    writer.write(b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (len(body) + 100) + body)
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    upstream.whole(completion({"content": "Hello"}))
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
+    assert len(upstream.requests) == 1
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/a/b/c", "/v1/responses/resp_x/nonsense", "/v1/conversations/a/b/c/d"])
+async def test_an_unknown_path_of_ours_is_404_in_our_shape(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
+    fault(await ours.http.get(path), 404)
+    assert all(visit.path == "/v1/models" for visit in upstream.visits)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
+async def test_a_wrong_method_is_405_that_says_what_is_allowed(ours: Ours, method: str) -> None:
+    response = await ours.http.request(method, "/v1/responses")
+    assert fault(response, 405)["code"] == "method_not_allowed"
+    assert "POST" in response.headers["allow"]
+
+
+async def test_a_slash_at_the_end_makes_no_difference(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hello"}))
+    assert (await ours.http.post("/v1/responses/", json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/responsesx", "/v1/response", "/v2/responses", "/responses"])
+async def test_paths_that_only_look_like_ours_pass_on(ours: Ours, upstream: ScriptedUpstream, path: str) -> None:
+    response = await ours.http.get(path)
+    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+    assert upstream.visits[-1].path == path
+
+
+# -- a bug of ours ----------------------------------------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_a_bug_is_500_in_our_shape_before_the_start(
+    ours: Ours, upstream: ScriptedUpstream, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("responses_mw.runner.to_chat", broken)
+    members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 500)
+    assert "a bug" not in members["message"]
+    assert "a bug" in caplog.text
+
+
+async def test_a_bug_in_a_route_is_500_in_our_shape(
+    ours: Ours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("responses_mw.routes.responses.parse", broken)
+    fault(await ours.http.post("/v1/responses", json=BODY), 500)
+    assert "a bug" in caplog.text
+
+
+async def test_a_bug_after_the_start_ends_the_stream_as_failed(
+    ours: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("responses_mw.protocol.assembler.Assembler.end_turn", broken)
+    upstream.stream(frame(text("Hel")))
+    streamed = await stream(ours)
+    assert streamed.response["error"]["code"] == "server_error"
+    assert "a bug" not in streamed.response["error"]["message"]
+    assert "a bug" in caplog.text

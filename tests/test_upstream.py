@@ -1,0 +1,328 @@
+"""The calls of the upstream: what is sent along, what is tried again, which dialect is spoken."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oracle import stream, whole
+from scripted import HELLO, TINY, completion, error, text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+    from conftest import Ours, Serve, Start
+    from scripted import ScriptedUpstream
+
+BODY = {"input": "Hi", "model": "tiny"}
+ANSWER = completion({"content": "Hello"})
+
+
+async def ask(ours: Ours, **headers: str) -> None:
+    response = await ours.http.post("/v1/responses", json=BODY, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    assert response.status_code == 200, response.text
+
+
+# -- what is sent along -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_callers_credential_goes_on(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    await ask(ours, authorization="Bearer mine", cookie="a=b", x_other="no", x_session_id="s1", traceparent="00-1-2-01")
+    sent = upstream.requests[0].headers
+    assert sent["authorization"] == "Bearer mine"
+    assert sent["x-session-id"] == "s1"
+    assert sent["traceparent"] == "00-1-2-01"
+    assert sent["content-type"] == "application/json"
+    assert not sent.keys() & {"cookie", "x-other"}
+
+
+async def test_no_credential_is_made_up(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    await ask(ours)
+    assert "authorization" not in upstream.requests[0].headers
+
+
+async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    response = await ours.http.post("/v1/responses", json=BODY, headers={b"authorization": "Bearer clé".encode()})
+    assert response.status_code == 200, response.text
+    assert upstream.requests[0].headers["authorization"].encode("latin-1").decode() == "Bearer clé"
+
+
+async def test_the_key_that_is_set_replaces_the_callers(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(upstream_api_key="ours")
+    upstream.whole(ANSWER)
+    await ask(ours, authorization="Bearer mine")
+    assert upstream.requests[0].headers["authorization"] == "Bearer ours"
+
+
+async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(upstream_api_key="secret-of-ours")
+    for status in (401, 403):
+        upstream.whole(error("bad key secret-of-ours", status), status)
+        response = await ours.http.post("/v1/responses", json=BODY)
+        assert response.status_code == 502
+        assert "secret-of-ours" not in response.text
+
+
+async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    upstream.whole(ANSWER)
+    await ask(ours, x_request_id="mine")
+    await ask(ours, x_request_id="mine")
+    one, two = (request.headers["x-request-id"] for request in upstream.requests)
+    assert len({one, two, "mine"}) == 3
+    assert re.fullmatch(r"[0-9a-z]{16,64}", one)
+
+
+async def test_an_extra_header_goes_on_where_it_is_listed(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(forward_headers=["x-mine"])
+    upstream.whole(ANSWER)
+    await ask(ours, x_mine="1", traceparent="00-1-2-01")
+    assert upstream.requests[0].headers["x-mine"] == "1"
+    assert "traceparent" not in upstream.requests[0].headers
+
+
+async def test_a_cookie_of_the_upstream_is_not_kept(
+    start_at: Callable[..., Ours], mount: str, serve: Serve, upstream: ScriptedUpstream
+) -> None:
+    by_name = {"upstream": serve(upstream).replace("127.0.0.1", "localhost")} if mount == "proxy" else {}
+    ours = start_at(mount, **by_name)
+    for _ in range(2):
+        upstream.whole(ANSWER, headers={"set-cookie": "session=1; Path=/"})
+        await ask(ours)
+    assert "cookie" not in upstream.requests[1].headers
+
+
+async def test_connections_are_used_again(start_at: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+    ours = start_at("proxy")
+    for _ in range(3):
+        upstream.stream(*HELLO)
+        await stream(ours)
+    assert len({request.client for request in upstream.requests}) == 1
+
+
+# -- what is tried again ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [502, 503])
+@pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
+async def test_502_and_503_are_tried_again_within_the_grace(
+    start: Start, upstream: ScriptedUpstream, status: int, streamed: bool
+) -> None:
+    ours = start(status_grace=2)
+    upstream.whole(b"busy", status)
+    upstream.whole(b"busy", status)
+    upstream.stream(*HELLO) if streamed else upstream.whole(ANSWER)
+    answer = await (stream(ours) if streamed else whole(ours))
+    assert answer
+    assert len(upstream.requests) == 3
+    assert len({request.headers["x-request-id"] for request in upstream.requests}) == 3
+
+
+async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(status_grace=0)
+    upstream.whole({"error": "The model is currently scaling"}, 503, headers={"retry-after": "3"})
+    response = await ours.http.post("/v1/responses", json=BODY)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
+    assert response.json()["error"]["message"] == "The model is currently scaling"
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 504])
+async def test_other_errors_are_not_tried_again(start: Start, upstream: ScriptedUpstream, status: int) -> None:
+    ours = start(status_grace=2)
+    upstream.whole(error("no", status), status)
+    await ours.http.post("/v1/responses", json=BODY)
+    assert len(upstream.requests) == 1
+
+
+async def test_nothing_is_tried_again_once_something_came(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(status_grace=2)
+    upstream.stream(text("Hel"), error("busy", 503), done=False)
+    assert (await stream(ours)).terminal == "response.failed"
+    upstream.stream(error("busy", 503))
+    assert (await ours.http.post("/v1/responses", json={**BODY, "stream": True})).status_code == 502
+    assert len(upstream.requests) == 2
+
+
+# -- connections that fail (over the network only) -----------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) -> None:
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{free_port()}")
+    for body in (BODY, {**BODY, "stream": True}):
+        response = await ours.http.post("/v1/responses", json=body)
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == "upstream_unreachable"
+
+
+async def test_an_upstream_that_comes_within_the_grace_is_waited_for(start_at: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+    port = free_port()
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", status_grace=5, dialect="vllm")
+    request = asyncio.create_task(stream(ours))
+    await asyncio.sleep(0.1)
+    async with raw_server(port, _answer_stream):
+        assert (await request).terminal == "response.completed"
+
+
+async def test_an_upstream_that_was_away_at_the_start_is_known_when_it_comes(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    port = free_port()
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}")
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 502
+    serve(upstream, port=port)
+    upstream.whole(ANSWER)
+    await whole(ours, reasoning={"effort": "low"})
+    assert upstream.requests[0].json["chat_template_kwargs"] == {"enable_thinking": True}  # that is vLLM's
+
+
+async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Callable[..., Ours]) -> None:
+    async with raw_server(0, _reset_within) as port:
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm")
+        streamed = await stream(ours)
+        assert (streamed.terminal, streamed.deltas) == ("response.failed", ["Hel"])
+        response = await ours.http.post("/v1/responses", json=BODY)
+        assert response.status_code == 502
+
+
+async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Callable[..., Ours]) -> None:
+    async with raw_server(0, _reset_before) as port:
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm")
+        response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
+        assert response.status_code == 502
+
+
+async def test_a_connection_that_cannot_be_made_in_time_is_504(start_at: Callable[..., Ours]) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, _filled(listener):
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{listener.getsockname()[1]}", dialect="vllm", connect_timeout=0.1)
+        response = await ours.http.post("/v1/responses", json=BODY)
+        assert response.status_code == 504
+
+
+class _filled:  # noqa: N801 (a context manager, used as a function)
+    """Fills the queue of a listener that accepts nobody, so that the next connection hangs."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._sockets = []
+        for _ in range(4):
+            waiting = socket.socket()
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+            self._sockets.append(waiting)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        for waiting in self._sockets:
+            waiting.close()
+
+
+@asynccontextmanager
+async def raw_server(port: int, conversation: Conversation) -> AsyncIterator[int]:
+    """A server of bare connections, each for one request."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await conversation(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", port) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+async def _answer_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b'data: {"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\ndata: [DONE]\n\n')
+    await writer.drain()
+
+
+async def _reset_within(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b'data: {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n')
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    await _reset_before(reader, writer)
+
+
+async def _reset_before(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+# -- which dialect ------------------------------------------------------------------------------------------------------------
+
+TGI_INFO = {"model_id": "m", "max_total_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("models", "pages", "dialect"),
+    [
+        pytest.param([TINY], {}, "vllm", id="vllm"),
+        pytest.param([{**TINY, "owned_by": "sglang"}], {}, "sglang", id="sglang"),
+        pytest.param([{**TINY, "owned_by": "llamacpp"}], {}, "llamacpp", id="llamacpp"),
+        pytest.param([{**TINY, "owned_by": "library"}], {}, "ollama", id="ollama"),
+        pytest.param([{**TINY, "owned_by": "me"}], {"/api/version": {"version": "0.12"}}, "ollama", id="ollama, own model"),
+        pytest.param([{**TINY, "owned_by": "org/model"}], {"/info": TGI_INFO}, "tgi", id="tgi"),
+        pytest.param([{**TINY, "owned_by": "openai"}], {"/health/liveliness": "I'm alive!"}, "litellm", id="litellm"),
+        pytest.param([{**TINY, "id": "org/model", "owned_by": "org"}], {}, "transformers", id="transformers"),
+        pytest.param([{**TINY, "owned_by": "system"}], {}, "openai", id="openai"),
+        pytest.param([{**TINY, "owned_by": "someone"}], {}, "openai", id="unknown"),
+    ],
+)
+async def test_the_dialect_is_detected(
+    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture, models: list[Any], pages: dict[str, Any], dialect: str
+) -> None:
+    upstream.models, upstream.pages = models, pages
+    caplog.set_level("INFO", "responses_mw")
+    ours = start()
+    upstream.whole(ANSWER)
+    await whole(ours)
+    assert f"the upstream is taken for {dialect}" in caplog.text
+    visits = len(upstream.visits)
+    upstream.whole(ANSWER)
+    await whole(ours)
+    assert len(upstream.visits) == visits  # asked once
+
+
+async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(dialect="tgi")
+    upstream.whole(ANSWER)
+    await whole(ours)
+    assert upstream.visits == []
+    response = await ours.http.post("/v1/responses", json={**BODY, "reasoning": {"effort": "low"}})
+    assert response.status_code == 400  # which TGI does not have
+
+
+async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.pages["/v1/models"] = {"detail": "none of your business"}
+    ours = start(dialect="openai")
+    upstream.whole(ANSWER)
+    await whole(ours, max_output_tokens=5)
+    assert upstream.requests[0].json["max_completion_tokens"] == 5
+
+
+async def test_the_credential_is_needed_for_the_models_too(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start()
+    upstream.whole(ANSWER)
+    response = await ours.http.post("/v1/responses", json={"input": "Hi"}, headers={"authorization": "Bearer mine"})
+    assert response.status_code == 200
+    assert any(visit.headers.get("authorization") == "Bearer mine" for visit in upstream.visits)
