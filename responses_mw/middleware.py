@@ -72,7 +72,10 @@ class ResponsesMiddleware:
                 await self._close()
             await send(message)
 
-        await self.app(scope, receive_and_open, close_and_send)
+        try:
+            await self.app(scope, receive_and_open, close_and_send)
+        finally:
+            await self._close()  # an application that raises sends nothing
 
     async def _open(self) -> ASGIApp:
         async with self._opening:

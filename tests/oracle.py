@@ -188,7 +188,9 @@ class _Recorded(httpx2.BaseTransport):
 
 
 _recorded = _Recorded(b"")
-_client = openai.OpenAI(base_url="http://recorded/v1", api_key="key", http_client=openai.DefaultHttpxClient(transport=_recorded))
+_client = openai.OpenAI(
+    base_url="http://recorded/v1", api_key="key", http_client=openai.DefaultHttpxClient(transport=_recorded)
+)
 
 
 def _check_client(raw: bytes, events: list[Event]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
@@ -186,7 +187,7 @@ async def _send_pieces(answer: Answer, send: Send) -> None:
         else:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             answer.sent += 1
-            await anyio.sleep(0)  # what is read is one piece
+            await anyio.lowlevel.checkpoint()  # what is read is one piece
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -202,7 +203,7 @@ async def _echo(receive: Receive, send: Send) -> None:
 
 
 def frame(chunk: Chunk) -> bytes:
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    return b"data: %b\n\n" % orjson.dumps(chunk)
 
 
 def delta(finish_reason: str | None = None, **members: Any) -> Chunk:
@@ -221,7 +222,9 @@ def reasoning(content: str) -> Chunk:
 def call(arguments: str, *, name: str | None = None, call_id: str | None = None, index: int = 0) -> Chunk:
     """A fragment of a tool call; the first one has a name and an id."""
     function = {"arguments": arguments, **({"name": name} if name else {})}
-    return delta(tool_calls=[{"index": index, "function": function, **({"id": call_id, "type": "function"} if call_id else {})}])
+    return delta(
+        tool_calls=[{"index": index, "function": function, **({"id": call_id, "type": "function"} if call_id else {})}]
+    )
 
 
 def finish(reason: str = "stop") -> Chunk:
@@ -230,7 +233,14 @@ def finish(reason: str = "stop") -> Chunk:
 
 def usage(prompt: int = 3, completion: int = 2) -> Chunk:
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [], "usage": counts}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "tiny",
+        "choices": [],
+        "usage": counts,
+    }
 
 
 def completion(message: dict[str, Any], finish_reason: str = "stop", counts: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx
 import pytest
-
 from oracle import check
 from scripted import HELLO, Signal, completion, finish, text
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
-
     from conftest import Apps, Ours, Start
     from scripted import ScriptedUpstream
+    from starlette.types import ASGIApp, Message
 
 BODY = {"input": "Hi", "model": "tiny"}
 STREAM = {**BODY, "stream": True}
@@ -46,7 +44,9 @@ async def test_a_client_that_leaves_its_stream_ends_the_upstream_call(ours: Ours
     await answer.left.wait(1)
 
 
-async def test_a_client_that_leaves_before_the_first_chunk_ends_the_upstream_call(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_client_that_leaves_before_the_first_chunk_ends_the_upstream_call(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
     answer = upstream.stream(Signal(), *HELLO)
     seen = asyncio.Event()
     request = asyncio.create_task(_read_on(ours, seen, b"response.created"))
@@ -123,6 +123,7 @@ class Client:
         self.may_read = asyncio.Event()
         self.leaves = asyncio.Event()
         self.begun = asyncio.Event()
+        self._sent_something = asyncio.Condition()
         self._body = [httpx.Request("POST", "http://x", json=STREAM).content]
 
     async def call(self, app: ASGIApp) -> None:
@@ -142,7 +143,14 @@ class Client:
     async def _send(self, message: Message) -> None:
         self.begun.set()
         await self.may_read.wait()
-        self.sent.append(message)
+        async with self._sent_something:
+            self.sent.append(message)
+            self._sent_something.notify_all()
+
+    async def until(self, word: bytes) -> None:
+        """Waits until ``word`` has been sent."""
+        async with asyncio.timeout(5), self._sent_something:
+            await self._sent_something.wait_for(lambda: any(word in body for body in self.bodies))
 
     @property
     def bodies(self) -> list[bytes]:
@@ -150,17 +158,14 @@ class Client:
 
 
 async def test_one_read_of_the_upstream_is_one_send_of_whole_events(apps: Apps, upstream: ScriptedUpstream) -> None:
-    pauses = [Signal() for _ in range(3)]
-    words = [text("a"), pauses[0], text("b"), pauses[1], text("c"), pauses[2]]
-    answer = upstream.stream(*words, finish())
+    first, second, third = Signal(), Signal(), Signal()
+    upstream.stream(text("a"), first, text("b"), second, text("c"), third, finish())
     client = Client()
     client.may_read.set()
     async with apps.open() as app, anyio.create_task_group() as group:
         group.start_soon(client.call, app)
-        for count, pause in enumerate(pauses, 1):
-            with anyio.fail_after(5):
-                while answer.sent < count or len(client.bodies) < count + 1:
-                    await asyncio.sleep(0.005)
+        for word, pause in ((b'"a"', first), (b'"b"', second), (b'"c"', third)):
+            await client.until(word)
             pause.set()
     assert all(body.endswith(b"\n\n") for body in client.bodies[:-1])
     assert [body.count(b"event: ") for body in client.bodies[:4]] == [2, 3, 1, 1]
@@ -205,7 +210,9 @@ async def test_a_client_that_leaves_while_it_is_sent_to_ends_the_upstream_call(a
         await answer.left.wait(1)
 
 
-async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understood(apps: Apps, upstream: ScriptedUpstream) -> None:
+async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understood(
+    apps: Apps, upstream: ScriptedUpstream
+) -> None:
     answer = upstream.stream(text("Hel"), Signal())
 
     class Leaving(Client):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-
 from oracle import stream, whole
 from scripted import JSON, SSE, Answer
 
@@ -69,7 +68,9 @@ class Said:
 
 def said(name: str) -> Said:
     result = Said()
-    frames = [frame.removeprefix(b"data: ") for frame in body(name).split(b"\n\n") if frame] if is_stream(name) else [body(name)]
+    frames = (
+        [frame.removeprefix(b"data: ") for frame in body(name).split(b"\n\n") if frame] if is_stream(name) else [body(name)]
+    )
     for chunk in (json.loads(frame) for frame in frames if frame != b"[DONE]"):
         result.usage = chunk.get("usage") or result.usage
         for choice in chunk["choices"]:

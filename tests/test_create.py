@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import openai
 import pytest
-from pydantic import BaseModel
-
 from oracle import stream, whole
+from pydantic import BaseModel
 from scripted import HELLO, TINY, call, completion, delta, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:
     from conftest import Ours, Start
     from scripted import ScriptedUpstream
 
-WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
 PARIS = '{"city": "Paris"}'
 
 
@@ -117,8 +120,9 @@ async def test_json_and_stream_give_the_same_document(
     body: dict[str, Any] = {"tools": [WEATHER], "metadata": {"a": "b"}, "temperature": 0.5, "reasoning": {"effort": "low"}}
     streamed = (await stream(ours, **body)).response
     document = await whole(ours, **body)
-    assert document.pop("output_text") == "".join(part.get("text", "") for item in document["output"]
-                                                  if item["type"] == "message" for part in item["content"])
+    assert document.pop("output_text") == "".join(
+        part.get("text", "") for item in document["output"] if item["type"] == "message" for part in item["content"]
+    )
     streamed.pop("output_text", None)
     assert without_ids(document) == without_ids(streamed)
 
@@ -190,13 +194,25 @@ async def test_the_model_that_was_asked_for_is_asked_for_and_echoed(ours: Ours, 
 
 async def test_extras_of_the_upstream_pass_through(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
-    await ours.client.responses.create(model="tiny", input="Hi", extra_body={"top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["x"]})
+    await ours.client.responses.create(
+        model="tiny", input="Hi", extra_body={"top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["x"]}
+    )
     asked = upstream.requests[0].json
-    assert {name: asked[name] for name in ("top_k", "min_p", "seed", "stop")} == {"top_k": 3, "min_p": 0.1, "seed": 7, "stop": ["x"]}
+    assert {name: asked[name] for name in ("top_k", "min_p", "seed", "stop")} == {
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["x"],
+    }
 
 
 async def test_logprobs_that_were_asked_for_are_in_the_answer(ours: Ours, upstream: ScriptedUpstream) -> None:
-    token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": [{"token": "Hi", "logprob": -0.5, "bytes": None}]}
+    token = {
+        "token": "Hi",
+        "logprob": -0.5,
+        "bytes": [72, 105],
+        "top_logprobs": [{"token": "Hi", "logprob": -0.5, "bytes": None}],
+    }
     chunk = text("Hi")
     chunk["choices"][0]["logprobs"] = {"content": [token]}
     upstream.stream(chunk, finish())
@@ -213,7 +229,9 @@ async def test_an_empty_answer_is_an_empty_message(ours: Ours, upstream: Scripte
     assert (await stream(ours)).response["output"][0]["type"] == "message"
 
 
-async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_lines(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_lines(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
     one, two, end = (frame(piece).decode() for piece in (text("é"), text("…"), finish()))
     upstream.stream(
         b"\xef\xbb\xbf: ping\r\n\r\n",
@@ -233,6 +251,6 @@ async def test_what_is_not_to_be_stored_says_so(ours: Ours, upstream: ScriptedUp
 
 async def test_the_client_is_told_who_is_wrong_by_its_own_exception(ours: Ours, upstream: ScriptedUpstream) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await ours.client.responses.create(model="tiny", input=[{"type": "message", "role": "user"}])  # type: ignore[typeddict-item]
+        await ours.client.responses.create(model="tiny", input=[{"type": "message", "role": "user"}])  # type: ignore[list-item]
     assert (caught.value.param, caught.value.code) == ("input[0].content", "missing_required_parameter")
     assert upstream.requests == []

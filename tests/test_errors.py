@@ -9,13 +9,11 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
-
 from oracle import stream
 from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
     import httpx
-
     from conftest import Ours, Start
     from scripted import ScriptedUpstream
 
@@ -55,8 +53,11 @@ UPSTREAM_ERRORS = [
     pytest.param(
         400,
         {"error": {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 5}},
-        400, "input", "context_length_exceeded", id="llama.cpp: too long",
-    ),  # fmt: skip
+        400,
+        "input",
+        "context_length_exceeded",
+        id="llama.cpp: too long",
+    ),
     pytest.param(404, {"detail": "Not Found"}, 404, None, "model_not_found", id="FastAPI"),
 ]
 
@@ -64,7 +65,14 @@ UPSTREAM_ERRORS = [
 @STREAMED
 @pytest.mark.parametrize(("status", "body", "expected", "param", "code"), UPSTREAM_ERRORS)
 async def test_an_error_in_time_is_the_status(
-    start: Start, upstream: ScriptedUpstream, streamed: bool, status: int, body: Any, expected: int, param: str | None, code: str | None
+    start: Start,
+    upstream: ScriptedUpstream,
+    streamed: bool,
+    status: int,
+    body: Any,
+    expected: int,
+    param: str | None,
+    code: str | None,
 ) -> None:
     ours = start(status_grace=0.005 if status in (502, 503) else 2)
     for _ in range(3):
@@ -129,7 +137,9 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
         pytest.param(b'error: {"code": 503, "message": "Loading model"}\n\n', 502, id="llama.cpp"),
     ],
 )
-async def test_an_error_as_the_first_frame_is_the_status(ours: Ours, upstream: ScriptedUpstream, first: Any, expected: int) -> None:
+async def test_an_error_as_the_first_frame_is_the_status(
+    ours: Ours, upstream: ScriptedUpstream, first: Any, expected: int
+) -> None:
     upstream.stream(first)
     fault(await ours.http.post("/v1/responses", json={**BODY, "stream": True}), expected)
 
@@ -141,6 +151,7 @@ async def test_an_error_as_the_first_frame_is_the_status(ours: Ours, upstream: S
         pytest.param(b"", id="nothing"),
         pytest.param(b"<html>Hello</html>", id="no JSON"),
         pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"count": 3}', id="no completion"),
         pytest.param(b'{"choices": [{"message": {"content": "Hel', id="cut JSON"),
     ],
 )
@@ -173,7 +184,9 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 
 
 @STREAMED
-async def test_an_upstream_that_does_not_answer_in_time_is_504(start: Start, upstream: ScriptedUpstream, streamed: bool) -> None:
+async def test_an_upstream_that_does_not_answer_in_time_is_504(
+    start: Start, upstream: ScriptedUpstream, streamed: bool
+) -> None:
     ours = start(first_byte_timeout=0.1, status_grace=5)
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)

@@ -8,13 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from oracle import Streamed, check, stream
 from scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, text, usage
 
 if TYPE_CHECKING:
-    import httpx
-
     from conftest import Ours, Start
     from scripted import ScriptedUpstream
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from oracle import stream, whole
 from scripted import HELLO, TINY, completion, error, text
 
@@ -27,7 +26,9 @@ ANSWER = completion({"content": "Hello"})
 
 
 async def ask(ours: Ours, **headers: str) -> None:
-    response = await ours.http.post("/v1/responses", json=BODY, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    response = await ours.http.post(
+        "/v1/responses", json=BODY, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     assert response.status_code == 200, response.text
 
 
@@ -172,7 +173,9 @@ async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) ->
         assert response.json()["error"]["code"] == "upstream_unreachable"
 
 
-async def test_an_upstream_that_comes_within_the_grace_is_waited_for(start_at: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+async def test_an_upstream_that_comes_within_the_grace_is_waited_for(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
     port = free_port()
     ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", status_grace=5, dialect="vllm")
     request = asyncio.create_task(stream(ours))
@@ -289,7 +292,12 @@ TGI_INFO = {"model_id": "m", "max_total_tokens": 5}
     ],
 )
 async def test_the_dialect_is_detected(
-    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture, models: list[Any], pages: dict[str, Any], dialect: str
+    start: Start,
+    upstream: ScriptedUpstream,
+    caplog: pytest.LogCaptureFixture,
+    models: list[Any],
+    pages: dict[str, Any],
+    dialect: str,
 ) -> None:
     upstream.models, upstream.pages = models, pages
     caplog.set_level("INFO", "responses_mw")

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from .container import Isolation, Outcome, SandboxError
 from .containers import Containers
+from .jail.isolation import hide
 from .settings import SandboxSettings
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def serve(settings: SandboxSettings) -> None:
         isolation = asyncio.run(_isolation(settings))
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
+    hide()  # where containers share our user, none may look into us
     print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 

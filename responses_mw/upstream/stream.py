@@ -46,7 +46,7 @@ class ChatStream:
                 data = await reads.next()
                 chunks, fault = self._chunks(decoder.feed(data) if data else decoder.flush())
                 if chunks:
-                    yield chunks if streamed else [as_chunk(chunks[0])]
+                    yield chunks if streamed else [_completion(chunks[0])]
                 if fault:
                     raise fault
                 if not data:
@@ -101,6 +101,12 @@ def _decoded(data: bytes) -> dict[str, Any]:
     return decoded
 
 
+def _completion(decoded: dict[str, Any]) -> Chunk:
+    if not decoded.get("choices"):
+        raise UpstreamError("The upstream's answer is no chat completion.")
+    return as_chunk(decoded)
+
+
 class _Reads:
     """What the network gives, as it comes, but no silence that is too long: of more than ``idle_timeout`` seconds, before the
     first read ``first_byte_timeout`` (some servers send their status before they have begun: vLLM).
@@ -109,7 +115,7 @@ class _Reads:
     takes between two reads does not count.
     """
 
-    __slots__ = ("_cancelled", "_idle_timeout", "_longest", "_loop", "_since", "_source", "_task", "_timer")
+    __slots__ = ("_cancelled", "_has_begun", "_idle_timeout", "_longest", "_loop", "_since", "_source", "_task", "_timer")
 
     def __init__(self, stream: httpx.AsyncByteStream, first_byte_timeout: float, idle_timeout: float) -> None:
         self._source = aiter(stream)
@@ -119,12 +125,14 @@ class _Reads:
         self._since: float | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
+        self._has_begun = False
         self._timer = self._loop.call_later(first_byte_timeout, self._check)
 
     async def next(self) -> bytes:
         """The next read; empty at the end. Raises ``UpstreamTimeout``."""
         self._since = self._loop.time()
-        self._task = asyncio.current_task()
+        if self._task is None:
+            self._task = asyncio.current_task()
         try:
             data = await anext(self._source)
         except StopAsyncIteration:
@@ -134,7 +142,7 @@ class _Reads:
                 raise UpstreamTimeout(f"The upstream was silent for {self._longest:g} seconds.") from None
             raise
         self._since = None
-        if self._longest != self._idle_timeout:
+        if not self._has_begun:
             self._begun()
         return data
 
@@ -150,6 +158,8 @@ class _Reads:
         self._timer.cancel()
 
     def _begun(self) -> None:
+        self._task = None  # another task may read from here on, but one and the same
+        self._has_begun = True
         self._longest = self._idle_timeout
         self._timer.cancel()
         self._timer = self._loop.call_later(self._longest, self._check)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from .servers import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from .servers import Plain
+    from .servers import OpenState, Plain
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +35,23 @@ def server(valkey: Server) -> Iterator[Plain]:
 
 
 @pytest.fixture
-async def state(valkey: Server, server: Plain) -> AsyncIterator[State]:
-    state = State(connect(valkey.url))
-    yield state
-    await state.aclose()
+async def open_state() -> AsyncIterator[OpenState]:
+    """Makes a state of a URL, with options of ``connect`` and a patience, that is closed when the test ends."""
+    async with AsyncExitStack() as stack:
+
+        def open_state(url: str, *, patience: float = 2.0, **options: Any) -> State:
+            state = State(connect(url, **options), patience=patience)
+            stack.push_async_callback(state.aclose)
+            return state
+
+        yield open_state
+
+
+@pytest.fixture
+def state(open_state: OpenState, valkey: Server, server: Plain) -> State:
+    """A state in the empty server."""
+    assert server.dbsize() == 0
+    return open_state(valkey.url)
 
 
 @pytest.fixture

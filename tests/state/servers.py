@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
+    from responses_mw.state import State
+
 
 # redis-py's plain client, for the test to look with. Its own types would have every reply be bytes or str or None.
 Plain = Any
+
+OpenState = Callable[..., "State"]
 
 
 def free_port() -> int:
@@ -87,17 +92,26 @@ class Wire:
         self.trips = 0
         self.cut_replies = 0  # so many replies are thrown away, each with its connection
         self._asking = False
+        self._relays: set[asyncio.Task[None]] = set()
 
-    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._relays.add(asyncio.create_task(self._relay(reader, writer)))
+
+    async def aclose(self) -> None:
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upward, downward = await asyncio.open_connection("127.0.0.1", self.port)
         asking = asyncio.create_task(self._up(reader, downward))
-        with suppress(ConnectionError):
-            await self._down(upward, writer)
-        asking.cancel()
-        for end in (writer, downward):
-            end.close()
+        try:
             with suppress(ConnectionError):
-                await end.wait_closed()
+                await self._down(upward, writer)
+        finally:
+            asking.cancel()
+            for end in (writer, downward):
+                end.close()
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -121,9 +135,10 @@ class Wire:
 async def wire(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
     """Relays a free port (behind TLS, if given a context) to the server on ``port``."""
     it = Wire(port)
-    server = await asyncio.start_server(it.relay, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(it.accept, "127.0.0.1", 0, ssl=tls)
     it.url = f"{'rediss' if tls else 'redis'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield it
     finally:
         server.close()
+        await it.aclose()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH, random_part
-from responses_mw.state import Chain, Missing, NotChainable, State, connect
+from responses_mw.state import Chain, Missing, NotChainable, State
 from responses_mw.state.values import Pointer
 
 from .making import ALICE, BOB, address, continued, history, kept, made, respond, turns
 from .servers import wire
 
 if TYPE_CHECKING:
-    from .servers import Plain, Server
+    from .servers import OpenState, Plain, Server
 
 
 async def test_a_chain_has_the_items_of_every_turn_in_order_input_then_output(state: State) -> None:
@@ -40,15 +40,16 @@ async def test_a_chain_knows_the_calls_that_it_holds_and_not_the_outputs_that_an
     assert (await state.responses.chain(document["id"], ALICE)).call_ids == {"call_1"}
 
 
-async def test_two_continuations_of_one_response_at_the_same_time_both_succeed(valkey: Server, state: State) -> None:
-    other = State(connect(valkey.url))
+async def test_two_continuations_of_one_response_at_the_same_time_both_succeed(
+    open_state: OpenState, valkey: Server, state: State
+) -> None:
+    other = open_state(valkey.url)
     parent = await continued(state, await respond(state, Chain.new(), "root"), "parent")
     left, right = await asyncio.gather(continued(state, parent, "left"), continued(other, parent, "right"))
     common = ["root", "root!", "parent", "parent!"]
     assert await history(other, left) == [*common, "left", "left!"]
     assert await history(state, right) == [*common, "right", "right!"]
     assert await history(state, parent) == common
-    await other.aclose()
 
 
 async def test_a_fork_copies_no_turn(state: State, server: Plain) -> None:
@@ -164,14 +165,14 @@ async def test_a_chain_of_which_redis_lost_a_part_is_missing_and_never_a_shorter
             await asked(tip, ALICE)
 
 
-async def test_a_chain_of_any_length_is_read_in_two_round_trips(valkey: Server, state: State) -> None:
+async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: OpenState, valkey: Server, state: State) -> None:
     chain, tip = Chain.new(), ""
     for number in range(500):
         tip = await respond(state, chain, str(number))
         chain = await state.responses.chain(tip, ALICE) if number < 3 else await grown(state, chain, tip)
     fork = await continued(state, await continued(state, tip, "on"), "and on")
     async with wire(valkey.port) as line:
-        distant = State(connect(line.url))
+        distant = open_state(line.url)
         await distant.client.pipeline([("PING",)])  # to connect takes trips of its own
         line.trips = 0
         assert len(await history(distant, tip)) == 1000
@@ -180,7 +181,6 @@ async def test_a_chain_of_any_length_is_read_in_two_round_trips(valkey: Server, 
         assert line.trips == 4
         await respond(distant, chain, "a fork")
         assert line.trips == 5
-        await distant.aclose()
 
 
 async def grown(state: State, chain: Chain, tip: str) -> Chain:
@@ -190,8 +190,10 @@ async def grown(state: State, chain: Chain, tip: str) -> Chain:
     return Chain(chain.tag, [], Pointer(at.random, segment.decode(), int(length), path.decode()))
 
 
-async def test_whoever_has_seen_a_commit_can_continue_it_on_another_replica_at_once(valkey: Server, state: State) -> None:
-    other = State(connect(valkey.url))
+async def test_whoever_has_seen_a_commit_can_continue_it_on_another_replica_at_once(
+    open_state: OpenState, valkey: Server, state: State
+) -> None:
+    other = open_state(valkey.url)
 
     async def relay(number: int) -> None:
         first = await respond(state, Chain.new(), f"{number}")
@@ -200,4 +202,3 @@ async def test_whoever_has_seen_a_commit_can_continue_it_on_another_replica_at_o
 
     for batch in range(10):
         await asyncio.gather(*(relay(batch * 100 + number) for number in range(100)))
-    await other.aclose()

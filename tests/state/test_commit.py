@@ -9,13 +9,13 @@ import orjson
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State, connect
+from responses_mw.state import Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State
 
 from .making import ALICE, address, continued, everything, history, kept, made, respond, turns
 from .servers import wire
 
 if TYPE_CHECKING:
-    from .servers import Plain, Server
+    from .servers import OpenState, Plain, Server
 
 
 async def test_what_is_stored_is_what_get_returns(state: State) -> None:
@@ -56,17 +56,16 @@ async def test_a_repeated_commit_changes_nothing_after_others_have_gone_on_from_
 
 
 async def test_a_commit_whose_reply_is_lost_is_repeated_and_stores_one_turn(
-    valkey: Server, state: State, server: Plain
+    open_state: OpenState, valkey: Server, state: State, server: Plain
 ) -> None:
     first = await respond(state, Chain.new(), "one")
     async with wire(valkey.port) as line:
-        distant = State(connect(line.url))
+        distant = open_state(line.url)
         chain = await distant.responses.chain(first, ALICE)
         line.cut_replies = 1
         second = await respond(distant, chain, "two")
         assert line.cut_replies == 0
         assert await history(distant, second) == ["one", "one!", "two", "two!"]
-        await distant.aclose()
     assert list(turns(server).values()) == [2]
 
 

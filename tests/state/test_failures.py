@@ -22,7 +22,7 @@ from .servers import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from .servers import Plain, Server
+    from .servers import OpenState, Plain, Server
 
 
 @asynccontextmanager
@@ -257,17 +257,16 @@ async def test_scripts_are_sent_again_to_a_redis_that_has_forgotten_them(state: 
     assert await history(state, await continued(state, response, "two")) == ["one", "one!", "two", "two!"]
 
 
-async def test_more_requests_than_connections_wait_for_their_turn(valkey: Server, server: Plain) -> None:
-    state = State(connect(valkey.url, max_connections=3))
+async def test_more_requests_than_connections_wait_for_their_turn(open_state: OpenState, valkey: Server, server: Plain) -> None:
+    state = open_state(valkey.url, max_connections=3)
     connected = server.info("clients")["connected_clients"]
     responses = await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(100)))
     assert len(set(responses)) == 100
     assert server.info("clients")["connected_clients"] <= connected + 3
-    await state.aclose()
 
 
-async def test_a_cancelled_request_spoils_no_connection_for_the_next(valkey: Server) -> None:
-    small = State(connect(valkey.url, max_connections=1))
+async def test_a_cancelled_request_spoils_no_connection_for_the_next(open_state: OpenState, valkey: Server) -> None:
+    small = open_state(valkey.url, max_connections=1)
     first = await respond(small, Chain.new(), "one")
     second = await respond(small, Chain.new(), "two")
     for _ in range(20):
@@ -277,7 +276,6 @@ async def test_a_cancelled_request_spoils_no_connection_for_the_next(valkey: Ser
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         assert (await small.responses.get(second, ALICE)).document["id"] == second
-    await small.aclose()
 
 
 async def test_a_commit_that_was_cancelled_can_be_repeated(state: State, server: Plain) -> None:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from responses_mw.state import State, connect
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .servers import Server
+    from .servers import OpenState, Server
 
 
-async def test_a_redis_as_it_should_be_has_no_fault(start: Callable[..., Server]) -> None:
+async def test_a_redis_as_it_should_be_has_no_fault(open_state: OpenState, start: Callable[..., Server]) -> None:
     server = start("--appendonly", "yes", "--maxmemory", "100mb", "--maxmemory-policy", "noeviction")
-    state = State(connect(server.url))
+    state = open_state(server.url)
     health = await state.check()
-    assert health.server.startswith("Valkey ")
+    assert health.server.startswith(("Valkey ", "Redis "))
     assert (health.cluster, health.policy, health.persistent) == (False, "noeviction", True)
     assert 0 < health.used_memory < health.max_memory == 100 * 1024 * 1024
     assert (health.warnings, health.errors) == ((), ())
-    await state.aclose()
 
 
-async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(start: Callable[..., Server]) -> None:
+async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(
+    open_state: OpenState, start: Callable[..., Server]
+) -> None:
     server = start("--maxmemory-policy", "allkeys-lru")
-    state = State(connect(server.url))
+    state = open_state(server.url)
     health = await state.check()
     assert (health.policy, health.max_memory) == ("allkeys-lru", 0)
     assert [word for warning in health.warnings for word in warning.split()[:1]] == [
@@ -33,15 +32,13 @@ async def test_a_redis_that_evicts_forgets_or_has_no_limit_is_warned_about(start
         "maxmemory",
         "appendonly",
     ]
-    await state.aclose()
 
 
-async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(valkey: Server) -> None:
+async def test_a_user_who_may_not_ask_is_no_fault_but_a_warning(open_state: OpenState, valkey: Server) -> None:
     with valkey.client() as admin:
         admin.execute_command("ACL", "SETUSER", "mute", "reset", "on", ">p", "+@all", "-info", "~*")
-        state = State(connect(f"redis://mute:p@127.0.0.1:{valkey.port}"))
+        state = open_state(f"redis://mute:p@127.0.0.1:{valkey.port}")
         health = await state.check()
         assert (health.server, health.errors, len(health.warnings)) == ("unknown", (), 1)
         assert not await state.nearly_full()
-        await state.aclose()
         admin.execute_command("ACL", "DELUSER", "mute")

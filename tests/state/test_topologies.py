@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from .servers import OpenState
+
 
 async def assert_works(state: State) -> None:
     """Asserts that responses fork and are deleted, and conversations grow, in many slots."""
@@ -98,14 +100,15 @@ def cluster_url(nodes: list[Server]) -> str:
     return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
 
 
-async def test_everything_works_in_a_cluster_of_three_nodes(cluster: list[Server]) -> None:
-    state = State(connect(cluster_url(cluster)))
+async def test_everything_works_in_a_cluster_of_three_nodes(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster))
     await assert_works(state)
-    await state.aclose()
 
 
-async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(cluster: list[Server]) -> None:
-    state = State(connect(cluster_url(cluster)))
+async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(
+    open_state: OpenState, cluster: list[Server]
+) -> None:
+    state = open_state(cluster_url(cluster))
     for number in range(30):
         root = await respond(state, Chain.new(), str(number))
         await continued(state, root, "left")
@@ -118,29 +121,28 @@ async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(cl
             for key in keys:
                 slots.setdefault(key.decode().split("}")[0], set()).add(key_slot(key))
     assert all(len(found) == 1 for found in slots.values())
-    await state.aclose()
 
 
-async def test_a_cluster_tells_how_it_is(cluster: list[Server]) -> None:
-    state = State(connect(cluster_url(cluster)))
+async def test_a_cluster_tells_how_it_is(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster))
     health = await state.check()
     assert (health.cluster, health.policy, health.persistent, health.errors) == (True, "noeviction", True, ())
     assert not await state.nearly_full()
-    await state.aclose()
 
 
-async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy(cluster: list[Server]) -> None:
-    state = State(connect(cluster[0].url))
+async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy(
+    open_state: OpenState, cluster: list[Server]
+) -> None:
+    state = open_state(cluster[0].url)
     errors = (await state.check()).errors
     assert errors == ("The server is a node of a cluster: its URL must begin with redis+cluster://.",)
     answers = await asyncio.gather(*(respond(state, Chain.new(), "x") for _ in range(30)), return_exceptions=True)
     refused = [answer.reason for answer in answers if isinstance(answer, StateUnavailable)]
     assert set(refused) == {"it is a cluster (use redis+cluster://)"}
-    await state.aclose()
 
 
-async def test_a_cluster_serves_again_when_a_killed_node_is_back(cluster: list[Server]) -> None:
-    state = State(connect(cluster_url(cluster), timeout=1), patience=0)
+async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster), timeout=1, patience=0)
     responses = [await respond(state, Chain.new(), str(number)) for number in range(20)]
     cluster[1].kill()
     answers = await asyncio.gather(*(state.responses.get(known, ALICE) for known in responses), return_exceptions=True)
@@ -157,19 +159,19 @@ async def test_a_cluster_serves_again_when_a_killed_node_is_back(cluster: list[S
         await asyncio.sleep(0.1)
     else:
         pytest.fail("the cluster was not served again")
-    await state.aclose()
 
 
-async def test_more_requests_than_connections_wait_in_a_cluster_too(cluster: list[Server]) -> None:
-    state = State(connect(cluster_url(cluster), max_connections=2))
+async def test_more_requests_than_connections_wait_in_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster), max_connections=2)
     await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(60)))
-    await state.aclose()
 
 
 # -- Sentinel ------------------------------------------------------------------------------------------------------------
 
 
-async def test_sentinel_leads_to_the_new_master_after_a_fail_over(start: Callable[..., Server], tmp_path: Path) -> None:
+async def test_sentinel_leads_to_the_new_master_after_a_fail_over(
+    open_state: OpenState, start: Callable[..., Server], tmp_path: Path
+) -> None:
     master = start()
     replica = start("--replicaof", "127.0.0.1", str(master.port))
     config = tmp_path / "sentinel.conf"
@@ -182,7 +184,7 @@ async def test_sentinel_leads_to_the_new_master_after_a_fail_over(start: Callabl
         sentinel.start()
         await asyncio.to_thread(wait_until_replicating, replica, sentinel)
         url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0"
-        state = State(connect(url, timeout=1), patience=20)
+        state = open_state(url, timeout=1, patience=20)
         await assert_works(state)
         known = await respond(state, Chain.new(), "before")
         with master.client() as client:
@@ -190,7 +192,6 @@ async def test_sentinel_leads_to_the_new_master_after_a_fail_over(start: Callabl
         master.kill()
         after = await respond(state, await chain_when_back(state, known), "after")
         assert await history(state, after) == ["before", "before!", "after", "after!"]
-        await state.aclose()
     finally:
         sentinel.kill()
 
@@ -240,52 +241,51 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def test_everything_works_over_tls(valkey: Server, certificate: Path) -> None:
+async def test_everything_works_over_tls(open_state: OpenState, valkey: Server, certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     async with wire(valkey.port, context) as line:
-        state = State(connect(f"{line.url}?ssl_ca_certs={certificate}"))
+        state = open_state(f"{line.url}?ssl_ca_certs={certificate}")
         await assert_works(state)
-        await state.aclose()
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(valkey: Server, certificate: Path) -> None:
+async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
+    open_state: OpenState, valkey: Server, certificate: Path
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     async with wire(valkey.port, context) as line:
-        state = State(connect(line.url), patience=0)
+        state = open_state(line.url, patience=0)
         with pytest.raises(StateUnavailable):
             await respond(state, Chain.new(), "x")
-        await state.aclose()
 
 
 NEEDED = "+@read +@write +@scripting +@connection +info ~rmw:*"
 
 
-async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(valkey: Server, state: State) -> None:
+async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(
+    open_state: OpenState, valkey: Server, state: State
+) -> None:
     del state
     with valkey.client() as admin:
         admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">p@ss", *NEEDED.split())
-        own = State(connect(f"redis://app:p%40ss@127.0.0.1:{valkey.port}/0"))
+        own = open_state(f"redis://app:p%40ss@127.0.0.1:{valkey.port}/0")
         await assert_works(own)
         assert (await own.check()).errors == ()
-        await own.aclose()
         admin.execute_command("ACL", "DELUSER", "app")
 
 
-async def test_wrong_credentials_are_unavailable_and_named(valkey: Server) -> None:
-    state = State(connect(f"redis://nobody:wrong@127.0.0.1:{valkey.port}"), patience=10)
+async def test_wrong_credentials_are_unavailable_and_named(open_state: OpenState, valkey: Server) -> None:
+    state = open_state(f"redis://nobody:wrong@127.0.0.1:{valkey.port}", patience=10)
     with pytest.raises(StateUnavailable) as refused:
         await respond(state, Chain.new(), "x")
     assert refused.value.reason == "it refused our credentials"
-    await state.aclose()
 
 
-async def test_everything_works_over_a_unix_socket(start: Callable[..., Server], tmp_path: Path) -> None:
+async def test_everything_works_over_a_unix_socket(open_state: OpenState, start: Callable[..., Server], tmp_path: Path) -> None:
     start("--unixsocket", str(tmp_path / "socket"))
-    state = State(connect(f"unix://{tmp_path / 'socket'}"))
+    state = open_state(f"unix://{tmp_path / 'socket'}")
     await assert_works(state)
-    await state.aclose()
 
 
 async def test_everything_works_in_fakeredis() -> None:

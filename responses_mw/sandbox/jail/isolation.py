@@ -77,17 +77,19 @@ def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
     root = "/mnt"  # any directory will do: what is mounted on it is seen by this process alone
     options = f"size={disk_bytes},nr_inodes={_MOST_INODES},mode=755"
     _mount("container", root, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
-    for path in (*VISIBLE, *packages):
-        _show(path, root, _MS_NODEV)
-    for path in _DEVICES:
-        _show(path, root, _MS_NOEXEC)
     for path in (WORKING_DIRECTORY, "/tmp", "/dev/shm"):  # noqa: S108 (they are the container's own)
         Path(root + path).mkdir(parents=True)
         if uid is not None:
             os.chown(root + path, uid, uid)
+        _mount(root + path, root + path, None, _MS_BIND)  # a mount of its own, which stays writable
+    for path in (*VISIBLE, *packages):
+        _show(path, root, _MS_NODEV)
+    for path in _DEVICES:
+        _show(path, root, _MS_NOEXEC)
     Path(root + "/proc").mkdir()
     with contextlib.suppress(OSError):  # where /proc is masked, as in most containers, no other may be mounted
         _mount("proc", root + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
+    _mount("none", root, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir(root)
     checked(libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."))
     checked(libc.umount2(b".", _MNT_DETACH))

@@ -22,6 +22,8 @@ from . import isolation, landlock, notebook, seccomp
 
 TICK = 0.1  # seconds between two looks at the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_CHANNEL = 3  # where the code's process has it
+_MOST_DESCRIPTORS = 65_536
 _SWEEPS, _SWEEP_PAUSE = 100, 0.01
 
 
@@ -47,6 +49,7 @@ def main(plan: Plan) -> NoReturn:
         score.write("1000")  # when the machine has no memory left, containers go first
     if plan["namespaces"]:
         isolation.enter_process_namespace(as_user=plan["user_namespace"])
+    isolation.hide()
     init = _fork(lambda: _init(plan))
     os.close(plan["channel"])
     os.close(0)  # its end is the service's sign to the init alone
@@ -70,7 +73,6 @@ def _fork(child: Callable[[], None]) -> int:
 def _init(plan: Plan) -> None:
     if plan["namespaces"]:
         isolation.enter_root(plan["uid"], plan["limits"]["disk_bytes"], plan["packages"])
-    isolation.hide()
     code = _fork(lambda: _run_code(plan))
     os.close(plan["channel"])
     try:
@@ -81,9 +83,10 @@ def _init(plan: Plan) -> None:
 
 
 def _run_code(plan: Plan) -> None:
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    os.dup2(plan["stdout"], 1)
-    os.dup2(plan["stderr"], 2)
+    for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), plan["stdout"], plan["stderr"])):
+        os.dup2(descriptor, number)
+    os.dup2(plan["channel"], _CHANNEL)
+    os.closerange(_CHANNEL + 1, _MOST_DESCRIPTORS)
     os.setsid()
     os.nice(10)
     own_user = plan["uid"] is not None
@@ -95,7 +98,7 @@ def _run_code(plan: Plan) -> None:
     if plan["landlock"]:
         landlock.restrict(directory, plan["packages"])
     seccomp.install(alone=not plan["namespaces"])
-    notebook.serve(plan["channel"], directory, plan["output_bytes"])
+    notebook.serve(_CHANNEL, directory, plan["output_bytes"])
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
@@ -135,17 +138,22 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """Ends every process but the one that runs the code. False if they spring up faster than they die."""
+    """Ends every process but the one that runs the code. False if they would not go."""
+    if not namespaces:
+        return True  # it cannot have made any
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGSTOP)  # all in one step, so that none can fork away from what follows
     for _ in range(_SWEEPS):
         others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
         if not others:
-            return True
+            break
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_SWEEP_PAUSE)
         _reap_orphans(code)
-    return False
+    os.kill(code, signal.SIGCONT)
+    return not others
 
 
 def _reap(code: int) -> str | None:

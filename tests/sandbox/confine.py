@@ -1,0 +1,60 @@
+"""Runs a command as one that the kernel grants less: ``confine.py LEVEL COMMAND...``, as root.
+
+    user            an ordinary user, who may make user namespaces
+    weak            a root without rights, in a place where nobody may make namespaces
+    weak-users      the same, but it may change its user: what a root in a common container is
+
+What the command needs of the interpreter is shown at /media too, since an interpreter below /root is closed to other users.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 4096, 16384, 1 << 18
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int) -> None:
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def show_interpreter() -> None:
+    checked(libc.unshare(CLONE_NEWNS))
+    checked(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    checked(libc.mount(sys.base_prefix.encode(), b"/media", None, MS_BIND | MS_REC, None))
+
+
+def enter_user_namespace() -> None:
+    """A namespace with the users that there are, in which no other may be made."""
+    entered, entered_end = os.pipe()
+    mapped, mapped_end = os.pipe()
+    parent = os.getpid()
+    if os.fork() == 0:
+        os.read(entered, 1)
+        for kind in ("uid_map", "gid_map"):
+            Path(f"/proc/{parent}/{kind}").write_text("0 0 65536")
+        os.write(mapped_end, b".")
+        os._exit(0)
+    checked(libc.unshare(CLONE_NEWUSER))
+    os.write(entered_end, b".")
+    os.read(mapped, 1)
+    os.wait()
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+
+
+def main(level: str, *command: str) -> None:
+    show_interpreter()
+    if level == "user":
+        rights = ("setpriv", "--reuid=65432", "--regid=65432", "--clear-groups", "--bounding-set=-all")
+    else:
+        enter_user_namespace()
+        rights = ("setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin" if level == "weak-users" else "--bounding-set=-all")
+    os.execvp("setpriv", [*rights, *command])
+
+
+main(*sys.argv[1:])

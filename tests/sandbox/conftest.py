@@ -1,0 +1,132 @@
+"""The sandbox as a real process, at every level of isolation that can be had here, and a real MCP client of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mcp.client.client import Client
+
+CONFINE = Path(__file__).with_name("confine.py")
+ROOT = Path(__file__).parents[2]
+SERVE = "from responses_mw.sandbox import SandboxSettings, serve; serve(SandboxSettings())"
+SECRET = "a-secret-of-the-service"
+STRONG = ("root", "user")
+WEAK = ("weak", "weak-users")
+
+
+@dataclass
+class Sandbox:
+    """A running service, and what a test asks of it."""
+
+    level: str
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def strong(self) -> bool:
+        return self.level in STRONG
+
+    async def run(self, code: str, container_id: str = "auto") -> dict[str, Any]:
+        """Runs a cell, and gives the structured result."""
+        result = await self.call(code, container_id)
+        assert result.structured_content is not None, result.content
+        structured: dict[str, Any] = result.structured_content
+        return structured
+
+    async def call(self, code: str, container_id: str = "auto") -> Any:
+        async with Client(f"{self.url}/mcp") as client:
+            return await client.call_tool("python", {"code": code, "container_id": container_id})
+
+    async def value(self, code: str, container_id: str = "auto") -> str | None:
+        """The result of a cell that must go well."""
+        outcome = await self.run(code, container_id)
+        assert outcome["error"] is None
+        assert outcome["ended"] is None
+        result: str | None = outcome["result"]
+        return result
+
+    async def is_well(self) -> bool:
+        """Whether a new container works."""
+        return await self.value("6 * 7") == "42"
+
+
+def command(level: str) -> list[str]:
+    if os.geteuid() != 0 or level == "root":
+        return [sys.executable, "-c", SERVE]
+    return [sys.executable, str(CONFINE), level, "/media/bin/python3", "-c", SERVE]
+
+
+def environment(level: str, settings: dict[str, Any]) -> dict[str, str]:
+    given = {f"RESPONSES_MW_SANDBOX_{name.upper()}": str(value) for name, value in settings.items()}
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    paths = {"PYTHONPATH": f"{ROOT}:{packages}", "LD_LIBRARY_PATH": "/media/lib", "PATH": os.environ["PATH"]}
+    if level == "root":
+        del paths["LD_LIBRARY_PATH"]
+    return {**paths, **given, "A_SECRET": SECRET}
+
+
+Launch = Callable[..., Sandbox]
+
+
+def launcher(stack: ExitStack) -> Launch:
+    def launch(level: str, **settings: Any) -> Sandbox:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 4, "memory_bytes": 256 << 20, **settings}
+        process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
+        stack.callback(process.kill)
+        sandbox = Sandbox(level, f"http://127.0.0.1:{port}", process)
+        wait_until_up(sandbox)
+        return sandbox
+
+    return launch
+
+
+def wait_until_up(sandbox: Sandbox) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert sandbox.process.poll() is None, "the sandbox did not start"
+        try:
+            httpx.get(f"{sandbox.url}/health", trust_env=False)
+        except httpx.ConnectError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TimeoutError
+
+
+def levels() -> list[str]:
+    """What can be tried here: an ordinary user has but the level that the kernel gives."""
+    return [*STRONG, *WEAK] if os.geteuid() == 0 else ["user"]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Starts a sandbox at a level, with the settings that are given."""
+    with ExitStack() as stack:
+        yield launcher(stack)
+
+
+@pytest.fixture(scope="session", params=levels())
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox that all tests share: each must leave it well."""
+    with ExitStack() as stack:
+        yield launcher(stack)(request.param)
+
+
+@pytest.fixture(scope="session")
+def best() -> Iterator[Sandbox]:
+    """A sandbox at the strongest level, for what does not depend on it."""
+    with ExitStack() as stack:
+        yield launcher(stack)(levels()[0])

@@ -1,0 +1,522 @@
+"""What hostile code tries, against the real service: it gets nowhere, and the service and its next container are well."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from .conftest import SECRET, Launch, Sandbox, levels
+
+BEST = levels()[0]
+
+# Runs expressions one by one, and tells what each gave: what went wrong, or what it got.
+ATTEMPT = """
+def attempt(*attempts):
+    got = []
+    for one in attempts:
+        try:
+            got.append(one())
+        except Exception as error:
+            got.append(type(error).__name__)
+    return got
+"""
+
+
+@pytest.fixture(autouse=True)
+async def _the_service_survives(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    yield
+    for name in ("sandbox", "best"):
+        if name in request.fixturenames:
+            survivor = request.getfixturevalue(name)
+            assert survivor.process.poll() is None
+            assert await survivor.is_well()
+
+
+# -- the network ---------------------------------------------------------------------------------------------------------
+
+
+async def test_there_is_no_network(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        port = listener.getsockname()[1]
+        code = f"""
+import socket, urllib.request, asyncio
+{ATTEMPT}
+attempt(
+    lambda: socket.create_connection(("127.0.0.1", {port}), 1),
+    lambda: socket.create_connection(("8.8.8.8", 53), 1),
+    lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
+    lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW),
+    lambda: socket.socket(socket.AF_NETLINK),
+    lambda: socket.socket(socket.AF_UNIX),
+    lambda: socket.create_server(("127.0.0.1", 0)),
+    lambda: socket.gethostbyname("example.com"),
+    lambda: urllib.request.urlopen("http://127.0.0.1:{port}", timeout=1),
+)
+"""
+        refusals = ["PermissionError"] * 7 + ["gaierror", "URLError"]
+        assert await sandbox.value(code) == repr(refusals)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+async def test_a_socket_can_not_be_had_by_a_bare_system_call(best: Sandbox) -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+[(libc.syscall(one, 2, 1, 0), ctypes.get_errno()) for one in (number, number | 0x40000000)]
+"""
+    assert await best.value(code) == "[(-1, 1), (-1, 1)]"
+
+
+# -- other processes -----------------------------------------------------------------------------------------------------
+
+
+async def test_other_processes_can_neither_be_seen_nor_ended(sandbox: Sandbox) -> None:
+    pid = sandbox.process.pid
+    code = f"""
+import os, signal, resource
+{ATTEMPT}
+attempt(
+    lambda: os.kill({pid}, signal.SIGKILL),
+    lambda: os.killpg({pid}, signal.SIGKILL),
+    lambda: os.listdir("/proc/{pid}"),
+    lambda: open("/proc/{pid}/environ").read(),
+    lambda: open("/proc/{pid}/mem", "rb").read(1),
+    lambda: resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1)),
+)
+"""
+    refused = await sandbox.value(code)
+    assert refused is not None
+    allowed = {"PermissionError", "ProcessLookupError", "FileNotFoundError"}
+    assert set(eval(refused)) <= allowed  # a list of names
+
+
+async def test_a_kill_of_everything_reaches_nothing_else(sandbox: Sandbox) -> None:
+    other = (await sandbox.run("x = 1"))["container_id"]
+    code = "import os, signal\ntry: os.kill(-1, signal.SIGKILL); os.kill(1, signal.SIGKILL)\nexcept OSError: pass"
+    await sandbox.run(code)
+    assert await sandbox.value("x", other) == "1"
+
+
+async def test_processes_that_a_call_leaves_behind_are_ended_with_it(best: Sandbox) -> None:
+    code = "import subprocess\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True)\nchild.poll()"
+    outcome = await best.run(code)
+    assert (outcome["result"], outcome["ended"]) == (None, None)
+    assert await best.value("child.poll()", outcome["container_id"]) == "-9"
+
+
+async def test_a_forked_child_that_reaches_the_end_of_the_cell_reports_nothing(best: Sandbox) -> None:
+    outcome = await best.run("import os\npid = os.fork()\nif pid == 0: x = 'child'\nelse: x = 'parent'; os.wait()\nx")
+    assert outcome["result"] == "'parent'"
+    assert await best.value("x", outcome["container_id"]) == "'parent'"
+
+
+async def test_when_the_service_is_killed_its_containers_end(launch: Launch) -> None:
+    sandbox = launch(BEST, call_timeout=50)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_ignoring_errors, sandbox, "while True: pass")
+        await anyio.sleep(1.5)
+        descendants = _descendants(sandbox.process.pid)
+        assert len(descendants) >= 3
+        sandbox.process.kill()
+        sandbox.process.wait()
+        deadline = time.monotonic() + 10
+        while any(map(_is_alive, descendants)) and time.monotonic() < deadline:
+            await anyio.sleep(0.05)
+        assert not any(map(_is_alive, descendants))
+        tasks.cancel_scope.cancel()
+
+
+async def _ignoring_errors(sandbox: Sandbox, code: str) -> None:
+    with pytest.raises(BaseException):  # noqa: B017, PT011 (the service is killed meanwhile)
+        await sandbox.run(code)
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [below for child in children for below in _descendants(child)]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_files_outside_can_neither_be_read_nor_written(sandbox: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    for path in (secret, tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o777)  # its permissions are not what protects it
+    code = f"""
+import os
+{ATTEMPT}
+attempt(
+    lambda: open({str(secret)!r}).read(),
+    lambda: open({str(secret)!r}, "w"),
+    lambda: open("/etc/shadow").read(),
+    lambda: open("/etc/passwd").read(),
+    lambda: os.listdir("/root/.ssh"),
+    lambda: os.listdir("/home"),
+    lambda: os.listdir("/var"),
+    lambda: open("/usr/lib/x", "w"),
+    lambda: open("/etc/x", "w"),
+    lambda: open(os.__file__, "a"),
+    lambda: os.symlink("/", {str(tmp_path / "link")!r}),
+    lambda: os.remove({str(secret)!r}),
+    lambda: os.chroot("/tmp"),
+    lambda: os.mknod("disk", 0o60600, os.makedev(8, 0)),
+)
+"""
+    refused = await sandbox.value(code)
+    assert refused is not None
+    assert set(eval(refused)) <= {"PermissionError", "FileNotFoundError", "OSError"}  # OSError: a read-only file system
+    assert secret.read_text() == SECRET
+
+
+async def test_the_environment_of_the_service_is_not_seen(sandbox: Sandbox) -> None:
+    code = """
+import os
+seen = list(os.environ.values())
+for name in os.listdir("/proc") if os.access("/proc", os.R_OK) else []:
+    for file in ("environ", "cmdline"):
+        try:
+            seen.append(open(f"/proc/{name}/{file}").read())
+        except OSError:
+            pass
+"""
+    outcome = await sandbox.run(f"{code}\n{SECRET!r} in str(seen)")
+    assert outcome["result"] in ("False", None)
+    assert SECRET not in str(outcome["stdout"])
+
+
+async def test_a_container_does_not_see_the_files_of_another(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import os\nopen('mine', 'w').write('x')\nos.path.abspath('mine'), os.getcwd()")
+    path, directory = eval(outcome["result"])
+    code = f"import os\n{ATTEMPT}\nattempt(lambda: open({path!r}).read(), lambda: 'mine' in os.listdir({directory!r}))"
+    seen = await sandbox.value(code)
+    assert seen in ("['FileNotFoundError', False]", "['PermissionError', 'PermissionError']")
+
+
+async def test_links_are_neither_followed_nor_listed(sandbox: Sandbox) -> None:
+    code = """
+import os
+os.symlink("/etc/passwd", "passwd"); os.symlink("/", "everything"); os.symlink(".", "loop"); os.mkfifo("pipe")
+written = open("a", "w").write("a")
+"""
+    outcome = await sandbox.run(code)
+    assert outcome["error"] is None
+    assert outcome["files"] == [{"name": "a", "size": 1}]
+
+
+async def test_many_files_deep_folders_and_odd_names_are_listed_within_bounds(best: Sandbox) -> None:
+    code = """
+import os
+for n in range(3000): open(f"f{n}", "w").close()
+open(b"\\xff\\xfe\\n", "w").close()
+for _ in range(400): os.mkdir("d" * 20); os.chdir("d" * 20)
+"""
+    outcome = await best.run(code)
+    assert outcome["ended"] is None
+    assert 0 < len(outcome["files"]) <= 100
+
+
+SCRIBBLE = "file = open('f', 'wb', 0)\nwhile True: file.write(bytes(2 ** 20))"
+
+
+async def test_the_files_of_a_container_are_bounded(best: Sandbox) -> None:
+    code = """
+for n in range(1000):
+    with open(f"f{n}", "wb") as file: file.write(bytes(2 ** 20))
+"""
+    assert "No space left on device" in (await best.run(code))["error"]
+    assert "File too large" in (await best.run(SCRIBBLE))["error"]
+
+
+FORK_BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+DEAF = """
+import signal
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+while True: pass
+"""
+PRINT_FOREVER = "while True: print('x' * 1000)"
+DEEP_IN_C = "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return [*map(f, [x])]\nf(1)"
+
+
+# -- floods --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fork_bomb_ends(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run(FORK_BOMB)
+    assert outcome["ended"]
+
+
+async def test_a_fork_bomb_that_outlives_the_cell_ends(best: Sandbox) -> None:
+    code = """
+import os
+if os.fork() == 0:
+    while True:
+        try:
+            if os.fork(): os._exit(0)
+        except OSError: pass
+"""
+    outcome = await best.run(code)
+    if outcome["ended"] is None:
+        assert await best.value("len([name for name in os.listdir('/proc') if name.isdigit()])", outcome["container_id"]) == "2"
+
+
+async def test_a_thread_bomb_ends(sandbox: Sandbox) -> None:
+    code = """
+import threading, time
+threading.stack_size(32768)
+while True:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+"""
+    outcome = await sandbox.run(code)
+    assert outcome["ended"] or "can't start new thread" in outcome["error"]
+
+
+async def test_too_much_memory_is_a_memory_error(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("kept = bytearray(2 ** 40)")
+    assert outcome["error"].endswith("MemoryError\n")
+    outcome = await sandbox.run("kept = []\nwhile True: kept.append(bytearray(2 ** 20))", outcome["container_id"])
+    assert outcome["ended"] or outcome["error"].endswith("MemoryError\n")
+
+
+async def test_memory_taken_by_many_processes_ends_the_container(best: Sandbox) -> None:
+    code = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        kept = bytearray(os.urandom(2 ** 20) * 60)
+        time.sleep(100)
+time.sleep(100)
+"""
+    assert (await best.run(code))["ended"] == f"it used more than {256 << 20} bytes of memory"
+
+
+@pytest.mark.parametrize("code", ["print('x' * 10_000_000)", PRINT_FOREVER, "import os\nwhile True: os.write(2, b'x' * 65536)"])
+async def test_huge_output_is_cut(sandbox: Sandbox, code: str) -> None:
+    outcome = await sandbox.run(code)
+    printed = outcome["stdout"] + outcome["stderr"]
+    assert 100_000 <= len(printed.strip()) < 110_000
+    assert "bytes in all" in printed
+
+
+async def test_a_huge_result_and_a_huge_error_are_cut(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("'\\U0001F600' * 10_000_000")
+    assert len(outcome["result"]) == 100_000
+    outcome = await sandbox.run("raise ValueError('\\U0001F600' * 10_000_000)", outcome["container_id"])
+    assert 100_000 <= len(outcome["error"]) < 110_000
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "10 ** 10 ** 10",
+        "input_ = open('/dev/zero').read()",
+        DEAF,
+    ],
+)
+async def test_endless_work_is_ended(sandbox: Sandbox, code: str) -> None:
+    outcome = await sandbox.run(code)
+    assert outcome["ended"] or outcome["error"].endswith("MemoryError\n")
+
+
+async def test_cpu_time_is_bounded_over_all_calls(launch: Launch) -> None:
+    sandbox = launch(BEST, cpu_seconds=1, call_timeout=30)
+    outcome = await sandbox.run("while True: pass")
+    assert outcome["ended"] == "its process was ended by SIGKILL"
+    assert await sandbox.is_well()
+
+
+# -- the channel ---------------------------------------------------------------------------------------------------------
+
+FAKE = """
+import json, os
+def forge(frame, fds=range(3, 64)):
+    for fd in fds:
+        try: os.write(fd, frame)
+        except OSError: pass
+def framed(reply):
+    data = json.dumps(reply).encode()
+    return len(data).to_bytes(4, "big") + data
+"""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "b'\\xff' * 100",
+        "b'\\x00\\x00\\x00\\x02{}'",
+        "b'\\x00\\x00\\x00\\x04\\xff\\xff\\xff\\xff'",
+        "(200_000).to_bytes(4, 'big') + b'[' * 200_000",
+        "framed({'nonce': 'guessed', 'result': 'fake', 'error': None, 'files': []})",
+        "framed([])",
+    ],
+)
+async def test_forged_frames_end_the_container(sandbox: Sandbox, frame: str) -> None:
+    outcome = await sandbox.run(f"{FAKE}\nforge({frame})\nwhile True: pass")
+    assert outcome["ended"].startswith("its reports could not be understood")
+    assert outcome["result"] is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "{'result': 7, 'error': None, 'files': []}",
+        "{'result': None, 'error': None, 'files': 'none'}",
+        "{'result': None, 'error': None, 'files': [['a']]}",
+        "{'result': None, 'error': None, 'files': [['a', True]]}",
+        "{'result': None, 'error': None, 'files': [['a', 1]] * 101}",
+        "{'result': None, 'error': None}",
+    ],
+)
+async def test_a_reply_that_is_malformed_ends_the_container(best: Sandbox, reply: str) -> None:
+    code = f"""
+{FAKE}
+import sys
+frame = sys._getframe()
+while "request" not in frame.f_locals: frame = frame.f_back
+forge(framed({{**{reply}, "nonce": frame.f_locals["request"]["nonce"]}}))
+while True: pass
+"""
+    assert (await best.run(code))["ended"] == "its reports could not be understood (malformed)"
+
+
+async def test_frames_forged_between_calls_do_not_answer_the_next(best: Sandbox) -> None:
+    code = f"""{FAKE}
+import threading, time
+def later():
+    time.sleep(0.5)
+    forge(framed(dict(nonce="guessed", result="fake", error=None, files=[])))
+threading.Thread(target=later).start()
+"""
+    container = (await best.run(code))["container_id"]
+    await anyio.sleep(1)
+    outcome = await best.run("1", container)
+    assert outcome["result"] is None
+    assert outcome["ended"].startswith("its reports could not be understood")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os\nos._exit(3)", "its process ended with exit status 3"),
+        ("import os\nos.closerange(3, 256)", "its process ended with exit status 1"),
+        ("import ctypes\nctypes.string_at(0)", "its process was ended by SIGSEGV"),
+        (
+            DEEP_IN_C,
+            "its process was ended by SIGSEGV",
+        ),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\nos", None),
+        ("import json\njson.dumps = lambda *_: 1 / 0", "its process ended with exit status 1"),
+        ("import os\nos.getpid = lambda: 0", "its process ended with exit status 0"),
+    ],
+)
+async def test_code_that_breaks_its_own_process_loses_its_container_only(best: Sandbox, code: str, reason: str | None) -> None:
+    assert (await best.run(code))["ended"] == reason
+
+
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL", "SIGTERM", "SIGINT", "SIGABRT", "SIGSEGV", "SIGPIPE", "SIGCHLD"])
+async def test_signals_to_itself_harm_nobody_else(sandbox: Sandbox, name: str) -> None:
+    other = (await sandbox.run("x = 1"))["container_id"]
+    await sandbox.run(f"import os, signal\nos.kill(os.getpid(), signal.{name})")
+    assert await sandbox.value("x", other) == "1"
+
+
+async def test_closing_or_replacing_its_own_output_harms_nobody_else(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import os, sys\nsys.stdout = None\nos.ftruncate(1, 0); os.close(1); os.close(2)\n7")
+    assert outcome["result"] == "7"
+    assert await sandbox.value("8", outcome["container_id"]) == "8"
+
+
+async def test_a_sparse_output_is_read_within_bounds(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import os\nos.ftruncate(1, 60 * 2 ** 20)")
+    assert len(outcome["stdout"]) < 110_000
+
+
+async def test_objects_that_misbehave_when_they_are_shown_are_errors(sandbox: Sandbox) -> None:
+    code = """
+class Hostile(Exception):
+    def __repr__(self): raise SystemExit("repr")
+    __str__ = __repr__
+"""
+    outcome = await sandbox.run(code + "\nHostile()")
+    assert outcome["error"].splitlines()[-1] == "SystemExit: repr"
+    outcome = await sandbox.run("raise Hostile()", outcome["container_id"])
+    assert "Hostile" in outcome["error"]
+    assert await sandbox.value("1", outcome["container_id"]) == "1"
+
+
+async def test_pickles_that_call_are_but_code_like_any_other(sandbox: Sandbox) -> None:
+    code = """
+import os, pickle
+class Evil:
+    def __reduce__(self): return os.getuid, ()
+type(pickle.loads(pickle.dumps(Evil())))
+"""
+    assert await sandbox.value(code) == "<class 'int'>"
+
+
+async def test_text_that_is_no_unicode_is_replaced(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import os\nos.write(1, b'\\xff\\xfe')\n'\\ud800'.join('ab')")
+    assert outcome["stdout"] == "\ufffd\ufffd"
+    outcome = await sandbox.run("raise ValueError('\\udcff')")
+    assert outcome["error"].splitlines()[-1] == "ValueError: ?"
+
+
+async def test_deep_recursion_is_an_error_of_the_cell(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("def f(): f()\nf()")
+    assert outcome["error"].splitlines()[-1].startswith("RecursionError")
+    assert outcome["ended"] is None
+
+
+async def test_privileges_cannot_be_regained(sandbox: Sandbox) -> None:
+    code = f"""
+import ctypes, os, subprocess
+{ATTEMPT}
+libc = ctypes.CDLL(None, use_errno=True)
+capabilities = (ctypes.c_uint32 * 6)(*[7] * 6)
+libc.capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)
+calls = [libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.ptrace(0, 0, 0, 0)]
+attempt(lambda: os.setgroups([0]), lambda: os.setresuid(65431, 65431, 65431)), calls, sum(capabilities)
+"""
+    refused, calls, capabilities = eval(await sandbox.value(code) or "")
+    assert set(refused) <= {"PermissionError", "OSError"}  # OSError: a user that its namespace does not know
+    assert (calls, capabilities) == ([-1, -1, -1], 0)
+
+
+async def test_a_crowd_of_hostile_containers_leaves_the_service_answering(best: Sandbox) -> None:
+    started = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        for code in (
+            FORK_BOMB,
+            PRINT_FOREVER,
+            "while True: pass",
+        ):
+            tasks.start_soon(best.run, code)
+        await anyio.sleep(1)
+        with anyio.fail_after(20):
+            assert await best.is_well()
+    assert time.monotonic() - started < 40

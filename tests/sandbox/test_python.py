@@ -1,0 +1,202 @@
+"""The tool ``python``: what a cell gives back, and how long a container lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from mcp.client.client import Client
+from pydantic import ValidationError
+
+from responses_mw.sandbox import SandboxSettings
+
+from .conftest import Launch, Sandbox, command, environment, levels
+
+BEST = levels()[0]
+
+
+async def test_variables_stay_for_the_next_call_of_the_same_container(sandbox: Sandbox) -> None:
+    first = await sandbox.run("x = 41")
+    assert await sandbox.value("x + 1", first["container_id"]) == "42"
+
+
+async def test_containers_do_not_share_variables(sandbox: Sandbox) -> None:
+    await sandbox.run("x = 41")
+    assert "NameError" in (await sandbox.run("x"))["error"]
+
+
+async def test_what_is_printed_comes_back_by_stream(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\nNone")
+    assert (outcome["stdout"], outcome["stderr"], outcome["result"]) == ("out\n", "err\n", None)
+
+
+async def test_each_call_gives_back_its_own_output(best: Sandbox) -> None:
+    first = await best.run("print('one')")
+    second = await best.run("print('two')", first["container_id"])
+    assert second["stdout"] == "two\n"
+
+
+async def test_an_exception_is_a_traceback_of_the_cell_without_paths_of_the_machine(sandbox: Sandbox) -> None:
+    outcome = await sandbox.run("import json\ndef parse():\n    return json.loads('{')\nparse()")
+    assert outcome["ended"] is None
+    assert "File \"<cell 2>\", line 3, in parse\n    return json.loads('{')" in outcome["error"]
+    assert 'File "<python>/json/decoder.py"' in outcome["error"]
+    assert sys.base_prefix not in outcome["error"]
+    assert "notebook.py" not in outcome["error"]
+
+
+@pytest.mark.parametrize("code", ["x = = 1", "print('a\n", "\0", "(" * 500])
+async def test_code_that_cannot_be_compiled_is_an_error_of_the_cell(best: Sandbox, code: str) -> None:
+    outcome = await best.run(code)
+    assert outcome["error"].splitlines()[-1].startswith(("SyntaxError", "MemoryError"))
+    assert outcome["ended"] is None
+
+
+async def test_leaving_by_sys_exit_is_an_error_and_the_container_stays(best: Sandbox) -> None:
+    outcome = await best.run("x = 1\nexit(3)")
+    assert outcome["error"].splitlines()[-1] == "SystemExit: 3"
+    assert await best.value("x", outcome["container_id"]) == "1"
+
+
+async def test_files_written_or_changed_are_listed_with_their_sizes(sandbox: Sandbox) -> None:
+    first = await sandbox.run("import os\nos.mkdir('d')\nwritten = open('d/a.txt', 'w').write('hello'), open('b', 'w').close()")
+    assert sorted((file["name"], file["size"]) for file in first["files"]) == [("b", 0), ("d/a.txt", 5)]
+    second = await sandbox.run("written = open('d/a.txt', 'a').write('!')", first["container_id"])
+    assert second["files"] == [{"name": "d/a.txt", "size": 6}]
+
+
+async def test_event_loops_threads_and_pickles_of_own_classes_work(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, pickle, threading
+class A: pass
+thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+async def main(): return await asyncio.to_thread(lambda: 7)
+type(pickle.loads(pickle.dumps(A()))) is A, asyncio.run(main())
+"""
+    outcome = await sandbox.run(code)
+    assert (outcome["result"], outcome["stdout"]) == ("(True, 7)", "thread\n")
+
+
+async def test_child_processes_work_where_there_are_namespaces(best: Sandbox) -> None:
+    code = "import subprocess, multiprocessing\nsubprocess.run(['echo', 'hi'])\nmultiprocessing.Pool(2).map(abs, [-1, 2])"
+    outcome = await best.run(code)
+    assert (outcome["stdout"], outcome["result"]) == ("hi\n", "[1, 2]")
+
+
+async def test_packages_that_are_configured_can_be_imported(launch: Launch, tmp_path: Any) -> None:
+    (tmp_path / "a_package.py").write_text("answer = 42")
+    tmp_path.chmod(0o755)  # the container's user must be able to read it
+    sandbox = launch(BEST, packages=tmp_path)
+    assert await sandbox.value("import a_package; a_package.answer") == "42"
+
+
+async def test_the_text_for_the_model_has_all_that_the_cell_gave(best: Sandbox) -> None:
+    result = await best.call("print('out')\nlen(open('f', 'w').name)")
+    assert result.content[0].text == "out\n1\nFiles: f (0 bytes)"
+    assert not result.is_error
+
+
+async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost(sandbox: Sandbox) -> None:
+    result = await sandbox.call("print('before', flush=True)\nwhile True: pass")
+    outcome = result.structured_content
+    assert result.is_error
+    assert outcome["ended"] == "the call took longer than 4 seconds"
+    assert outcome["stdout"] == "before\n"
+    assert f"The container {outcome['container_id']} is lost" in result.content[0].text
+    again = await sandbox.call("1", outcome["container_id"])
+    assert again.is_error
+    assert f"Container with id '{outcome['container_id']}' not found" in again.content[0].text
+
+
+async def test_an_expired_container_is_an_error_that_names_it(launch: Launch) -> None:
+    sandbox = launch(BEST, keep=0.4)
+    container = (await sandbox.run("x = 1"))["container_id"]
+    await anyio.sleep(1.5)
+    result = await sandbox.call("x", container)
+    assert result.is_error
+    assert f"Container with id '{container}' not found: it expired" in result.content[0].text
+
+
+async def test_the_container_idle_for_longest_makes_room_for_a_new_one(launch: Launch) -> None:
+    sandbox = launch(BEST, max_containers=2)
+    first, second = [(await sandbox.run("x = 1"))["container_id"] for _ in range(2)]
+    await sandbox.run("x", first)
+    assert await sandbox.is_well()
+    assert (await sandbox.call("x", second)).is_error
+    assert await sandbox.value("x", first) == "1"
+
+
+async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launch) -> None:
+    sandbox = launch(BEST, max_containers=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sandbox.run, "import time; time.sleep(2)")
+        await anyio.sleep(1)
+        result = await sandbox.call("1")
+    assert result.is_error
+    assert "All 1 containers are in use" in result.content[0].text
+
+
+async def test_calls_of_one_container_run_one_after_another(best: Sandbox) -> None:
+    container = (await best.run("import time; seen = []"))["container_id"]
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(best.run, "seen.append('in'); time.sleep(0.05); seen.append('out')", container)
+    assert await best.value("seen == ['in', 'out'] * 4", container) == "True"
+
+
+async def test_containers_run_side_by_side(best: Sandbox) -> None:
+    started = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(best.run, "import time; time.sleep(2)")
+    assert time.monotonic() - started < 7
+
+
+async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> None:
+    sandbox = launch(BEST, max_containers=1, call_timeout=50)
+    with anyio.move_on_after(1.5):
+        await sandbox.run("while True: pass")
+    with anyio.fail_after(10):
+        assert await sandbox.is_well()
+
+
+async def test_without_the_token_nobody_gets_in(launch: Launch) -> None:
+    sandbox = launch(BEST, token="0123456789abcdef")
+    async with httpx.AsyncClient(base_url=sandbox.url, trust_env=False) as http:
+        assert (await http.get("/health")).status_code == 200
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "0123456789abcdef"}):
+            refused = await http.post("/mcp", json={}, headers=headers)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        allowed = await http.post("/mcp", json={}, headers={"authorization": "Bearer 0123456789abcdef"})
+        assert allowed.status_code != 401
+
+
+async def test_the_tool_says_what_it_takes_and_gives(best: Sandbox) -> None:
+    async with Client(f"{best.url}/mcp") as client:
+        (tool,) = (await client.list_tools()).tools
+    assert tool.name == "python"
+    assert set(tool.input_schema["properties"]) == {"code", "container_id"}
+    assert tool.input_schema["required"] == ["code"]
+    assert set(tool.output_schema["properties"]) >= {"container_id", "stdout", "result", "error", "files", "ended"}
+
+
+def test_it_listens_beyond_the_loopback_only_with_a_token() -> None:
+    with pytest.raises(ValidationError, match="a token must be set"):
+        SandboxSettings(host="0.0.0.0")
+    assert SandboxSettings(host="0.0.0.0", token="0123456789abcdef").host == "0.0.0.0"
+    assert SandboxSettings(host="::1").host == "::1"
+
+
+@pytest.mark.skipif("weak" not in levels(), reason="needs root, to take rights away")
+def test_it_does_not_start_where_isolation_would_be_weak() -> None:
+    refused = subprocess.run(
+        command("weak"), env=environment("weak", {"port": 0}), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert refused.returncode == 1
+    assert "the kernel grants no sufficient isolation" in refused.stderr
+    assert "allow_weak_isolation" in refused.stderr

@@ -1,0 +1,310 @@
+"""The middleware in its host: paths, CORS, WebSockets, lifespan; and what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import httpx
+import pytest
+from conftest import lifespan
+from oracle import stream, whole
+from scripted import HELLO, Signal, completion, error, frame, text
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from responses_mw import ResponsesMiddleware, Settings, create_app
+from responses_mw.transport import ASGITransport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from anyio.from_thread import BlockingPortal
+    from conftest import Ours, Serve, Start
+    from scripted import ScriptedUpstream
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    Mounted = Callable[[ASGIApp], ResponsesMiddleware]
+
+BODY = {"input": "Hi", "model": "tiny"}
+ANSWER = completion({"content": "Hello"})
+
+
+async def post(url: str, **settings: Any) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        return await client.post(url, json=BODY, **settings)
+
+
+@pytest.fixture
+def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
+    """The middleware round an application, for hosts that send it no lifespan: it is closed here."""
+    with ExitStack() as stack:
+
+        def mount(app: ASGIApp) -> ResponsesMiddleware:
+            middleware = ResponsesMiddleware(app, Settings(redis=redis_url))
+            stack.callback(portal.call, middleware._close)
+            return middleware
+
+        yield mount
+
+
+# -- paths --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.pages["/openai/v1/models"] = {"object": "list", "data": upstream.models}
+    ours = start(base_path="/openai")
+    upstream.whole(ANSWER)
+    assert (await ours.http.post("/openai/v1/responses", json=BODY)).status_code == 200
+    assert (await ours.http.post("/v1/responses", json=BODY)).json() == {"detail": "Not Found"}
+    assert (await ours.http.post("/openai", json=BODY)).json() == {"detail": "Not Found"}
+
+
+async def test_a_root_path_of_the_server_is_no_part_of_ours(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(uvicorn={"root_path": "/api"})
+    upstream.whole(ANSWER)
+    await whole(ours)
+    assert upstream.requests[0].path == "/v1/chat/completions"
+    assert (await ours.http.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+
+
+async def test_a_root_path_that_the_path_repeats_is_no_part_of_ours(start: Start, upstream: ScriptedUpstream) -> None:
+    """Behind a proxy that strips nothing, as vLLM's --root-path is used."""
+
+    def repeating(app: ASGIApp) -> ASGIApp:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "root_path": "/api"} if scope["type"] == "http" else scope, receive, send)
+
+        return call
+
+    ours = start(wrap=repeating)
+    upstream.whole(ANSWER)
+    assert (await ours.http.post("/api/v1/responses", json=BODY)).status_code == 200
+    upstream.whole(ANSWER)
+    assert (await ours.http.post("/v1/responses", json=BODY)).status_code == 200
+
+
+async def test_it_may_stand_under_a_mount(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
+    inner = mounted(Starlette(routes=[Route("/other", lambda _: PlainTextResponse("other")), Mount("/", upstream)]))
+    url = serve(
+        Starlette(routes=[Mount("/llm", inner), Route("/v1/responses", lambda _: PlainTextResponse("host"), methods=["POST"])])
+    )
+    upstream.whole(ANSWER)
+    response = await post(f"{url}/llm/v1/responses")
+    assert response.json()["output_text"] == "Hello"
+    assert (await post(f"{url}/v1/responses")).text == "host"
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        assert (await client.get(f"{url}/llm/other")).text == "other"
+
+
+async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+    host = Starlette(
+        routes=[
+            Route("/v1/responses", lambda _: PlainTextResponse("the host's own"), methods=["GET", "POST"]),
+            Route("/hello", lambda _: PlainTextResponse("hello")),
+            Mount("/", upstream),
+        ]
+    )
+    host.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url))
+    url = serve(host)
+    upstream.whole(ANSWER)
+    assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        assert (await client.get(f"{url}/hello")).text == "hello"
+
+
+# -- CORS ---------------------------------------------------------------------------------------------------------------------
+
+ORIGIN = {"origin": "https://chat.example"}
+
+
+async def test_a_listed_origin_may_call(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(cors_origins=["https://chat.example"])
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, **asked})
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+    upstream.whole(ANSWER)
+    upstream.whole(error("no"), 400)
+    upstream.stream(*HELLO)
+    for body in (BODY, BODY, {**BODY, "stream": True}, {"input": 5}):
+        response = await ours.http.post("/v1/responses", json=body, headers=ORIGIN)
+        assert response.headers["access-control-allow-origin"] == "https://chat.example"
+    missing = await ours.http.get("/v1/responses/a/b/c", headers=ORIGIN)
+    assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "https://chat.example")
+
+
+async def test_another_origin_may_not(start: Start) -> None:
+    ours = start(cors_origins=["https://other.example"])
+    preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, "access-control-request-method": "POST"})
+    assert preflight.status_code == 400
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    response = await ours.http.post("/v1/responses", json=BODY, headers=ORIGIN)
+    assert not any(name.startswith("access-control") for name in response.headers)
+
+
+# -- WebSockets ---------------------------------------------------------------------------------------------------------------
+
+LIBRARIES = pytest.mark.parametrize("library", ["none", "websockets-sansio"])
+
+
+@LIBRARIES
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
+async def test_an_upgrade_of_ours_is_refused_with_426(start: Start, library: str, path: str) -> None:
+    if library != "none":
+        pytest.importorskip("websockets")
+    ours = start(uvicorn={"ws": library})
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(f"{ours.url}{path}", headers={"openai-beta": "responses_websockets=2026-02-06"})
+    assert caught.value.status == 426
+
+
+async def test_an_upgrade_elsewhere_is_the_hosts(start_at: Callable[..., Ours]) -> None:
+    pytest.importorskip("websockets")
+    ours = start_at("mounted", uvicorn={"ws": "websockets-sansio"})
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{ours.url}/v1/realtime") as socket:
+        await socket.send_str("echo")
+        assert await socket.receive_str() == "echo"
+
+
+# -- lifespan -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_lifespan_of_the_host_runs(upstream: ScriptedUpstream, redis_url: str) -> None:
+    async with lifespan(ResponsesMiddleware(upstream, Settings(redis=redis_url))):
+        assert upstream.started
+        assert not upstream.stopped
+    assert upstream.stopped
+
+
+@pytest.mark.parametrize("lifespan", ["off", "auto"])
+async def test_a_host_without_a_lifespan_is_served(
+    upstream: ScriptedUpstream, serve: Serve, mounted: Mounted, lifespan: str
+) -> None:
+    async def host(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        await upstream(scope, receive, send)
+
+    url = serve(mounted(host), lifespan=lifespan)
+    upstream.whole(ANSWER)
+    assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
+
+
+async def test_requests_that_come_together_open_it_once(upstream: ScriptedUpstream, serve: Serve, mounted: Mounted) -> None:
+    url = serve(mounted(upstream), lifespan="off")
+    for _ in range(5):
+        upstream.whole(ANSWER)
+    responses = await asyncio.gather(*(post(f"{url}/v1/responses") for _ in range(5)))
+    assert [response.status_code for response in responses] == [200] * 5
+
+
+@pytest.mark.parametrize("when", ["startup", "shutdown"])
+async def test_a_failure_of_the_hosts_lifespan_is_told(redis_url: str, when: str) -> None:
+    @asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        if when == "startup":
+            raise RuntimeError("no GPU")
+        yield
+        raise RuntimeError("no GPU")
+
+    app = Starlette(lifespan=lifespan)
+    app.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url))
+    received = iter(["lifespan.startup", "lifespan.shutdown"])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": next(received)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(RuntimeError, match="no GPU"):
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert sent[-1]["type"] == f"lifespan.{when}.failed"
+    assert "no GPU" in sent[-1]["message"]
+
+
+async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_open(redis_url: str, serve: Serve) -> None:
+    class Transport(ASGITransport):
+        closed = False
+
+        async def aclose(self) -> None:
+            self.closed = True
+
+    async def host(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        raise RuntimeError("no GPU")
+
+    transport = Transport(host)
+    with pytest.raises(RuntimeError, match="did not start"):
+        serve(ResponsesMiddleware(host, Settings(redis=redis_url), transport))
+    assert transport.closed
+
+
+async def test_it_can_be_opened_again(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+    """A test suite of the host starts and stops the same application many times."""
+    app = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+    for _ in range(2):
+        upstream.whole(ANSWER)
+        async with lifespan(app), httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:
+            assert (await client.post("/v1/responses", json=BODY)).json()["output_text"] == "Hello"
+
+
+def test_the_standalone_application_needs_an_upstream() -> None:
+    with pytest.raises(ValueError, match="--upstream"):
+        create_app(Settings())
+
+
+# -- what passes through ------------------------------------------------------------------------------------------------------
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_chat_completions_pass_through(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(ANSWER)
+    chat = await ours.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+    assert chat.choices[0].message.content == "Hello"
+    assert upstream.requests[0].json == CHAT
+    assert upstream.requests[0].headers["authorization"] == "Bearer key"
+
+
+async def test_a_chat_stream_passes_through_as_it_comes(ours: Ours, upstream: ScriptedUpstream) -> None:
+    more = Signal()
+    upstream.stream(text("Hel"), more, text("lo"))
+    raw = b""
+    async with ours.http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+        async for data in response.aiter_raw():
+            raw += data
+            more.set()
+    assert raw == frame(text("Hel")) + frame(text("lo")) + b"data: [DONE]\n\n"
+
+
+async def test_a_chat_error_passes_through_untouched(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(error("no", 422), 422, headers={"x-mine": "1"})
+    response = await ours.http.post("/v1/chat/completions", json=CHAT)
+    assert (response.status_code, response.json(), response.headers["x-mine"]) == (422, error("no", 422), "1")
+
+
+async def test_models_are_listed_by_the_official_client(ours: Ours, upstream: ScriptedUpstream) -> None:
+    assert [model.id async for model in await ours.client.models.list()] == ["tiny"]
+
+
+async def test_responses_and_chat_go_on_beside_one_another(ours: Ours, upstream: ScriptedUpstream) -> None:
+    more = Signal()
+    waiting = upstream.stream(text("Hel"), more, text("lo"))
+    chat = asyncio.create_task(ours.http.post("/v1/chat/completions", json={**CHAT, "stream": True}))
+    await waiting.asked.wait()
+    upstream.stream(*HELLO)
+    assert (await stream(ours)).deltas == ["Hel", "lo"]
+    more.set()
+    assert (await chat).text.endswith("data: [DONE]\n\n")

@@ -1,0 +1,253 @@
+"""Settings, and the command line that is made of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+from scripted import TINY, completion
+
+from responses_mw import ResponsesMiddleware, Settings
+from responses_mw.__main__ import main
+
+if TYPE_CHECKING:
+    from conftest import Serve
+    from scripted import ScriptedUpstream
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("RESPONSES_MW_"):
+            monkeypatch.delenv(name)
+
+
+def run(*arguments: str) -> int:
+    """The exit status of the command; a message of its own counts 1, as Python has it."""
+    try:
+        main(arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+# -- the environment ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "UPSTREAM": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "DIALECT": "vllm", "STATUS_GRACE": "0.2",
+        "BASE_PATH": "/openai/", "SSE_DONE": "false", "MAX_BODY_BYTES": "1000", "LOG_LEVEL": "debug",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(f"RESPONSES_MW_{name}", value)
+    settings = Settings()
+    assert settings.upstream == "http://vllm:8000"
+    assert settings.upstream_api_key is not None
+    assert settings.upstream_api_key.get_secret_value() == "secret"
+    assert (settings.dialect, settings.status_grace, settings.base_path) == ("vllm", 0.2, "/openai")
+    assert (settings.sse_done, settings.max_body_bytes, settings.log_level) == (False, 1000, "debug")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://a.example,https://b.example",
+        ' ["https://a.example", "https://b.example"]',
+        "https://a.example , https://b.example,",
+    ],
+)
+def test_lists_are_comma_separated_or_json(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("RESPONSES_MW_CORS_ORIGINS", value)
+    assert Settings().cors_origins == ["https://a.example", "https://b.example"]
+
+
+def test_an_empty_list_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESPONSES_MW_FORWARD_HEADERS", "")
+    assert Settings().forward_headers == []
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "sesame" not in repr(Settings(upstream_api_key="sesame", redis="redis://:sesame@host"))
+
+
+def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how vLLM builds it: with the application, and nothing else."""
+    monkeypatch.setenv("RESPONSES_MW_BASE_PATH", "/llm")
+
+    async def app(*_: object) -> None: ...
+
+    assert ResponsesMiddleware(app).settings.base_path == "/llm"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"upstream": "vllm:8000"},
+        {"upstream": "ftp://vllm"},
+        {"dialect": "klingon"},
+        {"base_path": "openai"},
+        {"status_grace": -1},
+        {"idle_timeout": 0},
+        {"max_body_bytes": 0},
+        {"cors_origins": "[1"},
+        {"secret_keys": "short"},
+        {"no_such_setting": 1},
+    ],
+)
+def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        Settings(**settings)
+
+
+# -- the command line ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help") == 0
+    told = capsys.readouterr().out
+    for name, setting in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in told
+        assert setting.description
+    assert "usage: responses-mw serve" in told
+    assert "RESPONSES_MW_" in told
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    assert run(*arguments) == 0
+    assert "serve" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("dance") == 1
+    assert "unknown command 'dance'" in capsys.readouterr().err
+
+
+def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve") == 1
+    assert "--upstream" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--upstream", "vllm:8000"), "upstream"),
+        (("--upstream", "http://x", "--port", "lots"), "port"),
+        (("--upstream", "http://x", "--port", "99999"), "port"),
+        (("--upstream", "http://x", "--idle-timeout", "0"), "idle_timeout"),
+        (("--upstream", "http://x", "--dialect", "klingon"), "dialect"),
+        (("--upstream", "http://x", "--cors-origins", "[1"), "cors_origins"),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str) -> None:
+    assert run("serve", *arguments) == 1
+    message = capsys.readouterr().err
+    assert told in message
+    assert len(message.strip().splitlines()) == 1
+    assert "Traceback" not in message
+
+
+def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--upstream", "http://x", "--dance", "1") != 0
+    assert "dance" in capsys.readouterr().err
+
+
+def test_a_wrong_value_in_the_environment_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESPONSES_MW_STATUS_GRACE", "soon")
+    assert run("serve", "--upstream", "http://x") == 1
+    message = capsys.readouterr().err
+    assert "status_grace" in message
+    assert len(message.strip().splitlines()) == 1
+
+
+# -- serve --check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_it_found(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream.models = [TINY, {**TINY, "id": "huge"}]
+    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check") == 0
+    told = capsys.readouterr().out
+    assert "vllm" in told
+    assert "tiny, huge" in told
+
+
+def test_check_says_that_the_upstream_is_away(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    told = capsys.readouterr()
+    assert url in told.err
+    assert "cannot be reached" in told.err
+
+
+def test_check_says_that_the_url_is_wrong(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = serve(upstream) + "/wrong"
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert url in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[", "http://a b"])
+def test_check_says_that_the_url_is_none(redis_url: str, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    message = capsys.readouterr().err
+    assert "upstream" in message
+    assert "Traceback" not in message
+
+
+# -- the process --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_module_can_be_run() -> None:
+    done = subprocess.run([sys.executable, "-m", "responses_mw"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: responses-mw")
+
+
+def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    upstream.whole(completion({"content": "Hello"}))
+    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", serve(upstream), "--port", str(port)]
+    process = subprocess.Popen([*command, "--redis", redis_url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client:
+            _wait_for(client)
+            response = client.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
+            assert response.json()["output_text"] == "Hello"
+            assert "server" not in response.headers
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert f"http://127.0.0.1:{port}/v1" in output
+    assert "Traceback" not in output
+
+
+def _wait_for(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            client.get("/v1/models")
+        except httpx.TransportError:
+            time.sleep(0.05)
+        else:
+            return
+    raise TimeoutError("the server did not start")
