@@ -203,7 +203,8 @@ async def _echo(receive: Receive, send: Send) -> None:
 
 
 def frame(chunk: Chunk) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(chunk)
+    data: bytes = orjson.dumps(chunk)
+    return b"data: %b\n\n" % data
 
 
 def delta(finish_reason: str | None = None, **members: Any) -> Chunk:
