@@ -18,8 +18,8 @@ class ResponsesMiddleware:
     """Answers ``/v1/responses`` and ``/v1/conversations`` by means of Chat Completions, and passes everything else to ``app``.
 
     Chat Completions are asked of ``settings.upstream``, or of ``app`` itself where that is not set. Without ``settings`` they
-    are read from the environment: that is how vLLM builds it (``--middleware responses_mw.ResponsesMiddleware``). A ``transport``
-    to the upstream that is given is used, and closed in the end.
+    are read from the environment: that is how vLLM builds it (``--middleware responses_mw.ResponsesMiddleware``). A given
+    ``transport`` to the upstream is used, and closed in the end.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ Both watch for the client's leaving: the run is cancelled then, and with it the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -95,10 +96,13 @@ class StreamReply(Reply):
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        group.start_soon(self._keep_alive, send)
-        await self._send(send, first)
-        async for events in self._run:
-            await self._send(send, events)
+        self._watch(send, group)
+        try:
+            await self._send(send, first)
+            async for events in self._run:
+                await self._send(send, events)
+        finally:
+            self._timer.cancel()
         self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
         last = DONE_FRAME if self._settings.sse_done else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -108,14 +112,16 @@ class StreamReply(Reply):
         self._last_number += len(events)
         await send({"type": "http.response.body", "body": b"".join([event.sse() for event in events]), "more_body": True})
 
+    def _watch(self, send: Send, group: TaskGroup) -> None:
+        """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
+        if self._silent:
+            group.start_soon(self._keep_alive, send)
+        self._silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
+
     async def _keep_alive(self, send: Send) -> None:
-        """Looks once in every interval, so that a token costs no timer."""
         with self._keeping_alive:
-            while True:
-                self._silent = True
-                await anyio.sleep(self._settings.keep_alive)
-                if self._silent:
-                    await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+            await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
         if not self._settings.keepalive_event:

@@ -148,7 +148,8 @@ async def _body(receive: Receive) -> bytes:
     body = b""
     while True:
         message = await receive()
-        body += message.get("body", b"")
+        part: bytes = message.get("body", b"")
+        body += part
         if not message.get("more_body"):
             return body
 
@@ -203,8 +204,7 @@ async def _echo(receive: Receive, send: Send) -> None:
 
 
 def frame(chunk: Chunk) -> bytes:
-    data: bytes = orjson.dumps(chunk)
-    return b"data: %b\n\n" % data
+    return b"data: %b\n\n" % orjson.dumps(chunk)
 
 
 def delta(finish_reason: str | None = None, **members: Any) -> Chunk:

@@ -38,7 +38,7 @@ class Reader:
     def caller(self, request: Request) -> Caller:
         headers = {name: value for name, value in request.headers.items() if name in self._forwarded}
         owner = owner_of(request.headers, self._settings.tenant_header)
-        return Caller(owner=owner, headers=headers, scope=dict(request.scope))
+        return Caller(owner=owner, headers=headers, scope=request.scope)
 
     async def json(self, request: Request) -> Any:
         """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` beyond ``max_body_bytes``."""

@@ -77,7 +77,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         return _tool_result(used, outcome)
 
     server.custom_route(HEALTH, methods=["GET"])(_health)
-    app = server.streamable_http_app(stateless_http=True, json_response=True, host=settings.host)
+    app = server.streamable_http_app(stateless_http=True, host=settings.host)
     if settings.token is None:
         return app
     return _BearerToken(app, settings.token.get_secret_value())

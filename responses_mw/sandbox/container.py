@@ -7,6 +7,7 @@ in frames of bounded length that must answer the question asked; anything else e
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import secrets
@@ -31,6 +32,7 @@ _LENGTH = 4
 _ESCAPED = 12  # characters of JSON for one that it must escape: two surrogates
 _FRAME_OVERHEAD = 2 * 1024 * 1024  # the names of the files, and all else
 _MOST_FILES = 100
+_LARGEST = 2**63 - 1
 _END_TIMEOUT = 5.0
 _NEEDED = ("LD_LIBRARY_PATH",)  # to load the interpreter; the code does not see it
 
@@ -94,14 +96,15 @@ class Container:
         self._settings = settings
         self._isolation = isolation
         self._lock = asyncio.Lock()
-        self._stdout = _output_file()
-        self._stderr = _output_file()
+        self._outputs: list[int] = []  # files for what is printed: stdout, stderr
+        self._said = b""  # by the init, last
         self._directory: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def start(self) -> None:
-        """Raises NotStarted, with what the kernel or the interpreter said."""
+    async def start(self, first_cell: str = "") -> None:
+        """Raises NotStarted, with what the kernel or the interpreter said, or if ``first_cell`` fails."""
+        self._outputs += [_output_file(), _output_file()]
         ours, theirs = socket.socketpair()
         with theirs:
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -110,12 +113,12 @@ class Container:
                 *(sys.executable, "-I", "-S", "-u", "-c", _BOOT, str(Path(__file__).parent), json.dumps(plan)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=self._stderr,
-                pass_fds=(theirs.fileno(), self._stdout, self._stderr),
+                stderr=self._outputs[1],
+                pass_fds=(theirs.fileno(), *self._outputs),
                 env={name: os.environ[name] for name in _NEEDED if name in os.environ},
                 cwd="/",
             )
-        hello = await self.run("import ctypes, decimal")
+        hello = await self.run(first_cell)
         if hello.ended or hello.error:
             said = (hello.error or hello.stderr).strip().splitlines()
             raise NotStarted(said[-1] if said else hello.ended)
@@ -143,8 +146,8 @@ class Container:
                 "max_open_files": settings.max_open_files,
             },
             "channel": channel,
-            "stdout": self._stdout,
-            "stderr": self._stderr,
+            "stdout": self._outputs[0],
+            "stderr": self._outputs[1],
             "output_bytes": settings.output_bytes,
         }
 
@@ -153,8 +156,8 @@ class Container:
         async with self._lock:
             if self.ended:
                 return Outcome("", "", ended="it ended during an earlier call")
-            os.ftruncate(self._stdout, 0)
-            os.ftruncate(self._stderr, 0)
+            for output in self._outputs:
+                os.ftruncate(output, 0)
             reply, ended = None, None
             try:
                 async with asyncio.timeout(self._settings.call_timeout):
@@ -166,7 +169,7 @@ class Container:
                 ended = f"its reports could not be understood ({error})"
             except (EOFError, ConnectionError):
                 ended = await self._cause()
-            except asyncio.CancelledError:
+            except BaseException:
                 self.cut()
                 raise
             if ended is not None:
@@ -190,9 +193,9 @@ class Container:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b".")
-        line = await self._process.stdout.readline()
-        if line != b"swept\n":
-            raise EOFError(line)
+        self._said = await self._process.stdout.readline()
+        if self._said != b"swept\n":
+            raise EOFError
 
     async def _cause(self) -> str:
         """Why the container ended, as its init tells."""
@@ -200,17 +203,17 @@ class Container:
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(_END_TIMEOUT):
-                said = (await self._process.stdout.read()).decode("ascii").split()
+                self._said += await self._process.stdout.read()
         except TimeoutError:
             return "its process stopped answering"
-        return _explained(said[-2:], self._settings)
+        return _explained(self._said.decode("ascii").split()[-2:], self._settings)
 
     def _outcome(self, reply: dict[str, Any] | None, ended: str | None) -> Outcome:
-        stdout, stderr = (_printed(output, self._settings.output_bytes) for output in (self._stdout, self._stderr))
+        stdout, stderr = (_printed(output, self._settings.output_bytes) for output in self._outputs)
         if reply is None:
             return Outcome(stdout, stderr, ended=ended)
         files = tuple(File(_clean(name), size) for name, size in reply["files"])
-        return Outcome(stdout, stderr, _clean(reply["result"]), _clean(reply["error"]), files, ended)
+        return Outcome(stdout, stderr, _clean(reply.get("result")), _clean(reply.get("error")), files, ended)
 
     def cut(self) -> None:
         """Ends the container's processes, without waiting for their end: the init does so when its orders cease."""
@@ -230,8 +233,8 @@ class Container:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        os.close(self._stdout)
-        os.close(self._stderr)
+        for output in self._outputs:
+            os.close(output)
         if self._directory is not None:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
@@ -239,8 +242,6 @@ class Container:
 def _output_file() -> int:
     """A file in memory that is written at its end, however often we empty it."""
     output = os.memfd_create("output")
-    import fcntl
-
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     return output
 
@@ -274,7 +275,11 @@ def _checked(frame: bytes, nonce: str) -> dict[str, Any]:
 
 
 def _is_file(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and type(entry[1]) is int
+    match entry:
+        case [str(), int(size)] if not isinstance(size, bool):
+            return 0 <= size <= _LARGEST
+        case _:
+            return False
 
 
 def _explained(said: list[str], settings: SandboxSettings) -> str:
@@ -282,7 +287,8 @@ def _explained(said: list[str], settings: SandboxSettings) -> str:
         case ["exit", status]:
             return f"its process ended with exit status {status}"
         case ["signal", number]:
-            return f"its process was ended by {signal.Signals(int(number)).name}"
+            names = {known.value: known.name for known in signal.Signals}
+            return f"its process was ended by {names.get(int(number), f'signal {number}')}"
         case [*_, "memory"]:
             return f"it used more than {settings.memory_bytes} bytes of memory"
         case [*_, "processes"]:

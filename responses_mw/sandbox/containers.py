@@ -108,8 +108,10 @@ class Containers:
         container.calls += 1
         try:
             await container.start()
-        except BaseException:
+        except BaseException as error:
             self._discard(container)
+            if isinstance(error, OSError):
+                raise NotStarted(f"No container could be started: {error}") from error
             raise
         finally:
             container.calls -= 1
@@ -156,7 +158,7 @@ class Containers:
                 break
             trial = Container("trial", 0, self._settings, isolation)
             try:
-                await trial.start()
+                await trial.start("import ctypes, decimal")  # what a hidden library directory would lack
             except (NotStarted, OSError) as error:
                 refused.append(f"{isolation.name}: {error}")
             else:

@@ -115,10 +115,8 @@ class Responses:
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
-        head, turn = (
-            orjson.dumps({**document, "output": None}),
-            orjson.dumps({"input": list(items), "output": document["output"]}),
-        )
+        head = orjson.dumps({**document, "output": None})
+        turn = orjson.dumps({"input": list(items), "output": document["output"]})
         self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
         facts: dict[str, Any] = {
             "random": address.random,

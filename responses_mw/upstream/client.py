@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ class Caller:
 
     owner: str = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict)
-    scope: dict[str, Any] | None = None
+    scope: MutableMapping[str, Any] | None = None
 
 
 class Upstream:

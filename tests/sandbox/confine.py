@@ -49,11 +49,11 @@ def enter_user_namespace() -> None:
 
 def main(level: str, *command: str) -> None:
     show_interpreter()
+    rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin" if level == "weak-users" else "--bounding-set=-all"]
     if level == "user":
-        rights = ("setpriv", "--reuid=65432", "--regid=65432", "--clear-groups", "--bounding-set=-all")
+        rights = ["setpriv", "--reuid=65432", "--regid=65432", "--clear-groups", "--bounding-set=-all"]
     else:
         enter_user_namespace()
-        rights = ("setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin" if level == "weak-users" else "--bounding-set=-all")
     os.execvp("setpriv", [*rights, *command])
 
 

@@ -105,7 +105,7 @@ async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost
     result = await sandbox.call("print('before', flush=True)\nwhile True: pass")
     outcome = result.structured_content
     assert result.is_error
-    assert outcome["ended"] == "the call took longer than 4 seconds"
+    assert outcome["ended"] == "the call took longer than 3 seconds"
     assert outcome["stdout"] == "before\n"
     assert f"The container {outcome['container_id']} is lost" in result.content[0].text
     again = await sandbox.call("1", outcome["container_id"])
@@ -162,7 +162,8 @@ async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> 
     with anyio.move_on_after(1.5):
         await sandbox.run("while True: pass")
     with anyio.fail_after(10):
-        assert await sandbox.is_well()
+        while (await sandbox.call("1")).is_error:  # noqa: ASYNC110 (what the service does is no event of ours)
+            await anyio.sleep(0.1)
 
 
 async def test_without_the_token_nobody_gets_in(launch: Launch) -> None:
@@ -182,6 +183,7 @@ async def test_the_tool_says_what_it_takes_and_gives(best: Sandbox) -> None:
     assert tool.name == "python"
     assert set(tool.input_schema["properties"]) == {"code", "container_id"}
     assert tool.input_schema["required"] == ["code"]
+    assert tool.output_schema is not None
     assert set(tool.output_schema["properties"]) >= {"container_id", "stdout", "result", "error", "files", "ended"}
 
 

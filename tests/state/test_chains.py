@@ -79,6 +79,16 @@ async def test_a_run_whose_parent_expired_meanwhile_is_stored_with_its_whole_his
     assert list(turns(server).values()) == [3]
 
 
+async def test_a_run_whose_parents_turns_redis_lost_meanwhile_is_stored_with_its_whole_history(
+    state: State, server: Plain
+) -> None:
+    parent = await continued(state, await respond(state, Chain.new(), "one"), "two")
+    running = await state.responses.chain(parent, ALICE)
+    server.rpop(next(iter(turns(server))))
+    late = await respond(state, running, "three")
+    assert await history(state, late) == ["one", "one!", "two", "two!", "three", "three!"]
+
+
 async def test_forks_of_forks_without_end_can_be_read_and_are_copied_now_and_then(state: State, server: Plain) -> None:
     tip = await respond(state, Chain.new(), "0")
     expected = ["0", "0!"]
@@ -122,9 +132,10 @@ async def test_an_incomplete_response_can_be_continued(state: State) -> None:
 async def test_a_failed_attempt_does_not_take_the_place_of_the_one_that_succeeds(state: State, server: Plain) -> None:
     parent = await respond(state, Chain.new(), "parent")
     chain = await state.responses.chain(parent, ALICE)
-    await respond(state, chain, "attempt", status="failed")
-    await respond(state, chain, "success")
-    assert sorted(turns(server).values()) == [1, 2]
+    attempt = await respond(state, chain, "attempt", status="failed")
+    success = await respond(state, chain, "success")
+    assert server.hget(address(attempt).record, "path") != b""
+    assert server.hget(address(success).record, "path") == b""
 
 
 LETTERS = TAG_LENGTH + RANDOM_LENGTH

@@ -11,7 +11,7 @@ import pytest
 from responses_mw.ids import random_part
 from responses_mw.state import Chain, Missing, State
 
-from .making import ALICE, continued, history, kept, made, respond, turns
+from .making import ALICE, continued, everything, history, kept, made, respond, turns
 
 if TYPE_CHECKING:
     from .servers import Plain
@@ -60,6 +60,15 @@ async def test_nothing_remains_in_whatever_order_a_tree_is_deleted(state: State,
     for position in order:
         await state.responses.delete(responses[position], ALICE)
     assert kept(server) == []
+
+
+async def test_forks_that_come_and_go_leave_no_trace_in_what_they_forked_from(state: State, server: Plain) -> None:
+    root = await respond(state, Chain.new(), "root")
+    await continued(state, root, "tip")
+    before = everything(server)
+    for number in range(5):
+        await state.responses.delete(await continued(state, root, f"fork {number}"), ALICE)
+    assert {key: value for key, value in everything(server).items() if b":x:" not in key} == before
 
 
 async def test_a_failed_response_is_erased_too(state: State, server: Plain) -> None:

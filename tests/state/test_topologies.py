@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .servers import OpenState
 
 
+NEEDED = "+@read +@write +@scripting +@connection +info ~rmw:*"  # as the docs say
+
+
 async def assert_works(state: State) -> None:
     """Asserts that responses fork and are deleted, and conversations grow, in many slots."""
     for number in range(12):
@@ -128,6 +131,16 @@ async def test_a_cluster_tells_how_it_is(open_state: OpenState, cluster: list[Se
     health = await state.check()
     assert (health.cluster, health.policy, health.persistent, health.errors) == (True, "noeviction", True, ())
     assert not await state.nearly_full()
+
+
+async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
+    for node in cluster:
+        with node.client() as admin:
+            also = ["+cluster|slots", "+cluster|shards", "+command"]
+            admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">p", *NEEDED.split(), *also)
+    own = open_state(cluster_url(cluster).replace("//", "//app:p@"))
+    await assert_works(own)
+    assert (await own.check()).errors == ()
 
 
 async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy(
@@ -258,9 +271,6 @@ async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
         state = open_state(line.url, patience=0)
         with pytest.raises(StateUnavailable):
             await respond(state, Chain.new(), "x")
-
-
-NEEDED = "+@read +@write +@scripting +@connection +info ~rmw:*"
 
 
 async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(
