@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -94,8 +95,10 @@ class Settings(BaseSettings):
         """Accepts the URL with and without its /v1, as clients have it."""
         if value is None:
             return None
-        if not value.startswith(("http://", "https://")):
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL")
+        _ = parts.port  # raises for one that is no number
         return value.rstrip("/").removesuffix("/v1")
 
     @field_validator("base_path")

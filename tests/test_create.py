@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import openai
 import pytest
-from oracle import stream, whole
 from pydantic import BaseModel
+
+from oracle import stream, whole
 from scripted import HELLO, TINY, call, completion, delta, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:

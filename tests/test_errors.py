@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+
 from oracle import stream
 from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
     import httpx
+
     from conftest import Ours, Start
     from scripted import ScriptedUpstream
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from conftest import lifespan
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import check
-from scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
 
+from conftest import lifespan
+from oracle import check
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.transport import ASGITransport
+from scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

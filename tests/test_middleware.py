@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import httpx
 import pytest
-from conftest import lifespan
-from oracle import stream, whole
-from scripted import HELLO, Signal, completion, error, frame, text
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from conftest import lifespan
+from oracle import stream, whole
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.transport import ASGITransport
+from scripted import HELLO, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from anyio.from_thread import BlockingPortal
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from conftest import Ours, Serve, Start
     from scripted import ScriptedUpstream
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
     Mounted = Callable[[ASGIApp], ResponsesMiddleware]
 

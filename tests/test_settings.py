@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from pydantic import ValidationError
-from scripted import TINY, completion
 
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.__main__ import main
+from scripted import TINY, completion
 
 if TYPE_CHECKING:
     from conftest import Serve

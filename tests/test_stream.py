@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from oracle import Streamed, check, stream
 from scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, text, usage
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from oracle import stream, whole
 from scripted import HELLO, TINY, completion, error, text
 

@@ -20,7 +20,7 @@ from ..protocol.types import Item
 from ..replies import Answer
 from ..state import Conversation, Page, State
 from ..upstream import Caller, Upstream
-from .listing import listed
+from .listing import listed, shown
 from .reading import Reader, check_include, paging
 
 MOST_ITEMS = 20  # that one request may add
@@ -88,7 +88,8 @@ class ConversationRoutes:
         """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
         check_include(request)
         state, caller = await self._verified(request)
-        return Answer(await state.conversations.item(_id(request), request.path_params["item_id"], caller.owner))
+        item_id = request.path_params["item_id"]
+        return Answer(shown(await state.conversations.item(_id(request), item_id, caller.owner)))
 
     async def delete_item(self, request: Request) -> ASGIApp:
         """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import redis
+
 from state.making import everything
 from state.servers import Plain, Server
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import openai
+
     from conftest import Ours, Start
 
     StartServer = Callable[..., Server]

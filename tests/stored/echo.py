@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
 from scripted import ScriptedUpstream, completion, finish, text, usage
 
 if TYPE_CHECKING:

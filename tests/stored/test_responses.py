@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import openai
-import oracle
 import pytest
 from openai.types.responses import ResponseCompletedEvent, ResponseItem
 from pydantic import TypeAdapter
+
+import oracle
 from scripted import BrokenOff, Signal, call, completion, finish, reasoning, text, usage
 from state.making import everything, kept
 
@@ -17,9 +18,10 @@ from .conftest import texts_in
 from .echo import said
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
     from openai import AsyncOpenAI
     from openai.types.responses import Response
+
+    from conftest import Ours
     from state.servers import Plain
 
     from .echo import Echo
@@ -110,7 +112,13 @@ async def test_an_incomplete_response_can_be_continued(on_a: AsyncOpenAI, on_b: 
 
 async def test_what_was_streamed_is_what_is_retrieved(a: Ours, b: Ours, upstream: Echo) -> None:
     upstream.stream(
-        reasoning("Hm."), text("Hé"), text("llo 𝄞"), call('{"a":', name="f", call_id="c1"), call("1}"), finish("tool_calls"), usage()
+        reasoning("Hm."),
+        text("Hé"),
+        text("llo 𝄞"),
+        call('{"a":', name="f", call_id="c1"),
+        call("1}"),
+        finish("tool_calls"),
+        usage(),
     )
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     streamed = (await oracle.stream(a, tools=tools, metadata={"k": "v"}, instructions="Be kind.", temperature=0.5)).response
@@ -318,7 +326,12 @@ async def test_every_input_item_is_one_of_the_references(a: Ours, b: Ours, upstr
         ITEM.validate_python(item, strict=True)
 
     assert [item["type"] for item in items if item["type"] != "reasoning"] == [
-        *["message"] * 6, "function_call", "function_call_output", "message", "function_call", "function_call_output"
+        *["message"] * 6,
+        "function_call",
+        "function_call_output",
+        "message",
+        "function_call",
+        "function_call_output",
     ]
     assert len({item["id"] for item in items}) == len(items)
 
