@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsCon
 from .assembly import UnfitState, open_state, open_upstream
 from .config import Settings
 from .errors import APIError
+from .state import EmbeddedFailed
 from .upstream import Caller
 
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
@@ -113,7 +114,7 @@ async def _check_state(settings: Settings) -> bool:
                 print("state:    none: responses are not stored")
                 return True
             health = await state.check()
-    except (APIError, UnfitState) as error:
+    except (APIError, UnfitState, EmbeddedFailed) as error:
         print(f"state:    {error}", file=sys.stderr)
         return False
     kind = "" if settings.redis else " (embedded)"

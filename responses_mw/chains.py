@@ -46,14 +46,25 @@ class Chains:
         """Reads the history that ``request`` stands on.
 
         Raises ``BadRequest`` for a previous response that is not there or cannot be continued, ``NotFound`` for a conversation,
-        ``Unavailable`` where the state is needed and away.
+        ``Unavailable`` where the state is needed and away, or full.
         """
         if self._required and request.store:
-            await self._needed("store").nearly_full()  # raises where it is away
+            await self._check_room(self._needed("store"))
         chain = await self._chain(request, owner)
         ids = RunIds(chain.tag)
-        resolved = await self._resolved(request.items, owner)
-        return Ground(chain, ids, with_ids(resolved, ids), owner, random_part())
+        items = await self._resolved(request.items, owner)
+        return Ground(chain, ids, with_ids(items, ids), owner, random_part())
+
+    async def _check_room(self, state: State) -> None:
+        if state.client.away_for:  # how full it is, is not asked each time
+            await state.check()
+        if await state.nearly_full():
+            raise StateUnavailable("its memory is nearly full")
+
+    async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> Ground:
+        """What a background response stands on, which ``begin`` was called for before. Raises as that."""
+        chain = await self._chain(request, owner)
+        return Ground(chain, RunIds.of(response_id, len(request.items)), request.items, owner, token)
 
     async def _chain(self, request: CreateResponse, owner: str) -> Chain:
         if request.conversation is not None:
@@ -69,14 +80,9 @@ class Chains:
 
     async def _resolved(self, items: Sequence[Item], owner: str) -> Sequence[Item]:
         """``items`` with those in place of references that they name."""
-        wanted = [item["id"] for item in items if item["type"] == "item_reference"]
-        if not wanted:
+        if all(item["type"] != "item_reference" for item in items):
             return items
-        try:
-            found = await self._needed("input").responses.resolve(wanted, owner)
-        except Missing as error:
-            raise BadRequest(error.message, param="input", code="item_not_found") from None
-        return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
+        return await resolved(items, self._needed("input"), owner, "input")
 
     def _needed(self, param: str) -> State:
         if self._state is None:
@@ -108,6 +114,16 @@ class Chains:
                 raise
             document["store"] = False
             logger.warning("response %s is not stored: %s", document["id"], error.message)
+
+
+async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
+    """``items`` with those in place of references that they name. Raises ``BadRequest`` for one that is nowhere."""
+    wanted = [item["id"] for item in items if item["type"] == "item_reference"]
+    try:
+        found = await state.responses.resolve(wanted, owner)
+    except Missing as error:
+        raise BadRequest(error.message, param=param, code="item_not_found") from None
+    return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})

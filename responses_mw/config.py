@@ -81,6 +81,18 @@ class Settings(BaseSettings):
         [], description="secrets of at least 32 characters, the same on every replica: the first encrypts, all decrypt"
     )
 
+    # -- background responses
+    workers: int = Field(32, ge=0, description="background responses run at a time in this process; 0 leaves them to others")
+    lease_seconds: float = Field(15.0, gt=0, description="how long a background response whose worker is lost stays in progress")
+    drain_seconds: float = Field(30.0, ge=0, description="how long a stop waits for running background responses")
+    max_attempts: int = Field(
+        3, gt=0, description="how often a background response is begun whose workers were lost before its first output"
+    )
+    queue_partitions: int = Field(8, gt=0, description="parts of the queue of background responses, the same on every replica")
+    log_ttl: int = Field(
+        24 * 3600, gt=0, description="how long the events of a background response can be streamed after its end, in seconds"
+    )
+
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
     max_input_items: int = Field(10_000, gt=0, description="most input items")

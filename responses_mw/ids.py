@@ -50,6 +50,13 @@ class RunIds:
         self._count = count()
         self.response = f"resp_{self._stem}"
 
+    @classmethod
+    def of(cls, response_id: str, used: int) -> RunIds:
+        """The ids of a run that goes on: ``used`` items have theirs already."""
+        ids = cls.__new__(cls)
+        ids.response, ids._stem, ids._count = response_id, response_id.removeprefix("resp_"), count(used)
+        return ids
+
     def item(self, prefix: str) -> str:
         """The next item's id, final from now on."""
         return f"{prefix}_{self._stem}{next(self._count)}"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import orjson
@@ -19,10 +20,12 @@ from .config import Settings
 from .errors import APIError
 from .protocol.events import Event
 from .protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
+from .state import Batch
 
 logger = logging.getLogger(__name__)
 
-Run = AsyncGenerator[list[Event], None]
+Run = AsyncGenerator[Any, None]
+"""Batches of events as a run gives them, or of a log."""
 
 INTERNAL_ERROR = APIError("The server had an error while processing your request.").body()
 
@@ -90,34 +93,25 @@ class StreamReply(Reply):
         super().__init__(run, settings)
         self._silent = False
         self._last_number = 0
+        self._complete = True
         self._keeping_alive = anyio.CancelScope()
 
     async def _answer(self, send: Send, group: TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        self._watch(send, group)
-        try:
-            await self._send(send, first)
-            async for events in self._run:
-                await self._send(send, events)
-        finally:
-            self._timer.cancel()
+        group.start_soon(self._keep_alive, send)
+        await self._send(send, first)
+        async for batch in self._run:
+            await self._send(send, batch)
         self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
-        last = DONE_FRAME if self._settings.sse_done else b""
+        last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send(self, send: Send, events: list[Event]) -> None:
+    async def _send(self, send: Send, events: Any) -> None:
         self._silent = False
         self._last_number += len(events)
         await send({"type": "http.response.body", "body": b"".join([event.sse() for event in events]), "more_body": True})
-
-    def _watch(self, send: Send, group: TaskGroup) -> None:
-        """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
-        if self._silent:
-            group.start_soon(self._keep_alive, send)
-        self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
 
     async def _keep_alive(self, send: Send) -> None:
         with self._keeping_alive:
@@ -127,6 +121,20 @@ class StreamReply(Reply):
         if not self._settings.keepalive_event:
             return KEEP_ALIVE
         return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
+
+
+class FollowReply(StreamReply):
+    """The log of a background response, batch by batch. Without a final one it breaks off: the client goes on elsewhere."""
+
+    def __init__(self, batches: AsyncGenerator[Batch, None], settings: Settings) -> None:
+        super().__init__(batches, settings)
+        self._complete = False
+
+    async def _send(self, send: Send, batch: Any) -> None:
+        self._silent = False
+        self._last_number = batch.last + 1
+        self._complete = batch.final
+        await send({"type": "http.response.body", "body": batch.data, "more_body": True})
 
 
 async def _cancel_when_gone(receive: Receive, cancel_scope: anyio.CancelScope) -> None:

@@ -79,6 +79,13 @@ class Runner:
         created["store"] = await self._chains.will_store(request)
         return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
 
+    async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
+        """The run of a background response that was ``created`` before, by ``prepare`` on any replica. The items of ``request``
+        have their ids; ``token`` is that of who runs it."""
+        model = await self._upstream.model(request.model, caller)
+        ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
+        return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
+
     async def turns(
         self, run: Run, start: Callable[[], list[Event]], *, grace: float | None
     ) -> AsyncGenerator[list[Event], None]:

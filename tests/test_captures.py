@@ -119,7 +119,7 @@ async def test_a_capture_gives_its_items(ours: Ours, upstream: ScriptedUpstream,
 
 
 ERRORS: dict[str, tuple[type[openai.APIStatusError], str | None, str | None]] = {
-    "err_404": (openai.NotFoundError, None, "model_not_found"),
+    "err_404": (openai.NotFoundError, None, None),
     "err_405": (openai.APIStatusError, None, None),
     "err_bad_json": (openai.BadRequestError, "18", None),
     "err_empty_messages": (openai.BadRequestError, None, None),

@@ -60,7 +60,7 @@ UPSTREAM_ERRORS = [
         "context_length_exceeded",
         id="llama.cpp: too long",
     ),
-    pytest.param(404, {"detail": "Not Found"}, 404, None, "model_not_found", id="FastAPI"),
+    pytest.param(404, {"detail": "Not Found"}, 404, None, None, id="FastAPI"),
 ]
 
 

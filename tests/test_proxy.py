@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import anyio
 import httpx
 import pytest
 import uvicorn
-from httpx_aiohttp import AiohttpTransport
 
+from responses_mw.network import NetworkTransport
 from responses_mw.proxy import ReverseProxy
 
 if TYPE_CHECKING:
@@ -34,17 +33,11 @@ def httpx_transport() -> httpx.AsyncBaseTransport:
     return httpx.AsyncHTTPTransport(verify=False)
 
 
-def aiohttp_transport() -> httpx.AsyncBaseTransport:
-    """httpx-aiohttp as a proxy needs it: its own session keeps cookies, and adds headers of its own."""
-
-    def session() -> aiohttp.ClientSession:
-        added = ("accept", "accept-encoding", "content-type", "user-agent")
-        return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), skip_auto_headers=added)
-
-    return AiohttpTransport(client=session, verify=False)
+def network_transport() -> httpx.AsyncBaseTransport:
+    return NetworkTransport(100)
 
 
-@pytest.fixture(params=[httpx_transport, aiohttp_transport], ids=["httpx", "aiohttp"])
+@pytest.fixture(params=[httpx_transport, network_transport], ids=["httpx", "network"])
 def transport(request: pytest.FixtureRequest) -> httpx.AsyncBaseTransport:
     made: httpx.AsyncBaseTransport = request.param()
     return made
@@ -318,11 +311,11 @@ async def test_the_client_gets_the_upstreams_headers_but_for_those_of_the_hop(
     ]
 
 
-async def test_duplicate_request_headers_and_odd_bytes_are_kept() -> None:
+async def test_duplicate_request_headers_and_odd_bytes_are_kept(transport: httpx.AsyncBaseTransport) -> None:
     heads: list[bytes] = []
     async with (
         raw_upstream(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", heads)) as upstream,
-        proxied(httpx_transport(), upstream) as client,
+        proxied(transport, upstream) as client,
     ):
         await raw_exchange(client, b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX-A: 1\r\nX-B: \xe9\r\nX-A: 2\r\n\r\n")
     assert header_lines(heads[0])[1:4] == [b"x-a: 1", b"x-b: \xe9", b"x-a: 2"]
@@ -371,8 +364,8 @@ async def test_path_and_query_are_joined_to_the_upstreams_base(
 
 
 @pytest.mark.parametrize("target", ["/a%2fb%7e%41/../c/./{x}|?q=%7e&r=%zz&s='\"", "/%e2%82%ac"])
-async def test_a_target_is_not_normalised(target: str) -> None:
-    assert await target_seen(httpx_transport(), "", target) == target
+async def test_a_target_is_not_normalised(transport: httpx.AsyncBaseTransport, target: str) -> None:
+    assert await target_seen(transport, "", target) == target
 
 
 async def target_seen(transport: httpx.AsyncBaseTransport, base: str, target: str) -> str:
@@ -554,7 +547,7 @@ async def test_an_answer_that_comes_before_the_upload_ends_passes() -> None:
         await writer.drain()
         await reader.read()
 
-    async with raw_upstream(app) as upstream, proxied(aiohttp_transport(), upstream) as client:
+    async with raw_upstream(app) as upstream, proxied(network_transport(), upstream) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhello")
         async with asyncio.timeout(5):

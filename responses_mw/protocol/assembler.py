@@ -24,7 +24,7 @@ from . import usage as usages
 from .checks import malformed
 from .chunks import choices_of, text_of_parts
 from .document import whole
-from .events import TERMINAL, DeltaTemplate, Emitter, Event
+from .events import DeltaTemplate, Emitter, Event, terminal_type
 from .items import CALL_ID_LENGTH
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
@@ -40,6 +40,8 @@ class Ids(Protocol):
     def item(self, prefix: str) -> str: ...
 
 
+QUEUED_EVENTS = 2
+"""A queued run has begun with so many events: created and queued."""
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -118,6 +120,15 @@ class Assembler:
         self._lifecycle("response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
+    def resume(self, number: int) -> list[Event]:
+        """``response.in_progress`` of a run that was queued, and whose next event has that number. None where another worker
+        began it, and did no more."""
+        self._emitter.next_number = number
+        self.response["status"] = "in_progress"
+        if number == QUEUED_EVENTS:
+            self._lifecycle("response.in_progress")
+        return self._emitter.drain()
+
     def conclude(self, completed_at: int) -> None:
         """Fixes the document after the last turn: completed, or incomplete where the last turn was cut."""
         reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
@@ -137,9 +148,10 @@ class Assembler:
         self.response["error"] = {"code": code, "message": message}
 
     def terminal(self) -> list[Event]:
-        """The one event that ends the stream."""
-        event = f"response.{self.response['status']}"
-        self._lifecycle(event if event in TERMINAL else "response.failed")
+        """The one event that ends the stream. Nothing follows it: made again for a document that changed, it has the same number."""
+        number = self._emitter.next_number
+        self._lifecycle(terminal_type(self.response))
+        self._emitter.next_number = number
         return self._emitter.drain()
 
     def _lifecycle(self, event: str) -> None:

@@ -11,6 +11,12 @@ from .types import Document
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
+def terminal_type(document: Document) -> str:
+    """The type of the event that ends a run with that document; a cancelled one failed."""
+    event = f"response.{document['status']}"
+    return event if event in TERMINAL else "response.failed"
+
+
 class Event(NamedTuple):
     """One event of a response's stream. It is encoded when it is made: the document goes on changing, the event must not."""
 
@@ -40,8 +46,8 @@ class Emitter:
 
     __slots__ = ("_events", "next_number")
 
-    def __init__(self) -> None:
-        self.next_number = 0
+    def __init__(self, next_number: int = 0) -> None:
+        self.next_number = next_number
         self._events: list[Event] = []
 
     def emit(self, event_type: str, **members: Any) -> None:

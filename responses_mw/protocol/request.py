@@ -106,6 +106,8 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
         message = "Only one of 'previous_response_id' and 'conversation' can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
+    if known.get("background") and known.get("store") is False:
+        raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
     tools = _tools(given.get("tools", []), limits)
     known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools)
     return CreateResponse(
@@ -246,7 +248,6 @@ _ITS_OWN_NAME = "it is the name that Chat Completions uses; use '{}' instead."
 REFUSED: dict[str, Callable[[Any, str], None]] = {
     # of the reference, not served (yet)
     "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
-    "background": _refuse_unless(False, "background responses are not served yet."),
     "context_management": _refuse_unless([], "the server does not compact histories yet."),
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),

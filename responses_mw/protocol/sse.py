@@ -36,7 +36,7 @@ class Decoder:
         """The data of each frame that ``data`` completes, in order."""
         if _is_one_frame(data) and not (self._pending or self._after_cr):
             return [data[6:-2]]
-        if self._after_cr or b"\r" in data:
+        if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)
         if self._pending:
             data = self._pending + data

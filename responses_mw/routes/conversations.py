@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .. import ids
-from ..chains import with_ids
+from ..chains import resolved, with_ids
 from ..config import Settings
-from ..errors import NotSupported
+from ..errors import BadRequest, NotSupported
 from ..ids import RunIds
 from ..protocol import checks
 from ..protocol.items import parse_input
@@ -39,7 +39,8 @@ class ConversationRoutes:
         body = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
         conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
-        await state.conversations.create(conversation, _items(body.get("items", []), tag), caller.owner)
+        items = await _items(body.get("items", []), tag, state, caller.owner)
+        await state.conversations.create(conversation, items, caller.owner)
         return Answer(_shown(conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
@@ -70,7 +71,7 @@ class ConversationRoutes:
         if "items" not in body:
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
-        items = _items(body["items"], _id(request).removeprefix("conv_"))
+        items = await _items(body["items"], _id(request).removeprefix("conv_"), state, caller.owner)
         await state.conversations.append(_id(request), items, caller.owner)
         return Answer(listed(Page(items, has_more=False)))
 
@@ -112,12 +113,16 @@ class ConversationRoutes:
 
 
 def _id(request: Request) -> str:
-    return str(request.path_params["conversation_id"])
+    conversation_id = str(request.path_params["conversation_id"])
+    if not conversation_id.startswith("conv_"):
+        message = f"Invalid 'conversation_id': '{conversation_id[:64]}'. Expected an ID that begins with 'conv_'."
+        raise BadRequest(message, param="conversation_id", code="invalid_value")
+    return conversation_id
 
 
-def _items(value: Any, tag: str) -> list[Item]:
-    items = checks.array(value, "items", most=MOST_ITEMS)
-    return with_ids(parse_input(items, "items"), RunIds(tag))
+async def _items(value: Any, tag: str, state: State, owner: str) -> list[Item]:
+    items = parse_input(checks.array(value, "items", most=MOST_ITEMS), "items")
+    return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
 
 
 def _shown(conversation: Conversation) -> dict[str, Any]:

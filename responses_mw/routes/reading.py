@@ -36,7 +36,10 @@ class Reader:
         self._forwarded = frozenset(["authorization", *settings.forward_headers])
 
     def caller(self, request: Request) -> Caller:
-        headers = {name: value for name, value in request.headers.items() if name in self._forwarded}
+        headers: dict[str, str] = {}
+        for name, value in request.headers.items():
+            if name in self._forwarded:
+                headers[name] = f"{headers[name]}, {value}" if name in headers else value
         owner = owner_of(request.headers, self._settings.tenant_header)
         return Caller(owner=owner, headers=headers, scope=request.scope)
 

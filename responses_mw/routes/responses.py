@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ..config import Settings
 from ..errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRequired
-from ..protocol import document
-from ..protocol.request import Limits, parse
-from ..replies import Answer, JSONReply, StreamReply
+from ..jobs import Background
+from ..protocol import checks
+from ..protocol.document import whole
+from ..protocol.request import CreateResponse, Limits, parse
+from ..replies import Answer, FollowReply, JSONReply, StreamReply
 from ..runner import Runner
 from ..state import State
 from ..upstream import Caller, Upstream
 from .listing import listed
-from .reading import Reader, check_include, flag, paging
+from .reading import Reader, check_include, flag, number, paging
+
+LAST_NUMBER = 2**53
 
 
 class ResponseRoutes:
-    def __init__(self, runner: Runner, upstream: Upstream, state: State | None, reader: Reader, settings: Settings) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        state: State | None,
+        background: Background | None,
+        reader: Reader,
+        settings: Settings,
+    ) -> None:
         self._runner = runner
         self._upstream = upstream
         self._state = state
+        self._background = background
         self._reader = reader
         self._settings = settings
         self._limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
-        parsed = parse(await self._reader.json(request), self._limits)
+        body = await self._reader.json(request)
+        parsed = parse(body, self._limits)
+        if parsed.background:
+            return await self._create_in_background(parsed, body, self._reader.caller(request))
         grace = self._settings.status_grace if parsed.stream else None
         run = self._runner.run(parsed, self._reader.caller(request), grace=grace)
         return (StreamReply if parsed.stream else JSONReply)(run, self._settings)
+
+    async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
+        if self._background is None:
+            raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
+        self._background.check_secrets()
+        await self._upstream.verify(caller)
+        document = await self._background.create(await self._runner.prepare(parsed, caller), body)
+        if parsed.stream:
+            return FollowReply(self._background.follow(document), self._settings)
+        return Answer(whole(document))
 
     async def connect(self, request: Request) -> ASGIApp:
         """``GET /v1/responses``: the WebSocket's upgrade, where the server in front of us takes it for a plain request."""
@@ -42,39 +70,52 @@ class ResponseRoutes:
     async def retrieve(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}``"""
         check_include(request)
-        state, caller, response_id = await self._stored(request)
+        streamed, after = flag(request, "stream"), _starting_after(request)
+        flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
+        state, background, caller, response_id = await self._stored(request)
         stored = await state.responses.get(response_id, caller.owner)
-        if flag(request, "stream"):
+        if stored.lost:
+            await background.settle(response_id)
+            stored = await state.responses.get(response_id, caller.owner)
+        if not streamed:
+            return Answer(whole(stored.document))
+        if not stored.document["background"]:
             message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        return Answer(document.whole(stored.document))
+        return FollowReply(background.follow(stored.document, after=after), self._settings)
 
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
-        state, caller, response_id = await self._stored(request)
-        await state.responses.delete(response_id, caller.owner)
+        _, background, caller, response_id = await self._stored(request)
+        await background.delete(response_id, caller.owner)
         return Answer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/{response_id}/cancel``"""
-        state, caller, response_id = await self._stored(request)
-        await state.responses.get(response_id, caller.owner)
-        raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
+        _, background, caller, response_id = await self._stored(request)
+        return Answer(whole(await background.cancel(response_id, caller.owner)))
 
     async def input_items(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}/input_items``"""
         check_include(request)
         asked = paging(request)
-        state, caller, response_id = await self._stored(request)
+        state, _, caller, response_id = await self._stored(request)
         page = await state.responses.input_items(
             response_id, caller.owner, after=asked.after, before=asked.before, limit=asked.limit, order=asked.order
         )
         return Answer(listed(page))
 
-    async def _stored(self, request: Request) -> tuple[State, Caller, str]:
+    async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
         """What a request about a stored response needs, once its credential is known to be good."""
         caller, response_id = self._reader.caller(request), request.path_params["response_id"]
         await self._upstream.verify(caller)
-        if self._state is None:
+        if self._state is None or self._background is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
-        return self._state, caller, response_id
+        return self._state, self._background, caller, response_id
+
+
+def _starting_after(request: Request) -> int:
+    """The number of the last event that the client has; -1 for none."""
+    if "starting_after" not in request.query_params:
+        return -1
+    return checks.integer(number(request, "starting_after", 0), "starting_after", least=0, most=LAST_NUMBER)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config import Settings
 from ..errors import APIError, MethodNotAllowed, NotFound
+from ..jobs import Background
 from ..replies import INTERNAL_ERROR, send_json
 from ..runner import Runner
 from ..state import State
@@ -28,9 +29,11 @@ class Routes:
     """An ASGI application for everything under ``/v1/responses`` and ``/v1/conversations``: what it does not know is a 404 in
     OpenAI's shape, never the host's own. ``scope["responses_mw.path"]`` is the path from ``/v1`` on."""
 
-    def __init__(self, runner: Runner, upstream: Upstream, state: State | None, settings: Settings) -> None:
+    def __init__(
+        self, runner: Runner, upstream: Upstream, state: State | None, background: Background | None, settings: Settings
+    ) -> None:
         reader = Reader(settings)
-        responses = ResponseRoutes(runner, upstream, state, reader, settings)
+        responses = ResponseRoutes(runner, upstream, state, background, reader, settings)
         conversations = ConversationRoutes(upstream, state, reader, settings)
         table: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/responses", responses.create),

@@ -16,10 +16,12 @@ from responses_mw.state.errors import (
     StateUnavailable,
 )
 from responses_mw.state.health import Health
+from responses_mw.state.jobs import Jobs
 from responses_mw.state.store import State
-from responses_mw.state.values import Bounds, Chain, Conversation, Item, Page, Stored
+from responses_mw.state.values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
 
 __all__ = [
+    "Batch",
     "Bounds",
     "Chain",
     "Client",
@@ -29,6 +31,8 @@ __all__ = [
     "Fenced",
     "Health",
     "Item",
+    "Job",
+    "Jobs",
     "Missing",
     "NewerRecord",
     "NotChainable",
@@ -37,6 +41,7 @@ __all__ = [
     "State",
     "StateUnavailable",
     "Stored",
+    "Taken",
     "connect",
     "embedded",
 ]

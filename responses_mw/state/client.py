@@ -109,13 +109,24 @@ class Client:
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *args)
 
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
-        """Sends ``commands`` on keys of one slot at once, and returns their replies in order."""
+        """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
         async with self.round_trip() as redis:
             pipe = redis.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
             replies: list[Any] = await pipe.execute()
             return replies
+
+    async def scripts(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
+        """Runs a script once for each of ``calls`` (keys of one slot, and args), together; returns the replies in order."""
+        if self.is_cluster:  # its pipelines take no scripts
+            return await asyncio.gather(*(self.script(script, keys, args) for keys, args in calls))
+        try:
+            return await self.pipeline([("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls])
+        except StateUnavailable as error:
+            if not isinstance(error.__cause__, exceptions.NoScriptError):
+                raise
+            return await self.pipeline([("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls])
 
     async def aclose(self) -> None:
         """Closes every connection."""

@@ -1,11 +1,10 @@
 -- Stores a finished response: its record, its turn, and its items in its conversation.
 -- KEYS: record, tombstone
--- ARGV: 1 facts as JSON, 2 document, 3 turn; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
+-- ARGV: 1 facts as JSON, 2 document, 3 turn; of a background response (facts.job) 4 the last batch of its log; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
 -- Answers: 'stored'; 'reroot' (send the whole history as a new root); 'deleted'; 'fenced'; 'newer'; 'bound'
 
 local new = cjson.decode(ARGV[1])
-local REST = 4
-local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}
+local REST = new.job and 5 or 4
 
 local function earlier()
   if redis.call('EXISTS', KEYS[2]) == 1 then return 'deleted' end
@@ -13,7 +12,8 @@ local function earlier()
   if not old[1] then return new.existing and 'fenced' or nil end
   if tonumber(old[1]) > VERSION then return 'newer' end
   if old[3] ~= new.token then return 'fenced' end
-  return TERMINAL[old[2]] and 'stored' or nil
+  if TERMINAL[old[2]] then return 'stored' end
+  if new.job and redis.call('HGET', KEYS[1], 'next_seq') ~= tostring(new.job.first) then return 'fenced' end
 end
 
 -- A new segment that begins with the turns that were sent.
@@ -66,4 +66,10 @@ redis.call('PEXPIRE', KEYS[1], new.ttl)
 keep_segment(segment)
 for ancestor in string.gmatch(path, '([a-z0-9]+):') do keep_segment(ancestor) end
 if appends then append_items(REST, new.ttl) end
+if new.job then
+  append_batch(new.random, new.job.first, new.job.last, ARGV[4], true)
+  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping')
+  redis.call('DEL', prefix .. 'k:' .. new.random)
+  redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
+end
 return 'stored'

@@ -4,11 +4,23 @@
     rmw:{<tag>}:s:<segment>       list: turns, append-only
     rmw:{<tag>}:s:<segment>:refs  zset: who needs how many of the segment's turns
     rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
+    rmw:{<tag>}:e:<random>        stream: the event log of a background response
+    rmw:{<tag>}:k:<random>        string: the sealed credential that it runs with, until it has ended
+    rmw:{<tag>}:ev:<random>       channel: something was written to that log
     rmw:{<tag>}:c                 hash: conversation conv_<tag>
     rmw:{<tag>}:c:items           hash: its items by id
     rmw:{<tag>}:c:order           zset: its items' ids in order
 
-The tag in braces is the hash tag of Redis Cluster: all keys of a conversation lie in one slot.
+The tag in braces is the hash tag of Redis Cluster: all keys of a conversation lie in one slot. The queue of background
+responses lies in slots of its own; the number after the q is the version of what is written there.
+
+    rmw:{q1p<n>}:ready            zset: jobs of partition n that wait, by their turn
+    rmw:{q1p<n>}:leases           zset: jobs that somebody has, by the time (ms) until which
+    rmw:{q1p<n>}:jobs             hash: the owner of every job
+    rmw:{q1p<n>}:owners           zset: the turn that each owner's last job was given
+    rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
+    rmw:{q1p<n>}:ev               channel: a job is ready
+    rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
 """
 
 from __future__ import annotations
@@ -18,7 +30,7 @@ from dataclasses import dataclass
 
 from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH
 
-__all__ = ["Address", "conversation_key", "conversation_tag", "item_address", "response_address"]
+__all__ = ["Address", "Partition", "conversation_key", "conversation_tag", "item_address", "response_address", "stop_channel"]
 
 # Nothing but these letters may reach a key's name: a brace would change the slot.
 _TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
@@ -43,8 +55,31 @@ class Address:
     def tombstone(self) -> str:
         return f"rmw:{{{self.tag}}}:x:{self.random}"
 
+    @property
+    def log(self) -> str:
+        return f"rmw:{{{self.tag}}}:e:{self.random}"
+
+    @property
+    def events(self) -> str:
+        return f"rmw:{{{self.tag}}}:ev:{self.random}"
+
     def segment(self, name: str) -> str:
         return f"rmw:{{{self.tag}}}:s:{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One part of the queue."""
+
+    number: int
+
+    @property
+    def ready(self) -> str:
+        return f"rmw:{{q1p{self.number}}}:ready"
+
+    @property
+    def events(self) -> str:
+        return f"rmw:{{q1p{self.number}}}:ev"
 
 
 def response_address(response_id: str) -> Address | None:
@@ -67,3 +102,7 @@ def conversation_tag(conversation_id: str) -> str | None:
 
 def conversation_key(tag: str) -> str:
     return f"rmw:{{{tag}}}:c"
+
+
+def stop_channel(worker: str) -> str:
+    return f"rmw:{{w{worker}}}:stop"

@@ -6,6 +6,13 @@ local VERSION = 1
 local MAX_FORKS = 16
 local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
 
+local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
 -- A TTL is only ever lengthened. GT alone does nothing to a key that has none.
 local function keep(key, ttl)
   if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then
@@ -72,4 +79,20 @@ local function refusal(owner)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
   if meta[2] ~= owner then return 'missing' end
   if tonumber(meta[1]) > VERSION then return 'newer' end
+end
+
+-- Appends to the log of the response in KEYS[1] a batch of events, numbered from `first` to `last`; `final` marks that which ends it.
+-- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
+-- Nil if it stands in the log now, else the number that the log goes on with.
+local function append_batch(random, first, last, batch, final)
+  local log, id = prefix .. 'e:' .. random, string.format('%d-0', last + 1)
+  local next_seq = tonumber(redis.call('HGET', KEYS[1], 'next_seq'))
+  if next_seq == last + 1 then
+    local entry = redis.call('XRANGE', log, id, id)[1]
+    if entry and entry[2][2] == batch then return nil end
+  end
+  if next_seq ~= first then return next_seq end
+  if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
+  redis.call('HSET', KEYS[1], 'next_seq', last + 1)
+  redis.call('SPUBLISH', prefix .. 'ev:' .. random, '')
 end

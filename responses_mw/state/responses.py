@@ -13,7 +13,7 @@ from responses_mw.state.errors import Deleted, Fenced, Missing, NewerRecord, Not
 from responses_mw.state.keys import Address, conversation_key, item_address, response_address
 from responses_mw.state.pages import page
 from responses_mw.state.scripts import Script
-from responses_mw.state.values import VERSION, Bounds, Chain, Item, Page, Pointer, Stored
+from responses_mw.state.values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,12 +36,21 @@ class Responses:
     """The stored responses of every owner; each call names the owner, and sees no other's."""
 
     def __init__(
-        self, client: Client, conversations: Conversations, *, ttl_seconds: int, bounds: Bounds, patience: float
+        self,
+        client: Client,
+        conversations: Conversations,
+        *,
+        ttl_seconds: int,
+        log_ttl_seconds: int,
+        bounds: Bounds,
+        patience: float,
     ) -> None:
-        """``ttl_seconds`` is how long a response is kept; ``patience`` how long a commit is tried (seconds)."""
+        """``ttl_seconds`` is how long a response is kept, ``log_ttl_seconds`` how long the log of a background one after its end;
+        ``patience`` how long a commit is tried (seconds)."""
         self._client = client
         self._conversations = conversations
         self._ttl = ttl_seconds * 1000
+        self._log_ttl = log_ttl_seconds * 1000
         self._bounds = bounds
         self._patience = patience
 
@@ -66,12 +75,14 @@ class Responses:
         reply = await self._client.script(_GET, [address.record], [owner])
         if reply is None:
             raise Missing("Response", response_id)
-        version, document, turn = reply
+        version, status, document, turn, job, lost = reply
         _check_version(version)
+        if job is not None:  # it has not ended
+            return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
         if turn is None or turn_owner(turn) != address.random:
             raise Missing("Response", response_id)
         items = unpack_turn(turn)
-        return Stored(document={**unpack(document), "output": items["output"]}, input=items["input"])
+        return Stored({**unpack(document), "output": items["output"]}, items["input"])
 
     async def input_items(
         self,
@@ -90,6 +101,9 @@ class Responses:
         """
         address = _address(response_id)
         fields = await self._record(address, response_id, owner)
+        if "segment" not in fields:
+            given = await self._given_so_far(response_id, owner)
+            return page(given, after=after, before=before, limit=limit, order=order)
         seen = await self._seen(address, owner, fields)
         chain = await self._history(address, response_id, fields, seen or [])
         produced = len(unpack_turn(chain.turns[-1])["output"])
@@ -105,37 +119,48 @@ class Responses:
         token: str,
         *,
         existing: bool = False,
+        last: Batch | None = None,
     ) -> None:
         """Stores a finished response on top of ``chain``, and appends its items to the chain's conversation, if that still is.
 
         ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
-        random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already (of a
-        background run). Raises OverBound, Deleted, Fenced, or StateUnavailable when the patience is over; the write may then
+        random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already.
+        ``last`` ends the log of a background response, whose record must be there; such a one that failed is stored whatever
+        its size. Raises OverBound, Deleted, Fenced, or StateUnavailable when the patience is over; the write may then
         have happened.
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
-        head = orjson.dumps({**document, "output": None})
-        turn = orjson.dumps({"input": list(items), "output": document["output"]})
-        self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
-        facts: dict[str, Any] = {
-            "random": address.random,
-            "owner": owner,
-            "token": token,
-            "status": document["status"],
-            "existing": existing,
-            "aside": document["status"] not in CHAINABLE,
-            "ttl": self._ttl,
-            "max_items": self._bounds.chain_items,
-            "max_bytes": self._bounds.chain_bytes,
-        }
+        head, turn = (
+            orjson.dumps({**document, "output": None}),
+            orjson.dumps({"input": list(items), "output": document["output"]}),
+        )
+        if last is None or document["status"] in CHAINABLE:
+            self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
+        facts = self._facts(address, document["status"], owner, token)
+        facts["existing"] = existing or last is not None
         blobs = [pack(head), pack_turn(address.random, turn)]
+        if last is not None:
+            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
+            blobs.append(last.data)
         answer = await self._place(address, facts, blobs, chain, [*items, *document["output"]])
         if answer == b"deleted":
             raise Deleted("Response", document["id"])
         if answer == b"fenced":
             raise Fenced(document["id"])
         _check_answer(answer)
+
+    def _facts(self, address: Address, status: str, owner: str, token: str) -> dict[str, Any]:
+        return {
+            "random": address.random,
+            "owner": owner,
+            "token": token,
+            "status": status,
+            "aside": status not in CHAINABLE,
+            "ttl": self._ttl,
+            "max_items": self._bounds.chain_items,
+            "max_bytes": self._bounds.chain_bytes,
+        }
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Deletes the response, and every text that nothing living stands on any more. Raises Missing."""
@@ -167,6 +192,16 @@ class Responses:
             raise Missing("Response", response_id)
         _check_version(fields["v"])
         return fields
+
+    async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
+        """What the model is given for a response that has not ended."""
+        stored = await self.get(response_id, owner)
+        previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
+        if previous:
+            return (await self.chain(previous, owner)).items + stored.input
+        if conversation:
+            return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
+        return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
         """What the response saw of its conversation; None if that was deleted since."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from responses_mw.ids import new_tag
 
-__all__ = ["VERSION", "Bounds", "Chain", "Conversation", "Item", "Page", "Pointer", "Stored"]
+__all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken"]
 
 # The form of records, turns and items that this release writes. It changes only by addition; a higher one is refused.
 VERSION = 1
@@ -64,10 +64,63 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored response: its whole ``document``, and the ``input`` items of its own turn."""
+    """A stored response: its whole ``document``, and the ``input`` items of its own turn.
+
+    ``lost``: it runs in the background, and nobody has its lease.
+    """
 
     document: dict[str, Any]
     input: list[Item]
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some events of a log, numbered from ``first`` to ``last``, as the bytes that a client gets. ``final`` ends the log."""
+
+    first: int
+    last: int
+    data: bytes
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A background response in the hands of the holder of ``token``.
+
+    ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is sealed, None if
+    it has expired. ``next_number`` is that of the next event.
+    """
+
+    response_id: str
+    owner: str
+    token: str
+    next_number: int
+    document: dict[str, Any]
+    body: dict[str, Any]
+    input: list[Item]
+    credential: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of taking a job. ``verdict``:
+
+    run         the job is to be run
+    lost        its worker was lost after the first output, or too often: its end is to be written
+    cancelled   its end is to be written, as cancelled
+    held        another has it, for ``left`` more seconds
+    waiting     it waits for a worker
+    done        it has ended
+    missing     there is no such response (for this owner)
+
+    The first three come with the ``job``, and with the ``worker`` that had it before.
+    """
+
+    verdict: str
+    job: Job | None = None
+    worker: str = ""
+    left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
     code = fault["code"] or _DEFAULT_CODES.get(status)
+    if status == 404 and "model" not in message.lower():
+        code = None  # there is no such path: a wrong URL, or no Chat Completions server
     param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation tells where in the body
     param = _PARAMS.get(param, param) if param else None
     if (

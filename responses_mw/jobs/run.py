@@ -1,0 +1,135 @@
+"""One job in a worker's hands: from the request that was stored to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import MutableMapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from ..config import Settings
+from ..errors import APIError, UpstreamError
+from ..protocol.request import Limits, parse
+from ..runner import Run, Runner, fail
+from ..sealing import Sealer
+from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
+from ..upstream import Caller
+from .background import purpose
+from .ending import write_failure
+from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
+
+logger = logging.getLogger(__name__)
+
+_NOT_IN_TIME = "The server was stopped before the response was complete."
+_NO_CREDENTIAL = "The credential that the response was created with has expired."
+
+
+class JobRunner:
+    """Runs jobs as ``settings`` say; ``scope`` is what calls in this process inherit from."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        state: State,
+        sealer: Sealer,
+        flusher: Flusher,
+        settings: Settings,
+        scope: MutableMapping[str, Any] | None,
+    ) -> None:
+        self._runner = runner
+        self._state = state
+        self._sealer = sealer
+        self._flusher = flusher
+        self._scope = scope
+        self._settings = settings
+        self._limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
+        # A log holds every token as an event of some hundred bytes.
+        self._longest_log = 16 * settings.max_response_bytes
+
+    async def run(self, held: Held) -> None:
+        """Runs the job to its end, or until it is stopped. Raises ``Unsealable`` for a credential of another key."""
+        job = held.job
+        if job.credential is None:
+            await write_failure(self._state, job, _NO_CREDENTIAL)
+            return
+        headers = orjson.loads(self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner))
+        caller = Caller(job.owner, headers, self._scope)
+        try:
+            request = replace(parse({**job.body, "input": []}, self._limits), items=job.input)
+            run = await self._runner.resume(request, caller, dict(job.document), job.token)
+        except StateUnavailable:
+            raise
+        except APIError as error:
+            await write_failure(self._state, job, error.message, "invalid_prompt" if error.status == 400 else "server_error")
+            return
+        await self._produce(held, run)
+        if held.stopped == DRAINED:
+            await self._hand_back(held)
+        elif held.stopped != LOST:
+            await self._end(held, run)
+
+    async def _produce(self, held: Held, run: Run) -> None:
+        """All events but the terminal one. A stop cancels it here, which closes the upstream's connection."""
+        held.task = asyncio.create_task(self._turns(held, run))
+        if held.stopped:
+            held.task.cancel()
+        try:
+            await asyncio.wait({held.task})
+        finally:
+            held.task.cancel()
+            await asyncio.gather(held.task, return_exceptions=True)
+        if not held.task.cancelled():
+            held.task.result()
+        elif held.stopped == SHUT_DOWN:
+            run.assembler.fail("server_error", _NOT_IN_TIME)
+
+    async def _turns(self, held: Held, run: Run) -> None:
+        number = held.job.next_number
+        async with aclosing(self._runner.turns(run, lambda: run.assembler.resume(number), grace=0)) as batches:
+            async for events in batches:
+                self._flusher.write(held, events)
+                if held.size > self._longest_log:
+                    fail(run, UpstreamError("The answer is longer than what is stored."))
+                    return
+
+    async def _end(self, held: Held, run: Run) -> None:
+        """Stores the response, with the last events. Tried for as long as the lease lasts."""
+        await self._flusher.last(held)
+        number = held.next_number
+        held.write(run.assembler.terminal())
+        last = held.batch(final=True)
+        while held.stopped != LOST:
+            assert last is not None
+            try:
+                await self._commit(run, last)
+            except StateUnavailable as error:
+                logger.warning("response %s cannot be stored yet: %s", held.job.response_id, error.message)
+                await asyncio.sleep(0.2)
+            except OverBound as error:
+                fail(run, UpstreamError(error.message))
+                run.ground = replace(run.ground, chain=Chain.new())
+                last = self._failed(number, last, run)
+            except (Deleted, Fenced):
+                break
+            else:
+                await self._state.queue.drop(held.job.response_id)
+                break
+
+    async def _commit(self, run: Run, last: Batch) -> None:
+        ground = run.ground
+        await self._state.responses.commit(ground.chain, run.document, ground.input, ground.owner, ground.token, last=last)
+
+    def _failed(self, number: int, last: Batch, run: Run) -> Batch:
+        """The last batch with another end."""
+        frames = last.data.split(b"\n\n")[:-2]
+        frames += [event.sse().removesuffix(b"\n\n") for event in run.assembler.terminal()]
+        return Batch(number, last.last, b"\n\n".join(frames) + b"\n\n", final=True)
+
+    async def _hand_back(self, held: Held) -> None:
+        await self._flusher.last(held)
+        await self._state.jobs.release(held.job)
+        await self._state.queue.ready(held.job.response_id, first=True)

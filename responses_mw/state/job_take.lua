@@ -1,0 +1,45 @@
+-- Gives a background response to a new holder, whose token voids the one before: to run it, or to write its end.
+-- KEYS: record, tombstone
+-- ARGV: 1 token, 2 worker, 3 lease in ms, 4 most attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
+--   6 owner ('' for any), 7 life of the tombstone in ms
+-- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease is over}, {'waiting'} for a worker; or
+--   {'run' | 'lost' | 'cancelled', next number, document, job, owner, credential, worker before}
+
+local BEGUN = 3  -- created, queued and in_progress are no output
+
+local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker'}
+local v, status, owner, lease_until, next_seq, attempts, stopping, worker = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
+if not v then
+  -- Its creator got no further than the queue, or it was deleted. It must not come into being any more.
+  if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
+  return {'missing'}
+end
+if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
+if tonumber(v) > VERSION then return {'newer'} end
+if TERMINAL[status] then return {'done'} end
+
+local now = now_ms()
+local left = tonumber(lease_until) - now
+if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
+
+local verdict = 'run'
+if ARGV[5] == 'cancel' or stopping then
+  verdict = 'cancelled'
+elseif tonumber(next_seq) > BEGUN or tonumber(attempts) >= tonumber(ARGV[4]) then
+  verdict = 'lost'
+elseif ARGV[5] == 'settle' then
+  return {'waiting'}
+end
+
+local random = string.match(KEYS[1], '[a-z0-9]+$')
+local credential = redis.call('GET', prefix .. 'k:' .. random)
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', now + ARGV[3])
+if verdict == 'run' then
+  redis.call('HSET', KEYS[1], 'status', 'in_progress')
+  redis.call('HINCRBY', KEYS[1], 'attempts', 1)
+else
+  redis.call('DEL', prefix .. 'k:' .. random)
+end
+if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
+local texts = redis.call('HMGET', KEYS[1], 'document', 'job')
+return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker}

@@ -1,0 +1,137 @@
+"""Background responses that have not ended: their records, leases and event logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from responses_mw.ids import random_part
+from responses_mw.state.codec import pack, unpack
+from responses_mw.state.errors import Deleted, Missing, NewerRecord, OverBound
+from responses_mw.state.keys import response_address, stop_channel
+from responses_mw.state.responses import TOMBSTONE_SECONDS
+from responses_mw.state.scripts import Script
+from responses_mw.state.values import Batch, Bounds, Item, Job, Taken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from responses_mw.state.client import Client
+    from responses_mw.state.keys import Address
+
+__all__ = ["Jobs"]
+
+_CREATE, _TAKE, _RENEW, _RELEASE = Script("job_create"), Script("job_take"), Script("job_renew"), Script("job_release")
+_APPEND, _PUBLISH = Script("log_append"), Script("publish")
+# So many batches are read of a log at a time.
+PAGE = 200
+
+
+class Jobs:
+    """Every step names the token of who has the job; whoever had it before is fenced. Raises StateUnavailable."""
+
+    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds) -> None:
+        """``ttl_seconds`` is how long a job may wait and run; it is a day at the least."""
+        self._client = client
+        self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
+        self._bounds = bounds
+
+    async def create(
+        self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
+    ) -> None:
+        """Writes the record of a new response: its ``document`` (queued), the request ``body`` without its input ``items``, the
+        sealed ``credential``, and the log's ``start``. Raises OverBound; Deleted if the job was given up meanwhile."""
+        address = _address(document["id"])
+        head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
+        size, most = len(head) + len(job), self._bounds.response_bytes
+        if size > most:
+            raise OverBound(f"The response has {size} bytes before it begins; at most {most} are stored.")
+        keys = [address.record, address.tombstone]
+        args = [owner, random_part(), self._ttl, pack(head), pack(job), credential, start.data, start.last + 1]
+        if await self._client.script(_CREATE, keys, args) == b"deleted":
+            raise Deleted("Response", document["id"])
+
+    async def take(
+        self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = ""
+    ) -> Taken:
+        """Gives the job to a new holder, for ``lease`` seconds. ``why``: to ``run`` it, to ``settle`` it if it is lost, or to
+        ``cancel`` it whoever has it. Raises NewerRecord."""
+        address, token = _address(response_id), random_part()
+        args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
+        reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
+        verdict = reply[0].decode()
+        if verdict == "newer":
+            raise NewerRecord
+        if verdict == "held":
+            return Taken(verdict, left=reply[1] / 1000)
+        if len(reply) == 1:
+            return Taken(verdict)
+        _, number, head, packed, of, credential, before = reply
+        request = unpack(packed)
+        job = Job(
+            response_id=response_id,
+            owner=of.decode(),
+            token=token,
+            next_number=number,
+            document={**unpack(head), "output": []},
+            body=request["body"],
+            input=request["input"],
+            credential=credential.decode() if credential is not None else None,
+        )
+        return Taken(verdict, job, worker=(before or b"").decode())
+
+    async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
+        """Renews the leases of jobs (response id and token); False for one that somebody else has now."""
+        calls = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
+        return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls)]
+
+    async def release(self, job: Job) -> None:
+        """Hands the job back, as if it had not been taken."""
+        await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
+
+    async def tell(self, worker: str, response_id: str) -> None:
+        """Tells a worker to look after one of its jobs at once."""
+        await self._client.script(_PUBLISH, [stop_channel(worker)], [response_id])
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
+        """Appends to the logs of several jobs (response id, token, batch), and renews their leases. A repeat changes nothing.
+
+        False for a job that somebody else has now, or whose log does not go on with that number: Redis has lost a part.
+        """
+        calls = [
+            ([_address(job).record], [token, batch.first, batch.last, batch.data, int(lease * 1000)])
+            for job, token, batch in batches
+        ]
+        return [reply == b"appended" for reply in await self._client.scripts(_APPEND, calls)]
+
+    async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
+        """The next batches of several logs, for each (response id, number) those that end with a greater number. The first may
+        begin before it. None are there if the log goes no further, or has expired."""
+        commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
+        return [_batches(entries, number) for entries, (_, number) in zip(await self._client.pipeline(commands), wanted, strict=True)]
+
+    async def end(self, response_id: str) -> int | None:
+        """The number of the log's last event if the response has ended, else None. Raises Missing if there is none."""
+        async with self._client.round_trip() as redis:
+            job, number = await redis.execute_command("HMGET", _address(response_id).record, "job", "next_seq")
+        if number is None:
+            raise Missing("Response", response_id)
+        return None if job is not None else int(number) - 1
+
+
+def _address(response_id: str) -> Address:
+    address = response_address(response_id)
+    if address is None:
+        raise Missing("Response", response_id)
+    return address
+
+
+def _batches(entries: list[tuple[bytes, list[bytes]]], number: int) -> list[Batch]:
+    batches = []
+    for entry_id, fields in entries:
+        last = int(entry_id.partition(b"-")[0]) - 1
+        batches.append(Batch(last + 1 - fields[1].count(b"\n\n"), last, fields[1], final=len(fields) > 2))
+    return batches

@@ -1,0 +1,58 @@
+"""The queue of background responses: whose turn is next, and who has which job. The truth about a job is in its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from responses_mw.state.keys import Partition
+from responses_mw.state.scripts import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from responses_mw.state.client import Client
+
+__all__ = ["Queue"]
+
+_RESERVE, _READY, _CLAIM = Script("queue_reserve"), Script("queue_ready"), Script("queue_claim")
+_RENEW, _DROP = Script("queue_renew"), Script("queue_drop")
+
+
+class Queue:
+    """Fair between owners within each of its ``partitions``; a job is the id of a response. Raises StateUnavailable."""
+
+    def __init__(self, client: Client, *, partitions: int) -> None:
+        self._client = client
+        self.partitions = [Partition(number) for number in range(partitions)]
+
+    async def reserve(self, job: str, owner: str, seconds: float) -> None:
+        """Enters a job before its record is written. If it is not ready in so many seconds, a claimer looks what became of it."""
+        await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
+
+    async def ready(self, job: str, *, first: bool = False) -> None:
+        """Has the job wait for a worker; ``first``: before all others."""
+        await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
+
+    async def claim(self, partition: Partition, lease: float, *, sweep: bool) -> str | None:
+        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else the next in turn. None: there is none."""
+        job: bytes | None = await self._client.script(_CLAIM, [partition.ready], [_ms(lease), "1" if sweep else ""])
+        return job.decode() if job is not None else None
+
+    async def renew(self, jobs: Sequence[str], lease: float) -> None:
+        """Leases the jobs for so many seconds from now."""
+        by_partition: dict[str, list[str]] = {}
+        for job in jobs:
+            by_partition.setdefault(self._partition(job).ready, []).append(job)
+        await self._client.scripts(_RENEW, [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()])
+
+    async def drop(self, job: str) -> None:
+        """Forgets a job that has ended."""
+        await self._client.script(_DROP, [self._partition(job).ready], [job])
+
+    def _partition(self, job: str) -> Partition:
+        return self.partitions[crc32(job.encode()) % len(self.partitions)]
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

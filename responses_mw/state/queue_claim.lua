@@ -1,0 +1,17 @@
+-- Leases one job: one whose lease is over, else the next in turn.
+-- KEYS: ready
+-- ARGV: 1 lease in ms, 2 whether leases that are over count ('1' or '')
+-- Answers: job; nil if there is none
+
+local leases, now = prefix .. 'leases', now_ms()
+local job = ARGV[2] == '1' and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+if not job then
+  local next_one = redis.call('ZPOPMIN', KEYS[1])
+  job = next_one[1]
+  if not job then return false end
+  local turn = math.max(tonumber(next_one[2]), tonumber(redis.call('GET', prefix .. 'clock') or 0))
+  redis.call('SET', prefix .. 'clock', turn)
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- as good as none
+end
+redis.call('ZADD', leases, now + ARGV[1], job)
+return job

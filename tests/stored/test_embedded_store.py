@@ -1,0 +1,151 @@
+"""The store that is started with the server, and what the server says of the one that is set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oracle
+from state.test_topologies import cluster, cluster_url  # noqa: F401 (cluster is a fixture)
+
+from .echo import said
+from .test_conversations import asked, respond_in, texts_of
+from .test_redis_away import start_process, upstream_url  # noqa: F401 (fixtures)
+from .test_responses import items_before, respond
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Ours, Start
+    from state.servers import Server
+
+    from .conftest import StartServer
+    from .echo import Echo
+
+    StartProcess = Callable[..., tuple[Ours, subprocess.Popen[bytes]]]
+
+
+def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:  # noqa: F811
+    """``responses-mw serve --check``"""
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--upstream", upstream_url, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+# -- embedded ------------------------------------------------------------------------------------------------------------
+
+
+async def test_without_redis_a_store_is_started_with_the_server(start_at: Start, upstream: Echo) -> None:
+    ours = start_at("proxy", redis=None)
+    first = await respond(ours.client, "one")
+    await respond(ours.client, "two", first.id)
+    assert said(upstream.messages) == ["one", "one!", "two"]
+    conversation = await ours.client.conversations.create(items=asked("zero"))
+    await respond_in(ours.client, "one", conversation.id)
+    assert await texts_of(ours.client, conversation.id) == ["zero", "one", "one!"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_with_a_data_directory_all_is_there_after_a_restart(
+    start_process: StartProcess,  # noqa: F811
+    upstream_url: str,  # noqa: F811
+    upstream: Echo,
+    tmp_path: Path,
+    end: signal.Signals,
+) -> None:
+    ours, process = start_process(upstream_url, data_dir=str(tmp_path / "data"))
+    first = await oracle.whole(ours, input="one")
+    conversation = (await ours.http.post("/v1/conversations", json={"items": asked("zero")})).json()["id"]
+    await ours.aclose()
+    os.kill(process.pid, end)
+    process.wait(20)
+    ours, _ = start_process(upstream_url, data_dir=str(tmp_path / "data"))
+    assert (await ours.http.get(f"/v1/responses/{first['id']}")).json() == first
+    await oracle.whole(ours, input="two", previous_response_id=first["id"])
+    assert said(upstream.messages) == ["one", "one!", "two"]
+    assert (await ours.http.get(f"/v1/conversations/{conversation}/items")).json()["data"][0]["content"][0]["text"] == "zero"
+    await ours.aclose()
+
+
+def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstream_url: str, tmp_path: Path) -> None:  # noqa: F811
+    start_process(upstream_url, data_dir=str(tmp_path))
+    checked = check(upstream_url, data_dir=str(tmp_path))
+    assert checked.returncode == 1
+    assert "in use" in checked.stderr
+    assert "Traceback" not in checked.stderr
+
+
+# -- readiness -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+    valkey = start_valkey("--maxmemory", "100mb")
+    checked = check(upstream_url, redis=valkey.url)
+    assert checked.returncode == 0, checked.stderr
+    assert "state:    Valkey" in checked.stdout
+    assert "noeviction" in checked.stdout
+    assert "of 104857600 bytes used" in checked.stdout
+    assert "appendonly is off" in checked.stdout
+
+
+def test_a_check_of_an_embedded_store_says_so(upstream_url: str) -> None:  # noqa: F811
+    checked = check(upstream_url)
+    assert checked.returncode == 0, checked.stderr
+    assert "(embedded)" in checked.stdout
+
+
+def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+    valkey = start_valkey()
+    valkey.kill()
+    checked = check(upstream_url, redis=valkey.url)
+    assert checked.returncode == 1
+    assert "state:    The state store is unavailable" in checked.stderr
+
+
+def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+    valkey = start_valkey("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    refused = check(upstream_url, redis=valkey.url)
+    assert refused.returncode == 1
+    assert "allkeys-lru" in refused.stderr
+    assert "allow_eviction" in refused.stderr
+    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", "0", "--redis", valkey.url]
+    served = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert served.returncode != 0
+    assert "allkeys-lru" in served.stderr
+    allowed = subprocess.run(
+        [*command[:4], "--check", "--allow-eviction", *command[4:]], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert allowed.returncode == 0, allowed.stderr
+
+
+# -- cluster -------------------------------------------------------------------------------------------------------------
+
+
+async def test_two_replicas_share_a_cluster_of_three_nodes(
+    start_at: Start,
+    cluster: list[Server],
+    upstream: Echo,
+) -> None:
+    url = cluster_url(cluster)
+    a, b = start_at("proxy", redis=url).client, start_at("mounted", redis=url).client
+    for number in range(12):
+        root = await respond(a, f"root {number}")
+        left, right = await respond(b, "left", root.id), await respond(a, "right", root.id)
+        await b.responses.delete(root.id)
+        await respond(a, "leaf", left.id)
+        assert said(upstream.messages) == [f"root {number}", f"root {number}!", "left", "left!", "leaf"]
+        assert await items_before(b, right.id) == [f"root {number}", f"root {number}!", "right"]
+        conversation = await a.conversations.create(items=asked("zero"))
+        await respond_in(b, "one", conversation.id)
+        assert await texts_of(a, conversation.id) == ["zero", "one", "one!"]
+    nodes = []
+    for node in cluster:
+        with node.client() as client:
+            nodes.append(client.dbsize())
+    assert all(nodes)

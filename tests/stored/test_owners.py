@@ -1,0 +1,199 @@
+"""Whose things are: to everybody else they are as if they had never existed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from responses_mw.ids import random_part
+from state.making import everything
+
+if TYPE_CHECKING:
+    from conftest import Ours, Start
+    from state.servers import Plain
+
+    from .echo import Echo
+
+Headers = dict[str, str]
+
+ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
+NOBODY: Headers = {}
+
+
+async def post(ours: Ours, path: str, body: dict[str, Any], headers: Headers) -> dict[str, Any]:
+    answer = await ours.http.post(path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+async def things_of(ours: Ours, headers: Headers) -> dict[str, str]:
+    """The ids of a response, a conversation with an item, and that item and an item of the response."""
+    response = await post(ours, "/v1/responses", {"model": "tiny", "input": "secret"}, headers)
+    items = [{"role": "user", "content": "secret"}]
+    conversation = await post(ours, "/v1/conversations", {"items": items}, headers)
+    listed = await ours.http.get(f"/v1/conversations/{conversation['id']}/items", headers=headers)
+    return {
+        "response": response["id"],
+        "output": response["output"][0]["id"],
+        "conversation": conversation["id"],
+        "item": listed.json()["data"][0]["id"],
+    }
+
+
+def never_there() -> dict[str, str]:
+    """Such ids of nothing."""
+    tag = random_part()
+    return {
+        "response": f"resp_{tag}{random_part()}",
+        "output": f"msg_{tag}{random_part()}1",
+        "conversation": f"conv_{tag}",
+        "item": f"msg_{tag}{random_part()}0",
+    }
+
+
+RESPOND = {"model": "tiny", "input": "Hi"}
+MESSAGE = {"role": "user", "content": "Hi"}
+REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("GET", "/v1/responses/{response}", None),
+    ("GET", "/v1/responses/{response}?stream=true", None),
+    ("GET", "/v1/responses/{response}/input_items", None),
+    ("GET", "/v1/responses/{response}/input_items?after={output}", None),
+    ("POST", "/v1/responses/{response}/cancel", None),
+    ("DELETE", "/v1/responses/{response}", None),
+    ("GET", "/v1/conversations/{conversation}", None),
+    ("POST", "/v1/conversations/{conversation}", {"metadata": {"k": "v"}}),
+    ("GET", "/v1/conversations/{conversation}/items", None),
+    ("GET", "/v1/conversations/{conversation}/items?after={item}", None),
+    ("POST", "/v1/conversations/{conversation}/items", {"items": [MESSAGE]}),
+    ("GET", "/v1/conversations/{conversation}/items/{item}", None),
+    ("DELETE", "/v1/conversations/{conversation}/items/{item}", None),
+    ("DELETE", "/v1/conversations/{conversation}", None),
+    ("POST", "/v1/responses", {**RESPOND, "previous_response_id": "{response}"}),
+    ("POST", "/v1/responses", {**RESPOND, "previous_response_id": "{response}", "stream": True}),
+    ("POST", "/v1/responses", {**RESPOND, "previous_response_id": "{response}", "store": False}),
+    ("POST", "/v1/responses", {**RESPOND, "conversation": "{conversation}"}),
+    ("POST", "/v1/responses", {**RESPOND, "conversation": {"id": "{conversation}"}, "stream": True}),
+    ("POST", "/v1/responses", {**RESPOND, "input": [{"type": "item_reference", "id": "{output}"}, MESSAGE]}),
+    ("POST", "/v1/responses", {**RESPOND, "input": [{"type": "item_reference", "id": "{item}"}, MESSAGE]}),
+    ("POST", "/v1/conversations", {"items": [{"type": "item_reference", "id": "{output}"}]}),
+    ("POST", "/v1/conversations", {"items": [{"type": "item_reference", "id": "{item}"}]}),
+]
+
+
+def filled(value: Any, ids: dict[str, str]) -> Any:
+    """``value`` with the ids in their places."""
+    if isinstance(value, dict):
+        return {name: filled(member, ids) for name, member in value.items()}
+    if isinstance(value, list):
+        return [filled(member, ids) for member in value]
+    return value.format(**ids) if isinstance(value, str) else value
+
+
+async def asked(
+    ours: Ours, request: tuple[str, str, dict[str, Any] | None], ids: dict[str, str], headers: Headers
+) -> httpx.Response:
+    method, path, body = request
+    return await ours.http.request(method, path.format(**ids), json=filled(body, ids), headers=headers)
+
+
+def without_ids(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, Headers]:
+    """All of an answer but for the ids in it."""
+    text = answer.text
+    for name, value in ids.items():
+        text = text.replace(value, name)
+    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length")}
+    return answer.status_code, text, headers
+
+
+@pytest.mark.parametrize("request_of", REQUESTS, ids=lambda request: f"{request[0]} {request[1]} {request[2] or ''}")
+@pytest.mark.parametrize("stranger", [BOB, NOBODY], ids=["another", "anonymous"])
+async def test_what_is_anothers_is_answered_as_what_never_was(
+    a: Ours, b: Ours, keys: Plain, request_of: tuple[str, str, dict[str, Any] | None], stranger: Headers
+) -> None:
+    ids, nothing = await things_of(a, ALICE), never_there()
+    before = everything(keys)
+    foreign = await asked(b, request_of, ids, stranger)
+    never = await asked(b, request_of, nothing, stranger)
+    assert without_ids(foreign, ids) == without_ids(never, nothing)
+    assert foreign.status_code in (400, 404)
+    assert everything(keys) == before
+    owned = await asked(b, request_of, ids, ALICE)
+    assert owned.status_code == 200 or owned.json()["error"]["message"].split()[0] in ("Cannot", "Response", "Item")
+
+
+async def test_what_is_anonymous_is_everybodys_who_is_anonymous_and_nobody_elses(a: Ours, b: Ours) -> None:
+    ids = await things_of(a, NOBODY)
+    assert (await b.http.get(f"/v1/responses/{ids['response']}")).status_code == 200
+    assert (await b.http.get(f"/v1/responses/{ids['response']}", headers=ALICE)).status_code == 404
+
+
+async def test_no_credential_is_stored(a: Ours, keys: Plain) -> None:
+    await things_of(a, {"authorization": "Bearer sk-very-secret"})
+    assert "sk-very-secret" not in repr(everything(keys))
+
+
+async def test_the_tenant_that_a_gateway_tells_is_the_owner_whatever_the_credential(start_at: Start, keys: Plain) -> None:
+    ours = start_at("proxy", tenant_header="X-Tenant")
+    one, other = {**ALICE, "x-tenant": "one"}, {**ALICE, "x-tenant": "two"}
+    ids = await things_of(ours, one)
+    path = f"/v1/responses/{ids['response']}"
+    assert (await ours.http.get(path, headers={**BOB, "x-tenant": "one"})).status_code == 200
+    for stranger in (other, ALICE, {"x-tenant": ""}, {**ALICE, "x-tenant": "ONE"}):
+        assert (await ours.http.get(path, headers=stranger)).status_code == 404
+
+
+async def test_a_tenant_named_like_a_credential_is_not_its_owner(start_at: Start, keys: Plain) -> None:
+    by_key, by_tenant = start_at("proxy"), start_at("proxy", tenant_header="x-tenant")
+    ids = await things_of(by_key, ALICE)
+    answer = await by_tenant.http.get(f"/v1/responses/{ids['response']}", headers={"x-tenant": ALICE["authorization"]})
+    assert answer.status_code == 404
+
+
+async def test_the_tenant_header_is_nothing_where_it_is_not_set(a: Ours) -> None:
+    ids = await things_of(a, ALICE)
+    answer = await a.http.get(f"/v1/responses/{ids['response']}", headers={**BOB, "x-tenant": "alice"})
+    assert answer.status_code == 404
+
+
+# -- credentials ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replica", ["proxy", "mounted"])
+@pytest.mark.parametrize("request_of", REQUESTS, ids=lambda request: f"{request[0]} {request[1]} {request[2] or ''}")
+async def test_whoever_the_upstream_does_not_know_is_told_so_on_every_route(
+    start_at: Start, upstream: Echo, keys: Plain, replica: str, request_of: tuple[str, str, dict[str, Any] | None]
+) -> None:
+    upstream.keys = {"alice", "bob"}
+    ours = start_at(replica)
+    ids = await things_of(ours, ALICE)
+    before = everything(keys)
+    for headers in ({"authorization": "Bearer mallory"}, NOBODY):
+        answer = await asked(ours, request_of, ids, headers)
+        if request_of[1] == "/v1/responses":
+            assert answer.status_code in (400, 401, 404)
+        else:
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert everything(keys) == before
+
+
+async def test_a_credential_is_verified_once_for_a_while(a: Ours, upstream: Echo) -> None:
+    ids = await things_of(a, ALICE)
+    for headers in (ALICE, BOB):
+        upstream.visited.clear()
+        for _ in range(5):
+            await a.http.get(f"/v1/responses/{ids['response']}", headers=headers)
+            await a.http.get(f"/v1/conversations/{ids['conversation']}", headers=headers)
+        assert len(upstream.visited) <= 1
+
+
+async def test_a_refusal_is_not_remembered(a: Ours, upstream: Echo) -> None:
+    upstream.keys = {"alice"}
+    ids = await things_of(a, ALICE)
+    path = f"/v1/responses/{ids['response']}"
+    assert (await a.http.get(path, headers=BOB)).status_code == 401
+    upstream.keys = {"alice", "bob"}
+    assert (await a.http.get(path, headers=BOB)).status_code == 404

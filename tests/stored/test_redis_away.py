@@ -1,0 +1,342 @@
+"""Redis away, slow, full, read-only, restarted; and ourselves killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+import oracle
+from conftest import Ours
+from scripted import Signal, finish, text, usage
+from state.making import everything
+from state.servers import Plain, Server, free_port, wire
+
+from .echo import said
+from .test_owners import REQUESTS, asked, things_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Serve, Start
+
+    from .conftest import StartServer
+    from .echo import Echo
+
+TIMEOUT = 0.3
+"""Of a round trip to Redis, in these tests."""
+
+LONGEST = 5 * TIMEOUT + 1.0
+"""Of any answer: a request makes few round trips, and the machine may be busy."""
+
+KEY = {"authorization": "Bearer key"}
+
+
+@pytest.fixture
+def valkey(start_valkey: StartServer) -> Server:
+    return start_valkey("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture
+def ours(start_at: Start, valkey: Server) -> Ours:
+    return start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT)
+
+
+def stop(valkey: Server) -> None:
+    """It takes connections and requests, and answers nothing."""
+    valkey.signal(signal.SIGSTOP)
+
+
+def kill(valkey: Server) -> None:
+    """Its port refuses connections."""
+    valkey.kill()
+
+
+def bring_back(valkey: Server) -> None:
+    assert valkey.process is not None
+    if valkey.process.poll() is None:
+        valkey.signal(signal.SIGCONT)
+        valkey.wait_until_ready()
+    else:
+        valkey.start()
+
+
+def make_read_only(valkey: Server) -> None:
+    with valkey.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+
+
+async def timely(answer: Any) -> Any:
+    """``answer``, which must not hang."""
+    async with asyncio.timeout(LONGEST):
+        return await answer
+
+
+async def recovered(ours: Ours) -> dict[str, Any]:
+    """A response that is stored again; without a restart of ours."""
+    for _ in range(50):
+        document = await timely(oracle.whole(ours, input="again"))
+        if document["store"]:
+            got = await timely(ours.http.get(f"/v1/responses/{document['id']}"))
+            assert got.json() == document
+            return dict(document)
+        await asyncio.sleep(0.1)
+    raise AssertionError("it does not come back")
+
+
+def assert_unavailable(answer: httpx.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "state_unavailable"
+
+
+# -- away, slow, read-only -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [stop, kill, make_read_only])
+async def test_what_needs_no_state_is_served_unstored_and_a_log_line_says_so(
+    ours: Ours, valkey: Server, fault: Callable[[Server], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fault(valkey)
+    with caplog.at_level(logging.WARNING, "responses_mw"):
+        whole = await timely(oracle.whole(ours, input="Hi"))
+        streamed = (await timely(oracle.stream(ours, input="Hi"))).response
+    for document in (whole, streamed):
+        assert (document["status"], document["output_text"], document["store"]) == ("completed", "Hi!", False)
+        assert any(document["id"] in line and "not stored" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("fault", [stop, kill])
+async def test_what_needs_state_is_a_503_in_time_and_all_is_there_again_when_it_comes_back(
+    ours: Ours, valkey: Server, fault: Callable[[Server], None], upstream: Echo
+) -> None:
+    ids = await things_of(ours, KEY)
+    before = len(upstream.requests)
+    fault(valkey)
+    answers = await timely(asyncio.gather(*(asked(ours, request, ids, KEY) for request in REQUESTS)))
+    for answer in answers:
+        assert_unavailable(answer)
+    assert len(upstream.requests) == before
+    bring_back(valkey)
+    await recovered(ours)
+    assert (await ours.http.get(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
+    chained = {"model": "tiny", "input": "on", "previous_response_id": ids["response"]}
+    assert (await ours.http.post("/v1/responses", json=chained, headers=KEY)).status_code == 200
+    assert said(upstream.messages) == ["secret", "secret!", "on"]
+
+
+async def test_a_read_only_redis_is_read_and_writes_are_a_503(ours: Ours, valkey: Server) -> None:
+    ids = await things_of(ours, KEY)
+    make_read_only(valkey)
+    assert (await ours.http.get(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
+    assert_unavailable(await timely(ours.http.delete(f"/v1/responses/{ids['response']}", headers=KEY)))
+    assert_unavailable(await timely(ours.http.post("/v1/conversations", json={}, headers=KEY)))
+    with valkey.client() as client:
+        client.execute_command("REPLICAOF", "NO", "ONE")
+    await recovered(ours)
+    assert (await ours.http.delete(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
+
+
+async def test_a_redis_that_is_away_at_the_start_is_used_when_it_comes(start_at: Start, tmp_path: Path) -> None:
+    valkey = Server(tmp_path / "late")
+    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT)
+    assert (await timely(oracle.whole(ours, input="Hi")))["store"] is False
+    valkey.start()
+    try:
+        await recovered(ours)
+    finally:
+        valkey.kill()
+
+
+@pytest.mark.parametrize("fault", [stop, kill])
+async def test_where_state_is_required_nothing_is_answered_unstored(
+    start_at: Start, valkey: Server, upstream: Echo, fault: Callable[[Server], None]
+) -> None:
+    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT, state_required=True)
+    fault(valkey)
+    for _ in range(3):
+        for extra in ({}, {"stream": True}):
+            body = {"model": "tiny", "input": "Hi", **extra}
+            assert_unavailable(await timely(ours.http.post("/v1/responses", json=body)))
+    assert upstream.requests == []
+    assert (await timely(oracle.whole(ours, input="Hi", store=False)))["output_text"] == "Hi!"
+    bring_back(valkey)
+    await recovered(ours)
+
+
+async def test_a_redis_that_goes_away_during_a_run_does_not_cost_the_answer(ours: Ours, valkey: Server, upstream: Echo) -> None:
+    go_on = Signal()
+    upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
+    streaming = asyncio.create_task(oracle.stream(ours, input="Hi"))
+    await wait_for(lambda: bool(upstream.requests))
+    valkey.kill()
+    go_on.set()
+    streamed = await timely(streaming)
+    assert streamed.events[0]["response"]["store"] is True
+    assert (streamed.terminal, streamed.response["store"]) == ("response.completed", False)
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (it is another thread that makes it true)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_redis_that_restarts_during_a_run_has_the_response_in_the_end(
+    start_at: Start, valkey: Server, upstream: Echo
+) -> None:
+    ours = start_at("proxy", redis=valkey.url, state_timeout=5)
+    go_on = Signal()
+    upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
+    streaming = asyncio.create_task(oracle.stream(ours, input="Hi"))
+    await wait_for(lambda: bool(upstream.requests))
+    valkey.kill()
+    go_on.set()
+    await asyncio.sleep(0.2)
+    await asyncio.to_thread(valkey.start)
+    response = (await streaming).response
+    assert response["store"] is True
+    assert (await ours.http.get(f"/v1/responses/{response['id']}")).json() == response
+
+
+async def test_a_commit_whose_answer_is_lost_is_repeated_and_written_once(start_at: Start, valkey: Server) -> None:
+    async with wire(valkey.port) as between:
+        ours = start_at("proxy", redis=between.url, state_timeout=2)
+        await oracle.whole(ours, input="one")  # from now on a create is one round trip
+        with valkey.client() as client:
+            before = pushes(client)
+            between.cut_replies = 1
+            document = await oracle.whole(ours, input="two")
+            assert between.cut_replies == 0
+            assert document["store"] is True
+            assert pushes(client) == before + 1
+        assert (await ours.http.get(f"/v1/responses/{document['id']}")).json() == document
+
+
+def pushes(client: Plain) -> int:
+    return int(client.info("commandstats")["cmdstat_rpush"]["calls"])
+
+
+# -- full ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_redis_is_read_and_answers_say_that_they_are_not_stored(
+    ours: Ours, valkey: Server, upstream: Echo
+) -> None:
+    ids = await things_of(ours, KEY)
+    with valkey.client() as client:
+        client.config_set("maxmemory", "1")
+    whole = await timely(oracle.whole(ours, input="Hi"))
+    assert (whole["status"], whole["store"]) == ("completed", False)
+    chained = {"model": "tiny", "input": "on", "previous_response_id": ids["response"]}
+    answer = await timely(ours.http.post("/v1/responses", json=chained, headers=KEY))
+    assert (answer.status_code, answer.json()["store"]) == (200, False)
+    assert said(upstream.messages) == ["secret", "secret!", "on"]
+    assert_unavailable(await timely(ours.http.post("/v1/conversations", json={}, headers=KEY)))
+    assert (await ours.http.delete(f"/v1/responses/{ids['response']}", headers=KEY)).status_code == 200
+    with valkey.client() as client:
+        client.config_set("maxmemory", "0")
+    ours = await recovered_after_full(ours)
+
+
+async def recovered_after_full(ours: Ours) -> Ours:
+    """How full it is, is asked every 5 s."""
+    deadline = time.monotonic() + 10
+    while not (await oracle.whole(ours, input="again"))["store"]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+    return ours
+
+
+async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
+    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT, state_required=True)
+    with valkey.client() as client:
+        client.config_set("maxmemory", "1")
+    answer = await timely(ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi"}))
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
+
+
+# -- ourselves killed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: Echo) -> str:
+    return serve(upstream)
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., tuple[Ours, subprocess.Popen[bytes]]]]:
+    """Starts ``responses-mw serve`` as a process of its own, which may be killed."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:
+        port = free_port()
+        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+        command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        processes.append(process)
+        url = f"http://127.0.0.1:{port}"
+        wait_until_serving(url, process)
+        return Ours(url), process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        assert process.poll() is None
+        try:
+            httpx.get(f"{url}/v1/models", trust_env=False)
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
+
+
+async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
+    start_process: Callable[..., tuple[Ours, subprocess.Popen[bytes]]],
+    start_at: Start,
+    valkey: Server,
+    upstream: Echo,
+    upstream_url: str,
+) -> None:
+    ours, process = start_process(upstream_url, redis=valkey.url)
+    other = start_at("proxy", redis=valkey.url)
+    first = await oracle.whole(ours, input="one")
+    with valkey.client() as client:
+        before = everything(client)
+        go_on = Signal()
+        upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
+        body = {"model": "tiny", "input": "two", "previous_response_id": first["id"], "stream": True}
+        with pytest.raises(httpx.TransportError):
+            async with ours.http.stream("POST", "/v1/responses", json=body) as response:
+                async for line in response.aiter_lines():
+                    if "output_text.delta" in line:
+                        process.kill()
+        go_on.set()
+        assert everything(client) == before
+    await oracle.whole(other, input="two", previous_response_id=first["id"])
+    assert said(upstream.messages) == ["one", "one!", "two"]
+    await ours.aclose()
+
+
+async def test_what_completed_before_the_store_was_killed_is_there_afterwards(ours: Ours, valkey: Server) -> None:
+    for number in range(3):
+        document = await oracle.whole(ours, input=str(number))
+        valkey.kill()
+        await asyncio.to_thread(valkey.start)
+        assert (await ours.http.get(f"/v1/responses/{document['id']}")).json() == document

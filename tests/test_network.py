@@ -1,0 +1,1018 @@
+"""The network transport against real sockets, under asyncio's loop and under uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import gc
+import gzip
+import ipaddress
+import socket
+import ssl
+import struct
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from responses_mw.network import NetworkTransport
+from responses_mw.network import pool as pool_module
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader as Reader
+    from asyncio import StreamWriter as Writer
+    from pathlib import Path
+
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Serve
+
+    Conversation = Callable[[Reader, Writer], Awaitable[None]]
+
+MIB = 2**20
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PART = CHUNKED + b"3\r\nabc\r\n"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[NetworkTransport]:
+    async with NetworkTransport(10) as transport:
+        yield transport
+    assert not [task for task in asyncio.all_tasks() if "responses_mw/network" in repr(task)]
+
+
+@asynccontextmanager
+async def listening(conversation: Conversation, **options: Any) -> AsyncIterator[str]:
+    """A server of bare bytes; a connection is closed when its conversation ends."""
+
+    async def connected(reader: Reader, writer: Writer) -> None:
+        conversations.add(asyncio.current_task())
+        try:
+            await conversation(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client left
+        finally:
+            writer.close()
+
+    conversations: set[Any] = set()
+    options.setdefault("sock", None if "host" in options else socket.create_server(("127.0.0.1", 0)))
+    server = await asyncio.start_server(connected, **options)
+    scheme = "https" if options.get("ssl") else "http"
+    host, port = server.sockets[0].getsockname()[:2]
+    try:
+        yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    finally:
+        server.close()
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
+
+
+def answering(*answers: bytes) -> Conversation:
+    """Gives one answer to each request, then closes."""
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        for answer in answers:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+
+    return conversation
+
+
+async def forever(reader: Reader, writer: Writer, answer: bytes = OK) -> None:
+    """Gives the same answer to each request, until the client leaves."""
+    while True:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+
+
+async def silence(reader: Reader, writer: Writer) -> None:
+    await reader.read()
+
+
+class Counted:
+    """Counts the connections of a conversation, and knows those that are open."""
+
+    def __init__(self, conversation: Conversation = forever) -> None:
+        self._conversation = conversation
+        self.total = 0
+        self.open = 0
+        self.most = 0
+
+    async def __call__(self, reader: Reader, writer: Writer) -> None:
+        self.total += 1
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            await self._conversation(reader, writer)
+        finally:
+            self.open -= 1
+
+
+def reset(writer: Writer) -> None:
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def ask(
+    transport: NetworkTransport, url: str, method: str = "GET", timeouts: dict[str, float] | None = None, **request: Any
+) -> httpx.Response:
+    """The answer, its body not yet read."""
+    request.setdefault("extensions", {})["timeout"] = timeouts or {}
+    async with asyncio.timeout(10):
+        return await transport.handle_async_request(httpx.Request(method, url, **request))
+
+
+async def reads(response: httpx.Response) -> list[bytes]:
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    async with asyncio.timeout(10):
+        return [data async for data in response.stream]
+
+
+def stream_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    return aiter(response.stream)
+
+
+async def fetch(transport: NetworkTransport, url: str, method: str = "GET", **request: Any) -> bytes:
+    response = await ask(transport, url, method, **request)
+    body = b"".join(await reads(response))
+    await response.aclose()
+    return body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (what a server sees sets no event)
+            await asyncio.sleep(0.005)
+
+
+async def settled(read: Callable[[], int]) -> int:
+    """A counter once it has stood still for 0.2 s."""
+    before = -1
+    while before != read():
+        before = read()
+        await asyncio.sleep(0.2)
+    return before
+
+
+# -- requests ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_sent_as_it_is_with_its_body_in_one_write(transport: NetworkTransport) -> None:
+    received: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        received.append(await reader.read(65536))
+        writer.write(OK)
+
+    async with listening(conversation) as url:
+        headers = [(b"Host", b"h"), (b"X-B", b"1"), (b"x-A", b"\xe9"), (b"X-B", b"2"), (b"Content-Length", b"5")]
+        target = b"//a/../%7e?{x}|'"
+        await fetch(transport, url, "POST", headers=headers, content=b"hello", extensions={"target": target})
+    assert received == [
+        b"POST //a/../%7e?{x}|' HTTP/1.1\r\nHost: h\r\nX-B: 1\r\nx-A: \xe9\r\nX-B: 2\r\nContent-Length: 5\r\n\r\nhello"
+    ]
+
+
+async def test_the_target_is_the_urls_where_none_is_given(transport: NetworkTransport) -> None:
+    heads: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(OK)
+
+    async with listening(conversation) as url:
+        await fetch(transport, url + "/v1/models?a=b#fragment")
+    assert heads[0] == b"GET /v1/models?a=b HTTP/1.1\r\nHost: %b\r\n\r\n" % url.removeprefix("http://").encode()
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-b: 2", "a\nx-b: 2", "a\rx-b: 2", "a\r\n\r\nGET / HTTP/1.1"])
+async def test_a_header_cannot_begin_another(transport: NetworkTransport, value: str) -> None:
+    served = Counted()
+    async with listening(served) as url:
+        with pytest.raises(httpx.LocalProtocolError):
+            await ask(transport, url, headers={"x-a": value})
+        with pytest.raises(httpx.LocalProtocolError):
+            await ask(transport, url, extensions={"target": b"/" + value.encode()})
+    assert served.total == 0
+
+
+class Body(httpx.AsyncByteStream):
+    """A request's body whose parts are sent as they are; an exception among them is raised, an event awaited."""
+
+    def __init__(self, *parts: bytes | Exception | asyncio.Event) -> None:
+        self._parts = parts
+        self.given = 0
+        self.left = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            for part in self._parts:
+                if isinstance(part, Exception):
+                    raise part
+                if isinstance(part, asyncio.Event):
+                    await part.wait()
+                    continue
+                self.given += len(part)
+                yield part
+        finally:
+            self.left = True
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent"),
+    [
+        ({"content-length": "5"}, b"content-length: 5\r\n\r\nhello"),
+        ({"transfer-encoding": "chunked"}, b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"),
+        ({}, b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"),
+    ],
+)
+async def test_a_body_is_streamed_as_its_headers_say(transport: NetworkTransport, headers: dict[str, str], sent: bytes) -> None:
+    received: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\nHost: h\r\n")
+        received.append(await reader.readexactly(len(sent)))
+        writer.write(OK)
+        assert await reader.read() == b""
+
+    async with listening(conversation) as url:
+        stream = Body(b"hel", b"", b"lo")
+        assert await fetch(transport, url, "POST", headers={"Host": "h", **headers}, stream=stream) == b"ok"
+        assert received == [sent]
+        await transport.aclose()
+
+
+async def test_a_body_of_bytes_may_be_chunked(transport: NetworkTransport) -> None:
+    received: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        received.append(await reader.readuntil(b"0\r\n\r\n"))
+        writer.write(OK)
+
+    async with listening(conversation) as url:
+        await fetch(transport, url, "POST", headers={"transfer-encoding": "chunked"}, content=b"hello")
+    assert received == [b"5\r\nhello\r\n0\r\n\r\n"]
+
+
+async def test_a_body_is_held_by_a_server_that_does_not_read(transport: NetworkTransport) -> None:
+    go = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await go.wait()
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(64 * MIB) == bytes(MIB) * 64
+        writer.write(OK)
+
+    body = Body(*[bytes(MIB)] * 64)
+    async with listening(conversation) as url, asyncio.TaskGroup() as group:
+        headers = {"content-length": str(64 * MIB)}
+        answer = group.create_task(fetch(transport, url, "PUT", headers=headers, stream=body))
+        assert 0 < await settled(lambda: body.given) <= 16 * MIB
+        go.set()
+        assert await answer == b"ok"
+
+
+async def test_an_early_answer_is_seen_and_read_while_the_body_is_being_sent(transport: NetworkTransport) -> None:
+    rest = asyncio.Event()
+    served = Counted(answering(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig"))
+    body = Body(b"hello", rest)
+    async with listening(served) as url:
+        response = await ask(transport, url, "POST", headers={"content-length": "10"}, stream=body)
+        assert response.status_code == 413
+        assert await reads(response) == [b"big"]
+        await response.aclose()
+        assert body.left
+        await until(lambda: served.open == 0)  # half a request cannot be followed by another
+
+
+async def test_both_bodies_may_be_under_way(transport: NetworkTransport) -> None:
+    async def echo(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED)
+        while (line := await reader.readline()) != b"0\r\n":
+            writer.write(line + await reader.readline())
+        await reader.readline()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        await forever(reader, writer)
+
+    go = asyncio.Event()
+    served = Counted(echo)
+    async with listening(served) as url:
+        response = await ask(transport, url, "POST", stream=Body(b"one", go, b"two"))
+        stream = stream_of(response)
+        assert await anext(stream) == b"one"
+        go.set()
+        assert b"".join([data async for data in stream]) == b"two"
+        assert await fetch(transport, url) == b"ok"
+    assert served.total == 1
+
+
+async def test_what_a_body_raises_comes_through(transport: NetworkTransport) -> None:
+    served = Counted(silence)
+    async with listening(served) as url:
+        with pytest.raises(ValueError, match="no more"):
+            await ask(transport, url, "POST", headers={"content-length": "9"}, stream=Body(b"hello", ValueError("no more")))
+        await until(lambda: served.open == 0)
+
+
+async def test_a_request_that_is_cancelled_leaves_its_body(transport: NetworkTransport) -> None:
+    served = Counted(silence)
+    body = Body(b"hello", asyncio.Event())
+    async with listening(served) as url:
+        request = asyncio.create_task(ask(transport, url, "POST", headers={"content-length": "9"}, stream=body))
+        await until(lambda: served.open == 1 and body.given == 5)
+        request.cancel()
+        await asyncio.wait({request})
+        assert body.left
+        await until(lambda: served.open == 0)
+
+
+async def test_a_server_that_breaks_off_a_request_is_a_write_error(transport: NetworkTransport) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"hello")
+        reset(writer)
+
+    async with listening(conversation) as url:
+        with pytest.raises(httpx.WriteError):
+            await ask(transport, url, "POST", headers={"content-length": "9"}, stream=Body(b"hello", asyncio.Event()))
+
+
+# -- answers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "status", "body"),
+    [
+        ("GET", OK, 200, b"ok"),
+        ("GET", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 200, b""),
+        ("GET", CHUNKED + b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n", 200, b"abcdefg"),
+        ("GET", CHUNKED + b"2\r\nok\r\n0\r\nx-sum: 1\r\n\r\n", 200, b"ok"),
+        ("GET", b"HTTP/1.1 200 OK\r\n\r\nuntil close", 200, b"until close"),
+        ("GET", b"HTTP/1.1 200 OK\r\n\r\n", 200, b""),
+        ("GET", b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nuntil close", 200, b"until close"),
+        ("GET", b"HTTP/1.0 200 OK\r\n\r\nuntil close", 200, b"until close"),
+        ("GET", b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + OK, 200, b"ok"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", 304, b""),
+        ("HEAD", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", 200, b""),
+        ("HEAD", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", 200, b""),
+        ("HEAD", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong", 200, b""),
+        ("GET", b"HTTP/1.1 500\r\ncontent-length: 0\r\n\r\n", 500, b""),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["in one piece", "byte by byte"])
+async def test_an_answer_is_read_to_its_end(
+    transport: NetworkTransport, method: str, answer: bytes, status: int, body: bytes, whole: bool
+) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in [answer] if whole else [answer[i : i + 1] for i in range(len(answer))]:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with listening(conversation) as url:
+        response = await ask(transport, url, method)
+        assert response.status_code == status
+        assert "link" not in response.headers
+        assert "x-sum" not in response.headers
+        assert b"".join(await reads(response)) == body
+
+
+async def test_headers_are_raw_and_bodies_as_compressed_as_they_came(transport: NetworkTransport) -> None:
+    body = gzip.compress(b"hello")
+    lines = b"Set-Cookie: a=1\r\nX-B: \xe9\r\nset-cookie: b=2\r\nContent-Encoding: gzip\r\nContent-Length: %d" % len(body)
+    async with listening(answering(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n\r\n" + body)) as url:
+        response = await ask(transport, url)
+        assert [b"%b: %b" % header for header in response.headers.raw] == lines.split(b"\r\n")
+        assert b"".join(await reads(response)) == body
+
+
+async def test_one_read_of_the_socket_is_one_read_of_the_body(transport: NetworkTransport) -> None:
+    go = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PART)
+        for _ in range(2):
+            await go.wait()
+            go.clear()
+            writer.write(b"1\r\nd\r\n1\r\ne\r\n1\r\nf\r\n")
+        await go.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with listening(conversation) as url:
+        stream = stream_of(await ask(transport, url))
+        assert aiter(stream) is stream
+        for expected in (b"abc", b"def", b"def"):
+            assert await anext(stream) == expected
+            go.set()
+        assert [data async for data in stream] == []
+
+
+@pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK\r\n\r\nabc"])
+@pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
+async def test_an_answer_that_breaks_off_is_an_error_after_what_came(
+    transport: NetworkTransport, answer: bytes, is_reset: bool
+) -> None:
+    read = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await answering(answer)(reader, writer)
+        await read.wait()
+        if is_reset:
+            reset(writer)
+
+    async with listening(conversation) as url:
+        stream = stream_of(await ask(transport, url))
+        assert await anext(stream) == b"abc"
+        read.set()
+        if not is_reset and b"-" not in answer:
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            return
+        for _ in range(2):
+            with pytest.raises(httpx.ReadError if is_reset else httpx.RemoteProtocolError):
+                await anext(stream)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 20", b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 100 Continue\r\n\r\n"])
+async def test_a_head_that_breaks_off_is_an_error(transport: NetworkTransport, answer: bytes) -> None:
+    async with listening(answering(answer)) as url:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask(transport, url)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5, 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_is_not_http_is_an_error(transport: NetworkTransport, answer: bytes) -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, answer))
+    async with listening(served) as url:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask(transport, url)
+        await until(lambda: served.open == 0)
+
+
+async def test_garbage_within_the_body_is_an_error_after_what_came(transport: NetworkTransport) -> None:
+    async with listening(lambda reader, writer: forever(reader, writer, PART + b"zz\r\n")) as url:
+        stream = stream_of(await ask(transport, url))
+        assert await anext(stream) == b"abc"
+        with pytest.raises(httpx.RemoteProtocolError):
+            await anext(stream)
+
+
+# -- readers -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_held_by_a_reader_that_does_not_read(transport: NetworkTransport) -> None:
+    sent = 0
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (64 * MIB))
+        for number in range(64):
+            writer.write(bytes([number]) * MIB)
+            await writer.drain()
+            sent += MIB
+        await forever(reader, writer)
+
+    served = Counted(conversation)
+    async with listening(served) as url:
+        response = await ask(transport, url)
+        assert await settled(lambda: sent) <= 32 * MIB
+        assert b"".join(await reads(response)) == b"".join(bytes([number]) * MIB for number in range(64))
+        assert await fetch(transport, url) == b"ok"
+    assert served.total == 1
+
+
+async def test_a_reader_that_leaves_closes_the_connection(transport: NetworkTransport) -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, PART))
+    async with listening(served) as url:
+        response = await ask(transport, url)
+        stream = stream_of(response)
+        assert await anext(stream) == b"abc"
+        assert served.open == 1
+        await response.stream.aclose()  # type: ignore[union-attr]
+        await response.stream.aclose()  # type: ignore[union-attr]
+        await until(lambda: served.open == 0)
+        with pytest.raises(httpx.StreamClosed):
+            await anext(stream)
+
+
+async def test_a_read_that_is_cancelled_loses_nothing(transport: NetworkTransport) -> None:
+    go = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED)
+        await go.wait()
+        writer.write(b"3\r\nabc\r\n0\r\n\r\n")
+        await forever(reader, writer)
+
+    served = Counted(conversation)
+    async with listening(served) as url:
+        stream = stream_of(await ask(transport, url))
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await anext(stream)
+        go.set()
+        assert [data async for data in stream] == [b"abc"]
+        assert await fetch(transport, url) == b"ok"
+    assert served.total == 1
+
+
+async def test_silence_is_a_read_timeout_where_one_is_set(transport: NetworkTransport) -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, PART))
+    async with listening(served) as url, listening(silence) as silent:
+        with pytest.raises(httpx.ReadTimeout):
+            await ask(transport, silent, timeouts={"read": 0.05})
+        stream = stream_of(await ask(transport, url, timeouts={"read": 0.05}))
+        assert await anext(stream) == b"abc"
+        with pytest.raises(httpx.ReadTimeout):
+            await anext(stream)
+        await until(lambda: served.open == 0)
+
+
+async def test_the_read_timeout_does_not_count_while_the_request_is_on_its_way(transport: NetworkTransport) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"helloworld")
+        writer.write(OK)
+
+    rest = asyncio.Event()
+    async with listening(conversation) as url:
+        asyncio.get_running_loop().call_later(0.2, rest.set)
+        body = Body(b"hello", rest, b"world")
+        headers = {"content-length": "10"}
+        assert await fetch(transport, url, "POST", headers=headers, stream=body, timeouts={"read": 0.05}) == b"ok"
+
+
+async def test_an_exchange_that_is_over_is_freed_at_once(transport: NetworkTransport) -> None:
+    async with listening(forever) as url:
+        gc.collect()
+        gc.disable()
+        try:
+            response = await ask(transport, url, "POST", headers={"content-length": "5"}, stream=Body(b"hello"))
+            exchange = weakref.ref(response.stream)
+            assert await reads(response) == [b"ok"]
+            await response.aclose()
+            del response
+            await asyncio.sleep(0)
+            assert exchange() is None
+        finally:
+            gc.enable()
+
+
+# -- connections that are used again -------------------------------------------------------------------------------------
+
+
+async def test_connections_are_used_again_the_last_one_first(transport: NetworkTransport) -> None:
+    async def numbered(reader: Reader, writer: Writer) -> None:
+        await forever(reader, writer, b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % served.total)
+
+    served = Counted(numbered)
+    async with listening(served) as url:
+        first, second = await ask(transport, url), None
+        # Complete, though not read: its connection serves the next.
+        await until(lambda: bool(first.stream._complete))  # type: ignore[union-attr]
+        second = await ask(transport, url)
+        assert (await reads(first), await reads(second)) == ([b"1"], [b"1"])
+        one, two = await asyncio.gather(ask(transport, url), ask(transport, url))
+        assert await reads(one) + await reads(two) == [b"1", b"2"]
+        assert await fetch(transport, url) == b"2"
+    assert served.total == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "answer", "connections"),
+    [
+        ("GET", {}, CHUNKED + b"2\r\nok\r\n0\r\n\r\n", 1),
+        ("GET", {}, CHUNKED + b"2\r\nok\r\n0\r\nx-sum: 1\r\n\r\n", 1),
+        ("GET", {}, b"HTTP/1.1 204 No Content\r\n\r\n", 1),
+        ("GET", {}, b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", 1),
+        ("GET", {}, b"HTTP/1.1 103 Early\r\n\r\n" + OK, 1),
+        ("GET", {}, b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", 2),
+        ("GET", {}, b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 2),
+        ("GET", {}, b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok", 1),
+        ("GET", {"connection": "close"}, OK, 2),
+        ("GET", {}, OK + OK, 2),
+        ("GET", {}, OK + b"x", 2),
+        ("GET", {}, b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\nabc", 2),
+        ("HEAD", {}, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", 2),
+    ],
+)
+async def test_a_connection_is_used_again_where_both_sides_keep_it_and_nothing_is_left_on_it(
+    transport: NetworkTransport, method: str, headers: dict[str, str], answer: bytes, connections: int
+) -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, answer))
+    async with listening(served) as url:
+        for _ in range(2):
+            assert await fetch(transport, url, method, headers=headers) == (b"ok" if b"ok" in answer else b"")
+    assert served.total == connections
+
+
+@pytest.mark.parametrize("late", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"], ids=["an end", "an answer"])
+async def test_an_idle_connection_that_the_server_ends_is_not_used_again(transport: NetworkTransport, late: bytes) -> None:
+    end = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await answering(OK)(reader, writer)
+        await end.wait()
+        writer.write(late)
+
+    served = Counted(conversation)
+    async with listening(served) as url:
+        await fetch(transport, url)
+        end.set()
+        await until(lambda: served.open == 0)
+        await asyncio.sleep(0.05)
+        assert await fetch(transport, url) == b"ok"
+    assert served.total == 2
+
+
+async def test_an_idle_connection_is_closed_after_a_while(transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_KEPT_IDLE", 0.1)
+    served = Counted()
+    async with listening(served) as url:
+        await fetch(transport, url)
+        assert served.open == 1
+        await until(lambda: served.open == 0)
+        await fetch(transport, url)
+    assert served.total == 2
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
+async def test_a_used_connection_that_dies_without_a_byte_is_a_connect_error(
+    transport: NetworkTransport, is_reset: bool
+) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await answering(OK)(reader, writer)
+        await reader.readuntil(b"\r\n\r\n")
+        if is_reset:
+            reset(writer)
+
+    async with listening(conversation) as url:
+        for _ in range(2):
+            await fetch(transport, url)
+            with pytest.raises(httpx.ConnectError):
+                await ask(transport, url, "POST", content=b"hello")
+
+
+@pytest.mark.parametrize("first", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
+async def test_a_used_connection_that_dies_after_a_byte_is_no_connect_error(transport: NetworkTransport, first: bytes) -> None:
+    async with listening(answering(OK, first)) as url:
+        await fetch(transport, url)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask(transport, url)
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
+async def test_a_new_connection_that_dies_without_a_byte_is_no_connect_error(
+    transport: NetworkTransport, is_reset: bool
+) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if is_reset:
+            reset(writer)
+
+    async with listening(conversation) as url:
+        with pytest.raises(httpx.ReadError if is_reset else httpx.RemoteProtocolError):
+            await ask(transport, url)
+
+
+# -- how many there are --------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_connections_are_open_than_allowed_and_waiters_are_served_in_order() -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            served_paths.append(head.split(b" ")[1])
+            await asyncio.sleep(0.005)
+            writer.write(OK)
+
+    served_paths: list[bytes] = []
+    served = Counted(conversation)
+    async with NetworkTransport(2) as transport, listening(served) as url:
+        await asyncio.gather(*(fetch(transport, f"{url}/{number:02}") for number in range(20)))
+    assert served.most == served.total == 2
+    assert len(served_paths) == 20
+    assert all(abs(int(path[1:]) - place) <= 1 for place, path in enumerate(served_paths))
+
+
+async def test_idle_connections_give_way_to_those_of_other_origins() -> None:
+    served = Counted()
+    async with NetworkTransport(2) as transport, listening(served) as one, listening(served) as two:
+        for _ in range(3):
+            await asyncio.gather(fetch(transport, one), fetch(transport, one))
+            await asyncio.gather(fetch(transport, two), fetch(transport, two))
+            assert await settled(lambda: served.open) == 2
+    assert served.total >= 4
+
+
+async def test_who_waits_too_long_for_a_connection_is_told() -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, PART))
+    async with NetworkTransport(1) as transport, listening(served) as url:
+        response = await ask(transport, url)
+        with pytest.raises(httpx.PoolTimeout):
+            await ask(transport, url, timeouts={"pool": 0.05})
+        waiting = asyncio.create_task(ask(transport, url))
+        cancelled = asyncio.create_task(ask(transport, url))
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        await response.stream.aclose()  # type: ignore[union-attr]
+        await (await waiting).stream.aclose()  # type: ignore[union-attr]
+        assert (await ask(transport, url)).status_code == 200
+    assert served.total == 3
+
+
+async def test_what_goes_wrong_gives_its_place_back() -> None:
+    async def refusing(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+
+    async with NetworkTransport(1) as transport, listening(refusing) as broken, listening(forever) as url:
+        for away in (f"http://127.0.0.1:{free_port()}", broken, f"https://{url.removeprefix('http://')}"):
+            with pytest.raises(httpx.TransportError):
+                await ask(transport, away, timeouts={"connect": 1})
+            assert await fetch(transport, url, timeouts={"pool": 1}) == b"ok"
+        response = await ask(transport, url)
+        await response.stream.aclose()  # type: ignore[union-attr]
+        assert await fetch(transport, url, timeouts={"pool": 1}) == b"ok"
+
+
+# -- how they are made ---------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "no-such-host.invalid", "a" * 64, "a..b"])
+async def test_a_server_that_is_away_is_a_connect_error(transport: NetworkTransport, host: str) -> None:
+    with pytest.raises(httpx.ConnectError):
+        await ask(transport, f"http://{host}:{free_port()}")
+
+
+async def test_another_scheme_is_refused(transport: NetworkTransport) -> None:
+    with pytest.raises(httpx.UnsupportedProtocol):
+        await ask(transport, "ftp://127.0.0.1")
+
+
+@asynccontextmanager
+async def hanging(family: socket.AddressFamily, address: tuple[str, int]) -> AsyncIterator[int]:
+    """A port whose connections are never accepted, since its queue is full."""
+    with socket.create_server(address, family=family, backlog=0) as listener:
+        waiting = [socket.socket(family) for _ in range(4)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for sock in waiting:
+                sock.close()
+
+
+async def test_a_connection_that_cannot_be_made_in_time_is_a_connect_timeout(transport: NetworkTransport) -> None:
+    async with hanging(socket.AF_INET, ("127.0.0.1", 0)) as port:
+        with pytest.raises(httpx.ConnectTimeout):
+            await ask(transport, f"http://127.0.0.1:{port}", timeouts={"connect": 0.1})
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+@needs_ipv6
+async def test_an_ipv6_host_is_reached(transport: NetworkTransport) -> None:
+    async with listening(forever, host="::1", port=0) as url:
+        assert url.startswith("http://[::1]:")
+        assert await fetch(transport, url) == b"ok"
+
+
+@needs_ipv6
+async def test_an_address_that_hangs_does_not_hold_up_the_next(transport: NetworkTransport) -> None:
+    loop = asyncio.get_running_loop()
+    port = free_port()
+
+    async def both(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        if host != "twofold.invalid":
+            return await original(host, *arguments, **options)
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+        ]
+
+    async with hanging(socket.AF_INET6, ("::1", port)), listening(forever, host="127.0.0.1", port=port):
+        original = loop.getaddrinfo
+        loop.getaddrinfo = both  # type: ignore[assignment, method-assign]
+        try:
+            assert await fetch(transport, f"http://twofold.invalid:{port}", timeouts={"connect": 5}) == b"ok"
+        finally:
+            loop.getaddrinfo = original  # type: ignore[method-assign]
+
+
+async def test_small_writes_are_not_held_back(transport: NetworkTransport) -> None:
+    async with listening(forever) as url:
+        await fetch(transport, url)
+        (connection,) = transport._pool._idle
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a certificate for 127.0.0.1, and a client's that trusts it."""
+    path: Path = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (path / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (path / "key.pem").write_bytes(private)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(path / "cert.pem", path / "key.pem")
+    return server, ssl.create_default_context(cafile=path / "cert.pem")
+
+
+TLS = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+async def test_tls_connections_are_used_again(tls: TLS) -> None:
+    async def echo(reader: Reader, writer: Writer) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            body = await reader.readexactly(4 * MIB)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+
+    served = Counted(echo)
+    async with NetworkTransport(1, tls[1]) as transport, listening(served, ssl=tls[0]) as url:
+        for number in range(3):
+            body = bytes([number]) * 4 * MIB
+            assert await fetch(transport, url, "POST", content=body) == body
+            stream = Body(*[bytes([number]) * MIB] * 4)
+            assert await fetch(transport, url, "POST", headers={"content-length": str(4 * MIB)}, stream=stream) == body
+    assert served.total == 1
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_a_connect_error(transport: NetworkTransport, tls: TLS) -> None:
+    async with listening(forever, ssl=tls[0]) as url:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(transport, url)
+
+
+async def test_a_certificate_for_another_name_is_a_connect_error(tls: TLS) -> None:
+    async with NetworkTransport(1, tls[1]) as transport, listening(forever, ssl=tls[0]) as url:
+        with pytest.raises(httpx.ConnectError, match="localhost"):
+            await ask(transport, url.replace("127.0.0.1", "localhost"))
+
+
+async def test_a_server_that_does_not_speak_tls_in_time_is_a_connect_timeout(transport: NetworkTransport) -> None:
+    served = Counted(silence)
+    async with listening(served) as url:
+        with pytest.raises(httpx.ConnectTimeout):
+            await ask(transport, url.replace("http:", "https:"), timeouts={"connect": 0.1})
+        await until(lambda: served.open == 0)
+
+
+@pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", b""])
+@pytest.mark.parametrize("ending", ["close", "abort", "reset"])
+async def test_an_answer_over_tls_that_breaks_off_is_an_error(tls: TLS, answer: bytes, ending: str) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await answering(answer)(reader, writer)
+        await asyncio.sleep(0.02)
+        if ending != "close":
+            reset(writer) if ending == "reset" else writer.transport.abort()
+
+    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            await fetch(transport, url)
+
+
+async def test_a_body_over_tls_may_end_with_the_connection(tls: TLS) -> None:
+    conversation = answering(b"HTTP/1.1 200 OK\r\n\r\nuntil close")
+    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+        assert await fetch(transport, url) == b"until close"
+
+
+async def test_a_used_tls_connection_that_dies_without_a_byte_is_a_connect_error(tls: TLS) -> None:
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await answering(OK)(reader, writer)
+        await reader.readuntil(b"\r\n\r\n")
+
+    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+        await fetch(transport, url)
+        with pytest.raises(httpx.ConnectError):
+            await ask(transport, url)
+
+
+# -- the end -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [PART, b"HTTP/1.1 200 OK\r\n\r\nabc"], ids=["chunked", "until close"])
+async def test_closing_the_transport_closes_idle_connections_and_breaks_off_the_others(answer: bytes) -> None:
+    idle, busy = Counted(), Counted(lambda reader, writer: forever(reader, writer, answer))
+    transport = NetworkTransport(3)
+    async with listening(idle) as one, listening(busy) as two:
+        await fetch(transport, one)
+        stream = stream_of(await ask(transport, two))
+        assert await anext(stream) == b"abc"
+        reading = asyncio.ensure_future(anext(stream))
+        upload = asyncio.create_task(ask(transport, two, "POST", stream=Body(b"x", asyncio.Event())))
+        stream_of(await upload)
+        waiting = asyncio.create_task(ask(transport, one))
+        await waiting
+        assert (idle.open, busy.open) == (1, 2)
+        await transport.aclose()
+        await until(lambda: idle.open == busy.open == 0)
+        with pytest.raises(httpx.ReadError):
+            await reading
+        with pytest.raises(httpx.ConnectError):
+            await ask(transport, one)
+
+
+async def test_closing_the_transport_ends_the_wait_for_a_connection() -> None:
+    served = Counted(lambda reader, writer: forever(reader, writer, PART))
+    transport = NetworkTransport(1)
+    async with listening(served) as url:
+        await ask(transport, url)
+        waiting = asyncio.create_task(ask(transport, url))
+        await asyncio.sleep(0.01)
+        await transport.aclose()
+        with pytest.raises(httpx.ConnectError):
+            await waiting
+        await until(lambda: served.open == 0)
+        await transport.aclose()
+
+
+# -- a real server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+async def test_a_real_server_takes_requests_and_streams(transport: NetworkTransport, serve: Serve, http: str) -> None:
+    clients = set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        clients.add(tuple(scope["client"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-method", scope["method"].encode())]})
+        more = True
+        while more:
+            message = await receive()
+            more = message.get("more_body", False)
+            await send({"type": "http.response.body", "body": message["body"], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    url = serve(app, http=http, lifespan="off")
+    async with httpx.AsyncClient(transport=transport) as client:
+        for content in (b"", b"hello", bytes(MIB)):
+            assert (await client.put(url, content=content)).content == content
+        response = await client.put(url, content=aiter(Body(b"hel", b"lo")))
+        assert (response.content, response.headers["x-method"]) == (b"hello", "PUT")
+    assert len(clients) == 1
