@@ -1,10 +1,12 @@
-"""The command line: ``responses-mw serve``, ``responses-mw demo``."""
+"""The command line: ``responses-mw serve``, ``responses-mw worker``, ``responses-mw demo``."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import signal
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -12,8 +14,12 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
 
 from .assembly import UnfitState, open_state, open_upstream
+from .chains import Chains
 from .config import Settings
 from .errors import APIError
+from .jobs import Worker
+from .runner import Runner
+from .sealing import Sealer
 from .state import EmbeddedFailed
 from .upstream import Caller
 
@@ -35,13 +41,28 @@ class Serve(Settings):
     )
 
     def cli_cmd(self) -> None:
-        logging.basicConfig(level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        _log(self)
         if self.upstream is None:
             sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM.")
         if self.check:
             sys.exit(asyncio.run(check(self)))
         serve(self)
+
+
+class Work(Settings):
+    """Run background responses that servers with the same Redis and the same secret_keys took; no HTTP is served.
+
+    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw worker", **_FLAGS)
+
+    def cli_cmd(self) -> None:
+        _log(self)
+        missing = [name for name in ("upstream", "redis", "secret_keys", "workers") if not getattr(self, name)]
+        if missing:
+            sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
+        asyncio.run(work(self))
 
 
 class Demo(BaseSettings):
@@ -59,7 +80,12 @@ class Demo(BaseSettings):
         sys.exit(run(once=self.once, host=self.host, port=self.port))
 
 
-COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "demo": Demo}
+COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "demo": Demo}
+
+
+def _log(settings: Settings) -> None:
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def serve(settings: Serve) -> None:
@@ -73,8 +99,15 @@ def serve(settings: Serve) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
-    uvicorn.run(
-        create_app(settings),
+    app = create_app(settings)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.stop()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app,
         host=settings.host,
         port=settings.port,
         log_level="warning",
@@ -83,6 +116,23 @@ def serve(settings: Serve) -> None:
         server_header=False,
         date_header=False,
     )
+    server = Server(config)
+    server.run()
+    if not server.started:
+        sys.exit(3)  # as uvicorn itself
+
+
+async def work(settings: Settings) -> None:
+    """Runs background responses until it is told to stop."""
+    async with open_upstream(_no_app, settings) as upstream, open_state(settings) as state:
+        assert state is not None
+        sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
+        runner = Runner(upstream, Chains(state, required=settings.state_required), sealer, settings)
+        worker = Worker(runner, state, sealer, settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+        print(f"responses-mw: working for {settings.upstream}", flush=True)
+        await worker.run()
 
 
 async def check(settings: Settings) -> int:

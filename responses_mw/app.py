@@ -5,7 +5,6 @@ from __future__ import annotations
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
-from starlette.types import ASGIApp
 
 from .assembly import network_transport
 from .config import Settings
@@ -13,7 +12,7 @@ from .middleware import ResponsesMiddleware
 from .proxy import ReverseProxy
 
 
-def create_app(settings: Settings | None = None) -> ASGIApp:
+def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """The application for ``settings`` (default: the environment). Raises ``ValueError`` where no upstream is set."""
     settings = settings or Settings()
     if settings.upstream is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from starlette.middleware.cors import CORSMiddleware
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp
 from .chains import Chains
 from .config import Settings
 from .errors import APIError
+from .jobs import Background, Crew, Followers, Worker
 from .routes import Routes
 from .runner import Runner
 from .sealing import Sealer
@@ -79,7 +82,15 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             yield None
             return
         bounds = Bounds(settings.max_response_bytes, settings.max_chain_bytes, settings.max_chain_items)
-        state = State(client, ttl_seconds=settings.ttl, bounds=bounds, patience=settings.state_timeout)
+        state = State(
+            client,
+            ttl_seconds=settings.ttl,
+            log_ttl_seconds=settings.log_ttl,
+            bounds=bounds,
+            patience=settings.state_timeout,
+            partitions=settings.queue_partitions,
+        )
+        stack.push_async_callback(state.wakeups.aclose)
         if settings.redis is not None:
             await _check_fitness(state, settings)
         yield state
@@ -115,18 +126,41 @@ async def _check_fitness(state: State, settings: Settings) -> None:
         raise UnfitState(f"{health.server}: {' '.join(faults)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The application for the paths that are ours, and the ``crew`` of background responses (none without a state)."""
+
+    routes: ASGIApp
+    crew: Crew | None
+
+
 @asynccontextmanager
 async def assembled(
-    app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
-) -> AsyncIterator[ASGIApp]:
-    """The application for the paths that are ours, in front of ``app``; everything behind it is open meanwhile."""
+    app: ASGIApp,
+    settings: Settings,
+    transport: httpx.AsyncBaseTransport | None = None,
+    scope: MutableMapping[str, Any] | None = None,
+) -> AsyncIterator[Assembled]:
+    """Opens all that stands in front of ``app`` and behind it. Background responses call it with what ``scope`` offers.
+
+    The crew does not work yet: whoever opens this knows when the upstream can be called."""
     async with open_upstream(app, settings, transport) as upstream, open_state(settings) as state:
         sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
-        chains = Chains(state, required=settings.state_required)
-        runner = Runner(upstream, chains, sealer, settings)
-        routes: ASGIApp = Routes(runner, upstream, state, settings)
-        if settings.cors_origins:
-            routes = CORSMiddleware(
-                routes, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
-            )
-        yield routes
+        runner = Runner(upstream, Chains(state, required=settings.state_required), sealer, settings)
+        if state is None:
+            yield Assembled(_with_cors(Routes(runner, upstream, None, None, settings), settings), None)
+            return
+        followers = Followers(state)
+        background = Background(state, followers, sealer, settings)
+        worker = Worker(runner, state, sealer, settings, scope) if settings.workers else None
+        async with aclosing(Crew(background, followers, worker)) as crew:
+            crew.start()
+            yield Assembled(_with_cors(Routes(runner, upstream, state, background, settings), settings), crew)
+
+
+def _with_cors(routes: ASGIApp, settings: Settings) -> ASGIApp:
+    if not settings.cors_origins:
+        return routes
+    return CORSMiddleware(
+        routes, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )

@@ -64,7 +64,7 @@ class Chains:
     async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> Ground:
         """What a background response stands on, which ``begin`` was called for before. Raises as that."""
         chain = await self._chain(request, owner)
-        return Ground(chain, RunIds.of(response_id, len(request.items)), request.items, owner, token)
+        return Ground(chain, RunIds(response=response_id, used=len(request.items)), request.items, owner, token)
 
     async def _chain(self, request: CreateResponse, owner: str) -> Chain:
         if request.conversation is not None:

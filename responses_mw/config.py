@@ -83,7 +83,9 @@ class Settings(BaseSettings):
 
     # -- background responses
     workers: int = Field(32, ge=0, description="background responses run at a time in this process; 0 leaves them to others")
-    lease_seconds: float = Field(15.0, gt=0, description="how long a background response whose worker is lost stays in progress")
+    lease_seconds: float = Field(
+        15.0, gt=0, description="how long a background response whose worker is lost stays in progress"
+    )
     drain_seconds: float = Field(30.0, ge=0, description="how long a stop waits for running background responses")
     max_attempts: int = Field(
         3, gt=0, description="how often a background response is begun whose workers were lost before its first output"

@@ -44,18 +44,12 @@ class RunIds:
 
     __slots__ = ("_count", "_stem", "response")
 
-    def __init__(self, tag: str | None = None) -> None:
-        """``tag`` is the parent's or the conversation's; a new chain gets one of its own."""
-        self._stem = (tag or new_tag()) + random_part()
-        self._count = count()
-        self.response = f"resp_{self._stem}"
-
-    @classmethod
-    def of(cls, response_id: str, used: int) -> RunIds:
-        """The ids of a run that goes on: ``used`` items have theirs already."""
-        ids = cls.__new__(cls)
-        ids.response, ids._stem, ids._count = response_id, response_id.removeprefix("resp_"), count(used)
-        return ids
+    def __init__(self, tag: str | None = None, *, response: str | None = None, used: int = 0) -> None:
+        """``tag`` is the parent's or the conversation's; a new chain gets one of its own. Of a run that goes on: the id of its
+        ``response``, and how many items have been given theirs (``used``)."""
+        self.response = response or f"resp_{tag or new_tag()}{random_part()}"
+        self._stem = self.response.removeprefix("resp_")
+        self._count = count(used)
 
     def item(self, prefix: str) -> str:
         """The next item's id, final from now on."""

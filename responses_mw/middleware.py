@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack
 import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .assembly import assembled
+from .assembly import Assembled, assembled
 from .config import Settings
 
+# What of a host's scope a call needs that no request stands behind.
+_OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
 
 
@@ -30,7 +32,7 @@ class ResponsesMiddleware:
         self._transport = transport
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
-        self._routes: ASGIApp | None = None
+        self._assembled: Assembled | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -42,8 +44,8 @@ class ResponsesMiddleware:
         elif scope["type"] == "websocket":
             await _refuse_upgrade(scope, receive, send)
         else:
-            routes = self._routes or await self._open()  # a host may send no lifespan
-            await routes({**scope, "responses_mw.path": path}, receive, send)
+            assembled = self._assembled or await self._open_late(scope)
+            await assembled.routes({**scope, "responses_mw.path": path}, receive, send)
 
     def _our_path(self, scope: Scope) -> str | None:
         """The path from ``/v1`` on, if it is ours. Hosts give it with or without their ``root_path``."""
@@ -59,17 +61,21 @@ class ResponsesMiddleware:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Opens before the wrapped application starts, and closes after it has stopped."""
+        """Opens before the wrapped application starts, and closes after it has stopped. Background work lies within."""
 
         async def receive_and_open() -> Message:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._open()
+                await self._open(scope)
+            elif message["type"] == "lifespan.shutdown":
+                await self._drain()
             return message
 
         async def close_and_send(message: Message) -> None:
             if message["type"] != "lifespan.startup.complete":
                 await self._close()
+            elif self._assembled and self._assembled.crew:
+                self._assembled.crew.work()
             await send(message)
 
         try:
@@ -77,14 +83,33 @@ class ResponsesMiddleware:
         finally:
             await self._close()  # an application that raises sends nothing
 
-    async def _open(self) -> ASGIApp:
+    async def _open(self, scope: Scope) -> Assembled:
         async with self._opening:
-            if self._routes is None:
-                self._routes = await self._opened.enter_async_context(assembled(self.app, self.settings, self._transport))
-            return self._routes
+            if self._assembled is None:
+                offered = {name: scope[name] for name in _OFFERED if name in scope}
+                opening = assembled(self.app, self.settings, self._transport, offered)
+                self._assembled = await self._opened.enter_async_context(opening)
+            return self._assembled
+
+    async def _open_late(self, scope: Scope) -> Assembled:
+        """For a host that sends no lifespan: on first use."""
+        opened = await self._open(scope)
+        if opened.crew:
+            opened.crew.work()
+        return opened
+
+    def stop(self) -> None:
+        """To be called when the server stops taking requests: no more background responses are begun here, and the streams
+        of those that are followed end, which the server would wait for."""
+        if self._assembled and self._assembled.crew:
+            self._assembled.crew.stop()
+
+    async def _drain(self) -> None:
+        if self._assembled and self._assembled.crew:
+            await self._assembled.crew.drain()
 
     async def _close(self) -> None:
-        self._routes = None
+        self._assembled = None
         await self._opened.aclose()
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import anyio
 import orjson
 from anyio.abc import TaskGroup
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .config import Settings
 from .errors import APIError
-from .protocol.events import Event
 from .protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
 from .state import Batch
 
@@ -100,18 +99,28 @@ class StreamReply(Reply):
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        group.start_soon(self._keep_alive, send)
-        await self._send(send, first)
-        async for batch in self._run:
-            await self._send(send, batch)
+        self._watch(send, group)
+        try:
+            await send(self._message(first))
+            async for batch in self._run:
+                await send(self._message(batch))
+        finally:
+            self._timer.cancel()
         self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
         last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send(self, send: Send, events: Any) -> None:
+    def _message(self, events: Any) -> Message:
         self._silent = False
         self._last_number += len(events)
-        await send({"type": "http.response.body", "body": b"".join([event.sse() for event in events]), "more_body": True})
+        return {"type": "http.response.body", "body": b"".join([event.frame for event in events]), "more_body": True}
+
+    def _watch(self, send: Send, group: TaskGroup) -> None:
+        """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
+        if self._silent:
+            group.start_soon(self._keep_alive, send)
+        self._silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
 
     async def _keep_alive(self, send: Send) -> None:
         with self._keeping_alive:
@@ -130,11 +139,11 @@ class FollowReply(StreamReply):
         super().__init__(batches, settings)
         self._complete = False
 
-    async def _send(self, send: Send, batch: Any) -> None:
+    def _message(self, batch: Any) -> Message:
         self._silent = False
         self._last_number = batch.last + 1
         self._complete = batch.final
-        await send({"type": "http.response.body", "body": batch.data, "more_body": True})
+        return {"type": "http.response.body", "body": batch.data, "more_body": True}
 
 
 async def _cancel_when_gone(receive: Receive, cancel_scope: anyio.CancelScope) -> None:

@@ -1,5 +1,6 @@
 """Background responses: created here, run by any worker, followed and cancelled from any replica.
 
+    crew        what runs of all this in one process
     background  what the routes ask for: create, follow, cancel, settle
     follower    the readers of event logs in this process
     worker      claims jobs, keeps their leases, drains
@@ -11,7 +12,8 @@ What lies in Redis, and which step is atomic, is in ``state``.
 """
 
 from .background import Background
+from .crew import Crew
 from .follower import Followers
 from .worker import Worker
 
-__all__ = ["Background", "Followers", "Worker"]
+__all__ = ["Background", "Crew", "Followers", "Worker"]

@@ -45,7 +45,7 @@ class Background:
         """Stores ``run``, made of the request ``body``, as a job, and returns its document (queued)."""
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
-        start = b"".join([event.sse() for event in run.assembler.start(queued=True)])
+        start = b"".join([event.frame for event in run.assembler.start(queued=True)])
         document, owner = run.document, run.ground.owner
         request = {name: value for name, value in body.items() if name != "input"}
         sealed = self._sealer.seal(orjson.dumps(run.caller.headers), purpose=purpose(document["id"]), owner=owner)
@@ -104,4 +104,3 @@ class Background:
 def purpose(response_id: str) -> str:
     """What the envelope of a job's credential is for."""
     return f"job {response_id}"
-

@@ -1,4 +1,4 @@
-"""The events of all running jobs of this process on their way to the logs: one round trip for all of them, at most every 50 ms."""
+"""The events of all running jobs of this process on their way to the logs: a round trip for all, at most every 50 ms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Held:
 
     def write(self, events: Iterable[Event]) -> None:
         for event in events:
-            data = event.sse()
+            data = event.frame
             self._pending.append(data)
             self._count += 1
             self.size += len(data)

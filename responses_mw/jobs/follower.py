@@ -1,6 +1,6 @@
 """The readers of event logs in this process.
 
-A follower has a cursor and no buffer: it reads on when its client has taken what came before, so one that is slow costs nothing.
+A follower has a cursor and no buffer: it reads on when its client has taken what came before, so a slow one costs nothing.
 What many of them want to read is asked for in one round trip, and a process subscribes to a response once, whoever follows it.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from collections.abc import Iterator
 
 from ..errors import BadRequest
 from ..protocol.fold import end
@@ -108,7 +107,10 @@ class Followers:
         try:
             last = await self._state.jobs.end(document["id"])
         except Missing:
-            error = {"code": "server_error", "message": "The response was lost: the state store has lost it, or it was deleted."}
+            error = {
+                "code": "server_error",
+                "message": "The response was lost: the state store has lost it, or it was deleted.",
+            }
             lost = end({**document, "status": "failed", "error": error}, number + 1)
             return [Batch(number + 1, number + 1, lost.sse(), final=True)]
         if last is None:
@@ -134,7 +136,9 @@ class Followers:
             self._asked.clear()
             wanted, self._wanted = [one for one in self._wanted if not one[2].done()], []
             try:
-                logs = await self._state.jobs.logs([(response_id, number) for response_id, number, _ in wanted]) if wanted else []
+                logs = (
+                    await self._state.jobs.logs([(response_id, number) for response_id, number, _ in wanted]) if wanted else []
+                )
             except StateUnavailable as error:
                 for _, _, future in wanted:
                     if not future.done():

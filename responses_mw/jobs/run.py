@@ -16,7 +16,7 @@ from ..errors import APIError, UpstreamError
 from ..protocol.request import Limits, parse
 from ..runner import Run, Runner, fail
 from ..sealing import Sealer
-from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
+from ..state import Batch, Chain, Deleted, Fenced, OverBound, State, StateUnavailable
 from ..upstream import Caller
 from .background import purpose
 from .ending import write_failure
@@ -126,7 +126,7 @@ class JobRunner:
     def _failed(self, number: int, last: Batch, run: Run) -> Batch:
         """The last batch with another end."""
         frames = last.data.split(b"\n\n")[:-2]
-        frames += [event.sse().removesuffix(b"\n\n") for event in run.assembler.terminal()]
+        frames += [event.frame.removesuffix(b"\n\n") for event in run.assembler.terminal()]
         return Batch(number, last.last, b"\n\n".join(frames) + b"\n\n", final=True)
 
     async def _hand_back(self, held: Held) -> None:

@@ -127,9 +127,7 @@ class Worker:
     async def _take(self, response_id: str) -> None:
         asked = asyncio.get_running_loop().time()
         attempts = self._settings.max_attempts
-        taken = await self._state.jobs.take(
-            response_id, "run", worker=self._name, lease=self._lease, max_attempts=attempts
-        )
+        taken = await self._state.jobs.take(response_id, "run", worker=self._name, lease=self._lease, max_attempts=attempts)
         if taken.verdict == "held":
             await self._state.queue.renew([response_id], taken.left)
         elif taken.verdict == "run" and taken.job is not None:

@@ -148,7 +148,7 @@ class Assembler:
         self.response["error"] = {"code": code, "message": message}
 
     def terminal(self) -> list[Event]:
-        """The one event that ends the stream. Nothing follows it: made again for a document that changed, it has the same number."""
+        """The one event that ends the stream. Made again, as the document has changed, it has the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number

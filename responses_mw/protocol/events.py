@@ -21,24 +21,34 @@ class Event(NamedTuple):
     """One event of a response's stream. It is encoded when it is made: the document goes on changing, the event must not."""
 
     type: str
-    json: bytes
+    frame: bytes
+    """The whole server-sent event."""
     response: Document | None = None
     """The document that the event carries, where it carries one."""
 
-    def sse(self) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), self.json)
+    @property
+    def json(self) -> bytes:
+        """The event's data."""
+        return self.frame[len(_head(self.type)) : -len(_END)]
+
+
+_END = b"\n\n"
+
+
+def _head(event_type: str) -> bytes:
+    return f"event: {event_type}\ndata: ".encode()
 
 
 class DeltaTemplate:
-    """A delta event whose JSON is prepared but for the text and the number: what a token costs is what is spent here."""
+    """A delta event that is prepared but for the text and the number: what a token costs is what is spent here."""
 
     __slots__ = ("head", "tail", "type")
 
     def __init__(self, event_type: str, place: dict[str, Any], extra: bytes = b"") -> None:
         """``place`` tells where the delta belongs (item id, indices); ``extra`` is JSON that stands after the text."""
         self.type = event_type
-        self.head = orjson.dumps({"type": event_type, **place})[:-1] + b',"delta":'
-        self.tail = extra + b',"sequence_number":%d}'
+        self.head = _head(event_type) + orjson.dumps({"type": event_type, **place})[:-1] + b',"delta":'
+        self.tail = extra + b',"sequence_number":%d}' + _END
 
 
 class Emitter:
@@ -53,7 +63,7 @@ class Emitter:
     def emit(self, event_type: str, **members: Any) -> None:
         number = self._number()
         body = orjson.dumps({"type": event_type, **members, "sequence_number": number})
-        self._events.append(Event(event_type, body, members.get("response")))
+        self._events.append(Event(event_type, _head(event_type) + body + _END, members.get("response")))
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
         number = self._number()

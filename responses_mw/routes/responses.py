@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ..config import Settings
-from ..errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRequired
+from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
 from ..protocol import checks
 from ..protocol.document import whole

@@ -25,7 +25,10 @@ __all__ = ["Jobs"]
 _CREATE, _TAKE, _RENEW, _RELEASE = Script("job_create"), Script("job_take"), Script("job_renew"), Script("job_release")
 _APPEND, _PUBLISH = Script("log_append"), Script("publish")
 # So many batches are read of a log at a time.
-PAGE = 200
+PAGE = 100
+
+Args = list[str | bytes | int]
+Call = tuple[list[str], Args]
 
 
 class Jobs:
@@ -48,17 +51,15 @@ class Jobs:
         if size > most:
             raise OverBound(f"The response has {size} bytes before it begins; at most {most} are stored.")
         keys = [address.record, address.tombstone]
-        args = [owner, random_part(), self._ttl, pack(head), pack(job), credential, start.data, start.last + 1]
+        args: Args = [owner, random_part(), self._ttl, pack(head), pack(job), credential, start.data, start.last + 1]
         if await self._client.script(_CREATE, keys, args) == b"deleted":
             raise Deleted("Response", document["id"])
 
-    async def take(
-        self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = ""
-    ) -> Taken:
+    async def take(self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = "") -> Taken:
         """Gives the job to a new holder, for ``lease`` seconds. ``why``: to ``run`` it, to ``settle`` it if it is lost, or to
         ``cancel`` it whoever has it. Raises NewerRecord."""
         address, token = _address(response_id), random_part()
-        args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
+        args: Args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
         verdict = reply[0].decode()
         if verdict == "newer":
@@ -83,7 +84,7 @@ class Jobs:
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
         """Renews the leases of jobs (response id and token); False for one that somebody else has now."""
-        calls = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
+        calls: list[Call] = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls)]
 
     async def release(self, job: Job) -> None:
@@ -101,7 +102,7 @@ class Jobs:
 
         False for a job that somebody else has now, or whose log does not go on with that number: Redis has lost a part.
         """
-        calls = [
+        calls: list[Call] = [
             ([_address(job).record], [token, batch.first, batch.last, batch.data, int(lease * 1000)])
             for job, token, batch in batches
         ]
@@ -111,7 +112,7 @@ class Jobs:
         """The next batches of several logs, for each (response id, number) those that end with a greater number. The first may
         begin before it. None are there if the log goes no further, or has expired."""
         commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
-        return [_batches(entries, number) for entries, (_, number) in zip(await self._client.pipeline(commands), wanted, strict=True)]
+        return [_batches(entries) for entries in await self._client.pipeline(commands)]
 
     async def end(self, response_id: str) -> int | None:
         """The number of the log's last event if the response has ended, else None. Raises Missing if there is none."""
@@ -129,9 +130,9 @@ def _address(response_id: str) -> Address:
     return address
 
 
-def _batches(entries: list[tuple[bytes, list[bytes]]], number: int) -> list[Batch]:
+def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
     batches = []
     for entry_id, fields in entries:
-        last = int(entry_id.partition(b"-")[0]) - 1
-        batches.append(Batch(last + 1 - fields[1].count(b"\n\n"), last, fields[1], final=len(fields) > 2))
+        last, data = int(entry_id.partition(b"-")[0]) - 1, fields[b"b"]
+        batches.append(Batch(last + 1 - data.count(b"\n\n"), last, data, final=b"final" in fields))
     return batches

@@ -27,7 +27,7 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Enters a job before its record is written. If it is not ready in so many seconds, a claimer looks what became of it."""
+        """Enters a job before its record is written. Not ready in so many seconds, a claimer looks what became of it."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
@@ -35,7 +35,7 @@ class Queue:
         await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool) -> str | None:
-        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else the next in turn. None: there is none."""
+        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else the next in turn; None: none."""
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], [_ms(lease), "1" if sweep else ""])
         return job.decode() if job is not None else None
 

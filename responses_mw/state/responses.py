@@ -45,8 +45,8 @@ class Responses:
         bounds: Bounds,
         patience: float,
     ) -> None:
-        """``ttl_seconds`` is how long a response is kept, ``log_ttl_seconds`` how long the log of a background one after its end;
-        ``patience`` how long a commit is tried (seconds)."""
+        """``ttl_seconds`` is how long a response is kept, ``log_ttl_seconds`` how long the log of a background one is after its
+        end; ``patience`` how long a commit is tried (seconds)."""
         self._client = client
         self._conversations = conversations
         self._ttl = ttl_seconds * 1000

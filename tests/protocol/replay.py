@@ -137,7 +137,7 @@ def check(events: Sequence[Event]) -> dict[str, Any]:
     strict = ResponseStreamState(input_tools=omit, text_format=omit)
     for event, raw in zip(decoded(events), events, strict=True):
         assert event["type"] == raw.type
-        assert raw.sse() == b"event: " + raw.type.encode() + b"\ndata: " + raw.json + b"\n\n"
+        assert raw.frame == b"event: " + raw.type.encode() + b"\ndata: " + raw.json + b"\n\n"
         strict.handle_event(MODELS[event["type"]].model_validate(event))
         if event["type"] in spec.EVENTS:
             assert spec.faults(event, spec.EVENTS[event["type"]]) == []

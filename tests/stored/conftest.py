@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 import redis
 
+from conftest import Ours
 from state.making import everything
-from state.servers import Plain, Server
+from state.servers import Plain, Server, free_port
 
 from .echo import Echo
 
@@ -17,9 +22,10 @@ if TYPE_CHECKING:
 
     import openai
 
-    from conftest import Ours, Start
+    from conftest import Serve, Start
 
     StartServer = Callable[..., Server]
+    StartProcess = Callable[..., tuple[Ours, subprocess.Popen[bytes]]]
 
 
 @pytest.fixture
@@ -71,6 +77,45 @@ def start_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     yield start
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: Echo) -> str:
+    return serve(upstream)
+
+
+@pytest.fixture
+def start_process() -> Iterator[StartProcess]:
+    """Starts ``responses-mw serve`` as a process of its own, which may be killed."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:
+        port = free_port()
+        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+        command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        processes.append(process)
+        url = f"http://127.0.0.1:{port}"
+        wait_until_serving(url, process)
+        return Ours(url), process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        assert process.poll() is None
+        try:
+            httpx.get(f"{url}/v1/models", trust_env=False)
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
 
 
 def texts_in(keys: Plain) -> bytes:

@@ -64,6 +64,11 @@ def said(messages: Messages) -> list[str]:
     return [last_text([message]) for message in messages]
 
 
+def text_of(item: Any) -> str:
+    """The text of an item of the official client's, which has one part."""
+    return str(item.content[0].text)
+
+
 async def _refuse(send: Send) -> None:
     body = json.dumps({"error": "Unauthorized"}).encode()
     await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
@@ -74,7 +79,7 @@ async def _body(receive: Receive) -> bytes:
     body = b""
     while True:
         message = await receive()
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if not message.get("more_body"):
             return body
 

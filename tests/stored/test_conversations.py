@@ -14,7 +14,7 @@ import oracle
 from scripted import BrokenOff, Signal, call, completion, finish, text, usage
 from state.making import everything
 
-from .echo import said
+from .echo import said, text_of
 from .test_responses import EVERY_KIND, respond
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def asked(*texts: str) -> list[Any]:
 async def texts_of(client: AsyncOpenAI, conversation_id: str) -> list[str]:
     """The texts of a conversation's items, oldest first."""
     pages = client.conversations.items.list(conversation_id, order="asc", limit=100)
-    return [item.content[0].text async for item in pages]  # type: ignore[union-attr]
+    return [text_of(item) async for item in pages]
 
 
 async def respond_in(client: AsyncOpenAI, given: str, conversation_id: str) -> openai.types.responses.Response:
@@ -121,7 +121,7 @@ async def test_a_conversation_that_cannot_be_is_a_400(a: Ours, keys: Plain, body
 async def test_items_are_added_read_and_deleted_by_the_official_client(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:
     conversation = await on_a.conversations.create(metadata={"topic": "demo"})
     added = await on_a.conversations.items.create(conversation.id, items=asked("one", "two", "three"))
-    assert [item.content[0].text for item in added.data] == ["one", "two", "three"]  # type: ignore[union-attr]
+    assert [text_of(item) for item in added.data] == ["one", "two", "three"]
     assert (added.first_id, added.last_id, added.has_more) == (added.data[0].id, added.data[2].id, False)
     second = added.data[1]
     assert second.id is not None
@@ -153,9 +153,9 @@ async def test_items_are_paged_through_by_the_official_client(on_a: AsyncOpenAI,
     for order, expected in (("asc", range(45)), ("desc", range(44, -1, -1))):
         for limit in (1, 7, 45, 100):
             pages = on_b.conversations.items.list(conversation.id, order=order, limit=limit)  # type: ignore[arg-type]
-            assert [int(item.content[0].text) async for item in pages] == list(expected)  # type: ignore[union-attr]
+            assert [int(text_of(item)) async for item in pages] == list(expected)
     page = await on_b.conversations.items.list(conversation.id)
-    assert [item.content[0].text for item in page.data] == [str(n) for n in range(44, 24, -1)]  # type: ignore[union-attr]
+    assert [text_of(item) for item in page.data] == [str(n) for n in range(44, 24, -1)]
     assert page.has_more
 
 

@@ -11,27 +11,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oracle
-from state.test_topologies import cluster, cluster_url  # noqa: F401 (cluster is a fixture)
+from state.test_topologies import cluster, cluster_url  # noqa: F401 (a fixture is found by its name)
 
 from .echo import said
 from .test_conversations import asked, respond_in, texts_of
-from .test_redis_away import start_process, upstream_url  # noqa: F401 (fixtures)
 from .test_responses import items_before, respond
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Ours, Start
+    from conftest import Start
     from state.servers import Server
 
-    from .conftest import StartServer
+    from .conftest import StartProcess, StartServer
     from .echo import Echo
 
-    StartProcess = Callable[..., tuple[Ours, subprocess.Popen[bytes]]]
 
-
-def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:  # noqa: F811
+def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """``responses-mw serve --check``"""
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--upstream", upstream_url, *flags]
@@ -53,8 +49,8 @@ async def test_without_redis_a_store_is_started_with_the_server(start_at: Start,
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_with_a_data_directory_all_is_there_after_a_restart(
-    start_process: StartProcess,  # noqa: F811
-    upstream_url: str,  # noqa: F811
+    start_process: StartProcess,
+    upstream_url: str,
     upstream: Echo,
     tmp_path: Path,
     end: signal.Signals,
@@ -73,7 +69,7 @@ async def test_with_a_data_directory_all_is_there_after_a_restart(
     await ours.aclose()
 
 
-def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstream_url: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstream_url: str, tmp_path: Path) -> None:
     start_process(upstream_url, data_dir=str(tmp_path))
     checked = check(upstream_url, data_dir=str(tmp_path))
     assert checked.returncode == 1
@@ -84,7 +80,7 @@ def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstrea
 # -- readiness -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey("--maxmemory", "100mb")
     checked = check(upstream_url, redis=valkey.url)
     assert checked.returncode == 0, checked.stderr
@@ -94,13 +90,13 @@ def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartSer
     assert "appendonly is off" in checked.stdout
 
 
-def test_a_check_of_an_embedded_store_says_so(upstream_url: str) -> None:  # noqa: F811
+def test_a_check_of_an_embedded_store_says_so(upstream_url: str) -> None:
     checked = check(upstream_url)
     assert checked.returncode == 0, checked.stderr
     assert "(embedded)" in checked.stdout
 
 
-def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey()
     valkey.kill()
     checked = check(upstream_url, redis=valkey.url)
@@ -108,7 +104,7 @@ def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer
     assert "state:    The state store is unavailable" in checked.stderr
 
 
-def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: StartServer, upstream_url: str) -> None:  # noqa: F811
+def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     refused = check(upstream_url, redis=valkey.url)
     assert refused.returncode == 1
@@ -129,7 +125,7 @@ def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: 
 
 async def test_two_replicas_share_a_cluster_of_three_nodes(
     start_at: Start,
-    cluster: list[Server],
+    cluster: list[Server],  # noqa: F811
     upstream: Echo,
 ) -> None:
     url = cluster_url(cluster)

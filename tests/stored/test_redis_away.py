@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,12 @@ from .echo import said
 from .test_owners import REQUESTS, asked, things_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Serve, Start
+    from conftest import Start
 
-    from .conftest import StartServer
+    from .conftest import StartProcess, StartServer
     from .echo import Echo
 
 TIMEOUT = 0.3
@@ -268,47 +267,8 @@ async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, va
 # -- ourselves killed ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def upstream_url(serve: Serve, upstream: Echo) -> str:
-    return serve(upstream)
-
-
-@pytest.fixture
-def start_process() -> Iterator[Callable[..., tuple[Ours, subprocess.Popen[bytes]]]]:
-    """Starts ``responses-mw serve`` as a process of its own, which may be killed."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:
-        port = free_port()
-        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-        command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        processes.append(process)
-        url = f"http://127.0.0.1:{port}"
-        wait_until_serving(url, process)
-        return Ours(url), process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        assert process.poll() is None
-        try:
-            httpx.get(f"{url}/v1/models", trust_env=False)
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
-
-
 async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
-    start_process: Callable[..., tuple[Ours, subprocess.Popen[bytes]]],
+    start_process: StartProcess,
     start_at: Start,
     valkey: Server,
     upstream: Echo,
@@ -323,15 +283,19 @@ async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
         upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
         body = {"model": "tiny", "input": "two", "previous_response_id": first["id"], "stream": True}
         with pytest.raises(httpx.TransportError):
-            async with ours.http.stream("POST", "/v1/responses", json=body) as response:
-                async for line in response.aiter_lines():
-                    if "output_text.delta" in line:
-                        process.kill()
+            await kill_in_the_middle(ours, process, body)
         go_on.set()
         assert everything(client) == before
     await oracle.whole(other, input="two", previous_response_id=first["id"])
     assert said(upstream.messages) == ["one", "one!", "two"]
     await ours.aclose()
+
+
+async def kill_in_the_middle(ours: Ours, process: subprocess.Popen[bytes], body: dict[str, Any]) -> None:
+    async with ours.http.stream("POST", "/v1/responses", json=body) as response:
+        async for line in response.aiter_lines():
+            if "output_text.delta" in line:
+                process.kill()
 
 
 async def test_what_completed_before_the_store_was_killed_is_there_afterwards(ours: Ours, valkey: Server) -> None:

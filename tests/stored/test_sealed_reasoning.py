@@ -56,9 +56,9 @@ def without_text(items: list[Any]) -> list[Any]:
     return [{**item, "content": None, "summary": []} if item.get("type") == "reasoning" else item for item in items]
 
 
-async def go_on(client: AsyncOpenAI, items: list[Any], **options: Any) -> openai.types.responses.Response:
+async def go_on(client: AsyncOpenAI, items: list[Any]) -> openai.types.responses.Response:
     given: Any = [*items, *answer("c1")]
-    return await client.responses.create(model="tiny", input=given, tools=TOOLS, store=False, **options)
+    return await client.responses.create(model="tiny", input=given, tools=TOOLS, store=False)
 
 
 async def test_sealed_reasoning_goes_back_to_the_model_on_another_replica_and_nothing_is_stored(
@@ -75,7 +75,7 @@ async def test_a_stream_seals_too(replica: Replica, upstream: Echo) -> None:
     async with replica(NEW).client.responses.stream(model="tiny", input="Hi", include=SEALED, store=False) as stream:
         sealed = (await stream.get_final_response()).output[0]
     assert isinstance(sealed, ResponseReasoningItem)
-    item = {"type": "reasoning", "id": sealed.id, "summary": [], "encrypted_content": sealed.encrypted_content}
+    item: Any = {"type": "reasoning", "id": sealed.id, "summary": [], "encrypted_content": sealed.encrypted_content}
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     await go_on(replica(NEW).client, [{"role": "user", "content": "Hi"}, item, call])
     assert upstream.messages[1]["reasoning"] == "Hm."
