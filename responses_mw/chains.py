@@ -110,9 +110,9 @@ class Chains:
         except Deleted as error:
             raise NotFound(error.message) from None
         except (StateUnavailable, OverBound) as error:
+            document["store"] = False
             if self._required:
                 raise
-            document["store"] = False
             logger.warning("response %s is not stored: %s", document["id"], error.message)
 
 

@@ -942,6 +942,13 @@ async def test_a_body_over_tls_may_end_with_the_connection(tls: TLS) -> None:
         assert await fetch(transport, url) == b"until close"
 
 
+async def test_an_answer_over_tls_may_come_together_with_the_end_of_the_connection(tls: TLS) -> None:
+    conversation = answering(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+        for _ in range(2):
+            assert await fetch(transport, url, timeouts={"pool": 1}) == b"ok"
+
+
 async def test_a_used_tls_connection_that_dies_without_a_byte_is_a_connect_error(tls: TLS) -> None:
     async def conversation(reader: Reader, writer: Writer) -> None:
         await answering(OK)(reader, writer)

@@ -27,7 +27,7 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     document = fold(job.document, await _log(state, job))
     document.update(status=status, error=error)
     chain = await _chain(state, job)
-    last = Batch(job.next_number, job.next_number, end(document, job.next_number).sse(), final=True)
+    last = Batch(job.next_number, job.next_number, end(document, job.next_number).frame, final=True)
     try:
         await state.responses.commit(chain, document, job.input, job.owner, job.token, last=last)
     except OverBound:  # of the conversation: the response itself is stored

@@ -112,7 +112,7 @@ class Followers:
                 "message": "The response was lost: the state store has lost it, or it was deleted.",
             }
             lost = end({**document, "status": "failed", "error": error}, number + 1)
-            return [Batch(number + 1, number + 1, lost.sse(), final=True)]
+            return [Batch(number + 1, number + 1, lost.frame, final=True)]
         if last is None:
             return []
         if last <= number:
@@ -139,7 +139,7 @@ class Followers:
                 logs = (
                     await self._state.jobs.logs([(response_id, number) for response_id, number, _ in wanted]) if wanted else []
                 )
-            except StateUnavailable as error:
+            except Exception as error:  # noqa: BLE001 (each of them is told)
                 for _, _, future in wanted:
                     if not future.done():
                         future.set_exception(error)

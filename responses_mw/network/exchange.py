@@ -127,8 +127,9 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._wake()
 
     def eof_received(self) -> None:
-        self._complete = self._until_close
-        self._end(self._breaking_off(None))
+        if not self._over:  # TLS may tell an end even of a connection that has been aborted
+            self._complete = self._until_close
+            self._end(self._breaking_off(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._over:

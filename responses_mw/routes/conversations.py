@@ -52,9 +52,8 @@ class ConversationRoutes:
         """``POST /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
         body = await self._body(request, "metadata")
-        if "metadata" not in body:
-            checks.missing("metadata")
-        updated = await state.conversations.update(_id(request), metadata(body["metadata"], "metadata"), caller.owner)
+        # Null, which is as good as absent, takes all of it away: so the official client puts it.
+        updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
         return Answer(_shown(updated))
 
     async def delete(self, request: Request) -> ASGIApp:

@@ -50,7 +50,7 @@ end
 
 local answer = earlier()
 if answer then return answer end
-local appends = new.rest == 'items' and redis.call('HGET', prefix .. 'c', 'owner') == new.owner
+local appends = new.rest == 'items' and not new.aside and redis.call('HGET', prefix .. 'c', 'owner') == new.owner
 if appends and not has_room(REST, new.max_items, new.max_bytes) then return 'bound' end
 
 local segment, path

@@ -60,9 +60,7 @@ class Wakeups:
     async def aclose(self) -> None:
         """Ends all subscriptions."""
         lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            line.task.cancel()
-        await asyncio.gather(*(line.task for line in lines), return_exceptions=True)
+        await asyncio.gather(*(line.aclose() for line in lines))
 
     def _line(self, channel: str) -> _Line:
         name = self._node(channel)
@@ -126,6 +124,9 @@ class _Line:
             self.channels.discard(channel)
             self._changes.put_nowait(("SUNSUBSCRIBE", channel))
 
+    async def aclose(self) -> None:
+        await _cancelled(self.task)
+
     async def _run(self) -> None:
         pause = 0.05
         while True:
@@ -155,8 +156,7 @@ class _Line:
             while True:
                 await self._read(connection)
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await _cancelled(writing)
 
     async def _write(self, connection: Any) -> None:
         while True:
@@ -173,3 +173,10 @@ class _Line:
             self._wakeups.wake(reply[1], reply[2])
         elif reply[0] == b"ssubscribe":
             self._wakeups.wake(reply[1], b"")
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancels until the task has ended: redis-py loses a cancellation that comes as it has just written."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)

@@ -1,0 +1,396 @@
+"""Background responses from end to end, at both mounts, on one replica and on two."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import orjson
+import pytest
+from openai.types.responses import Response
+from scripted import HELLO, Answer, Signal, completion, error, finish, text
+
+if TYPE_CHECKING:
+    from conftest import Ours, Start
+    from scripted import ScriptedUpstream
+
+    from .conftest import Replica
+
+BODY = {"input": "Hi", "model": "tiny", "background": True}
+TYPES = ["response.created", "response.queued", "response.in_progress", "response.output_item.added"]
+RUNNING = {"queued", "in_progress"}
+Event = dict[str, Any]
+
+
+async def create(ours: Ours, **body: Any) -> dict[str, Any]:
+    answer = await ours.http.post("/v1/responses", json={**BODY, **body})
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+async def get(ours: Ours, response_id: str) -> dict[str, Any]:
+    answer = await ours.http.get(f"/v1/responses/{response_id}")
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    Response.model_validate(document, strict=True)
+    return document
+
+
+async def ended(ours: Ours, response_id: str) -> dict[str, Any]:
+    """The document as soon as the response has ended."""
+    async with asyncio.timeout(10):
+        while (document := await get(ours, response_id))["status"] in RUNNING:
+            await asyncio.sleep(0.02)
+    return document
+
+
+async def streamed(ours: Ours, response_id: str, after: int | None = None) -> list[Event]:
+    params = {"stream": "true"} | ({"starting_after": str(after)} if after is not None else {})
+    answer = await ours.http.get(f"/v1/responses/{response_id}", params=params)
+    assert answer.status_code == 200, answer.text
+    assert answer.content.endswith(b"data: [DONE]\n\n")
+    return events_in(answer.content)
+
+
+def events_in(raw: bytes) -> list[Event]:
+    frames = [frame.partition(b"\ndata: ")[2] for frame in raw.split(b"\n\n") if frame.startswith(b"event: ")]
+    return [orjson.loads(frame) for frame in frames]
+
+
+class Follower:
+    """Reads a stream until it ends, or until it is told to leave."""
+
+    def __init__(self, request: Any) -> None:
+        self.raw = b""
+        self._request = request
+        self._news = asyncio.Event()
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def events(self) -> list[Event]:
+        return events_in(self.raw)
+
+    async def _read(self) -> None:
+        async with self._request as answer:
+            assert answer.status_code == 200
+            async for data in answer.aiter_raw():
+                self.raw += data
+                self._news.set()
+
+    async def until(self, awaited: bytes) -> None:
+        async with asyncio.timeout(5):
+            while awaited not in self.raw:
+                self._news.clear()
+                await self._news.wait()
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def follow(ours: Ours, response_id: str, after: int = -1) -> Follower:
+    params = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
+    return Follower(ours.http.stream("GET", f"/v1/responses/{response_id}", params=params))
+
+
+def create_streamed(ours: Ours, **body: Any) -> Follower:
+    return Follower(ours.http.stream("POST", "/v1/responses", json={**BODY, "stream": True, **body}))
+
+
+# -- create and retrieve -------------------------------------------------------------------------------------------------
+
+
+async def test_a_background_response_is_queued_at_once_and_then_completed(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    go = Signal()
+    upstream.stream(*HELLO, before=go)
+    document = await create(ours, metadata={"a": "b"})
+    assert (document["status"], document["output"], document["background"]) == ("queued", [], True)
+    go.set()
+    done = await ended(ours, document["id"])
+    assert done["status"] == "completed"
+    assert done["output_text"] == "Hello"
+    assert done["usage"]["total_tokens"] == 5
+    assert (done["created_at"], done["metadata"]) == (document["created_at"], {"a": "b"})
+
+
+async def test_its_events_are_the_log_and_end_with_the_document(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    follower = create_streamed(ours)
+    await follower.task
+    assert [event["type"] for event in follower.events[:4]] == TYPES
+    assert [event["sequence_number"] for event in follower.events] == list(range(len(follower.events)))
+    document = follower.events[-1]["response"]
+    assert document == await get(ours, document["id"])
+    assert await streamed(ours, document["id"]) == follower.events
+
+
+async def test_the_official_client_creates_polls_and_streams(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    response = await ours.client.responses.create(model="tiny", input="Hi", background=True)
+    while response.status in RUNNING:
+        response = await ours.client.responses.retrieve(response.id)
+    assert response.output_text == "Hello"
+    stream = await ours.client.responses.retrieve(response.id, stream=True, starting_after=5, include_obfuscation=True)
+    assert [event.sequence_number async for event in stream][0] == 6
+
+
+async def test_the_next_response_stands_on_it(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    first = await create(ours)
+    await ended(ours, first["id"])
+    upstream.stream(*HELLO)
+    second = await create(ours, previous_response_id=first["id"], input="More")
+    assert (await ended(ours, second["id"]))["status"] == "completed"
+    assert [message["content"] for message in upstream.requests[-1].json["messages"]] == ["Hi", "Hello", "More"]
+
+
+async def test_a_conversation_takes_it_up(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    conversation = (await ours.http.post("/v1/conversations", json={})).json()["id"]
+    upstream.stream(*HELLO)
+    await ended(ours, (await create(ours, conversation=conversation))["id"])
+    items = (await ours.http.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    assert [item["role"] for item in items] == ["assistant", "user"]
+
+
+async def test_nothing_can_stand_on_it_while_it_runs(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    go = Signal()
+    upstream.stream(*HELLO, before=go)
+    first = await create(ours)
+    answer = await ours.http.post("/v1/responses", json={"input": "x", "model": "tiny", "previous_response_id": first["id"]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "previous_response_id")
+    items = (await ours.http.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+    assert [item["content"][0]["text"] for item in items] == ["Hi"]
+    go.set()
+    await ended(ours, first["id"])
+
+
+async def test_a_fault_of_the_upstream_is_its_end(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.whole(error("too much"), 400)
+    document = await create(ours)
+    done = await ended(ours, document["id"])
+    assert done["status"] == "failed"
+    assert "too much" in done["error"]["message"]
+    assert (await streamed(ours, document["id"]))[-1]["type"] == "response.failed"
+
+
+async def test_an_answer_that_was_cut_is_incomplete(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.whole(completion({"content": "Hel"}, "length"))
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "incomplete"
+
+
+async def test_the_job_runs_with_the_callers_own_credential(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    headers = {"authorization": "Bearer mine", "x-session-id": "s1"}
+    answer = await ours.http.post("/v1/responses", json=BODY, headers=headers)
+    while upstream.requests == []:
+        await asyncio.sleep(0.02)
+    assert {name: upstream.requests[0].headers[name] for name in headers} == headers
+    assert (await ours.http.get(f"/v1/responses/{answer.json()['id']}")).status_code == 404
+    assert (await ours.http.get(f"/v1/responses/{answer.json()['id']}", headers=headers)).status_code == 200
+
+
+async def test_background_needs_store(replica: Replica) -> None:
+    answer = await replica().http.post("/v1/responses", json={**BODY, "store": False})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "background can only be used when `store` is true"
+    assert answer.json()["error"]["param"] == "background"
+
+
+async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str, database: str) -> None:
+    answer = await start_at(mount, redis=database).http.post("/v1/responses", json=BODY)
+    assert answer.status_code == 400
+    assert "secret_keys" in answer.json()["error"]["message"]
+
+
+async def test_the_embedded_store_needs_no_shared_secret(start_at: Start, mount: str, upstream: ScriptedUpstream) -> None:
+    ours = start_at(mount, redis=None)
+    upstream.stream(*HELLO)
+    assert (await ended(ours, (await create(ours))["id"]))["output_text"] == "Hello"
+
+
+# -- following -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_goes_on_at_another_replica_where_it_broke(replica: Replica, upstream: ScriptedUpstream) -> None:
+    here, there = replica(), replica()
+    go = Signal()
+    upstream.stream(text("Hel"), go, text("lo"), finish())
+    first = create_streamed(here)
+    await first.until(b'"Hel"')
+    await first.leave()
+    read = first.events
+    second = follow(there, read[0]["response"]["id"], read[-1]["sequence_number"])
+    go.set()
+    await second.task
+    assert read + second.events == await streamed(here, read[0]["response"]["id"])
+    assert second.events[-1]["response"]["output_text"] == "Hello"
+
+
+async def test_a_client_that_leaves_does_not_stop_the_run(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    go = Signal()
+    answer = upstream.stream(text("Hel"), go, text("lo"), finish())
+    follower = create_streamed(ours)
+    await follower.until(b'"Hel"')
+    await follower.leave()
+    go.set()
+    assert (await ended(ours, follower.events[0]["response"]["id"]))["status"] == "completed"
+    assert not answer.left.is_set()
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 8, 9, 10, 11, 5000])
+async def test_exactly_the_events_with_a_greater_number_come(replica: Replica, upstream: ScriptedUpstream, after: int) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    response_id = (await create(ours))["id"]
+    await ended(ours, response_id)
+    events = await streamed(ours, response_id)
+    assert await streamed(ours, response_id, after) == events[after + 1 :]
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "", "99999999999999999999"])
+async def test_a_starting_point_that_cannot_be_is_refused(replica: Replica, value: str) -> None:
+    answer = await replica().http.get(f"/v1/responses/resp_{'a' * 50}?stream=true&starting_after={value}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+
+
+async def test_many_followers_of_one_response_need_one_subscription(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    ours = replica()
+    go = Signal()
+    upstream.stream(text("Hel"), go, text("lo"), finish())
+    response_id = (await create(ours))["id"]
+    followers = [follow(ours, response_id) for _ in range(50)]
+    for follower in followers:
+        await follower.until(b'"Hel"')
+    import redis
+
+    with redis.Redis.from_url(database) as client:
+        channel = f"rmw:{{{response_id[5:30]}}}:ev:{response_id[30:]}"
+        assert client.execute_command("PUBSUB", "SHARDNUMSUB", channel) == [channel.encode(), 1]
+    go.set()
+    await asyncio.gather(*(follower.task for follower in followers))
+    assert all(follower.events == followers[0].events for follower in followers)
+
+
+async def test_a_log_that_has_expired_is_an_error(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(log_ttl=1)
+    upstream.stream(*HELLO)
+    response_id = (await create(ours))["id"]
+    await ended(ours, response_id)
+    await asyncio.sleep(1.1)
+    answer = await ours.http.get(f"/v1/responses/{response_id}?stream=true")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "stream_expired")
+    assert (await get(ours, response_id))["output_text"] == "Hello"
+
+
+async def test_a_foreground_response_cannot_be_streamed_again(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.whole(completion({"content": "Hello"}))
+    response_id = (await create(ours, background=False))["id"]
+    answer = await ours.http.get(f"/v1/responses/{response_id}?stream=true")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------------------
+
+
+async def cancel(ours: Ours, response_id: str) -> httpx.Response:
+    return await ours.http.post(f"/v1/responses/{response_id}/cancel")
+
+
+def prefill(upstream: ScriptedUpstream) -> Answer:
+    return upstream.stream(*HELLO, before=Signal())
+
+
+def mid_answer(upstream: ScriptedUpstream) -> Answer:
+    return upstream.stream(text("Hel"), Signal(), text("lo"), finish())
+
+
+@pytest.mark.parametrize("script", [prefill, mid_answer])
+async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
+    replica: Replica, upstream: ScriptedUpstream, script: Any
+) -> None:
+    here, there = replica(), replica(workers=0)
+    answer = script(upstream)
+    follower = create_streamed(there)
+    await follower.until(b"output_text.delta" if script is mid_answer else b"response.in_progress")
+    await answer.asked.wait()
+    response_id = follower.events[0]["response"]["id"]
+    began = time.monotonic()
+    cancelled = await cancel(there, response_id)
+    await answer.left.wait(1)
+    assert time.monotonic() - began < 1
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    await follower.task
+    assert follower.events[-1]["type"] == "response.failed"
+    assert follower.events[-1]["response"] == cancelled.json() == await get(here, response_id)
+    assert cancelled.json()["output_text"] == ("Hel" if script is mid_answer else "")
+    assert await streamed(here, response_id) == follower.events
+    assert (await cancel(here, response_id)).json() == cancelled.json()
+
+
+async def test_a_queued_response_that_is_cancelled_never_runs(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(workers=0)
+    response_id = (await create(ours))["id"]
+    assert (await cancel(ours, response_id)).json()["status"] == "cancelled"
+    assert [event["type"] for event in await streamed(ours, response_id)] == [
+        "response.created",
+        "response.queued",
+        "response.failed",
+    ]
+    other = replica()
+    upstream.stream(*HELLO)
+    await ended(other, (await create(other))["id"])
+    assert len(upstream.requests) == 1
+
+
+async def test_many_cancels_at_once_are_one(replica: Replica, upstream: ScriptedUpstream) -> None:
+    here, there = replica(), replica()
+    answer = mid_answer(upstream)
+    response_id = (await create(here))["id"]
+    await answer.asked.wait()
+    answers = await asyncio.gather(*(cancel(one, response_id) for one in (here, there) * 4))
+    assert [one.json() for one in answers] == [await get(here, response_id)] * 8
+    assert [event["type"] for event in await streamed(here, response_id)].count("response.failed") == 1
+
+
+async def test_a_finished_response_stays_as_it_is(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.stream(*HELLO)
+    document = await ended(ours, (await create(ours))["id"])
+    assert (await cancel(ours, document["id"])).json() == document
+
+
+async def test_a_synchronous_response_cannot_be_cancelled(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    upstream.whole(completion({"content": "Hello"}))
+    answer = await cancel(ours, (await create(ours, background=False))["id"])
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
+
+
+async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    answer = mid_answer(upstream)
+    follower = create_streamed(ours)
+    await follower.until(b'"Hel"')
+    response_id = follower.events[0]["response"]["id"]
+    assert (await ours.http.delete(f"/v1/responses/{response_id}")).json()["deleted"]
+    await answer.left.wait(1)
+    await follower.task
+    assert follower.events[-1]["type"] == "response.failed"
+    assert (await ours.http.get(f"/v1/responses/{response_id}")).status_code == 404
+    assert (await ours.http.get(f"/v1/responses/{response_id}?stream=true")).status_code == 404

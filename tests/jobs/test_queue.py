@@ -1,0 +1,97 @@
+"""The queue of background responses: turns, leases, reservations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from responses_mw.ids import random_part
+from responses_mw.state import State, connect
+from responses_mw.state.queue import Queue
+
+LEASE = 5.0
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
+    """An empty queue with one partition."""
+    state = State(connect(redis_url), partitions=1)
+    async with state.client.round_trip() as redis:
+        await redis.flushall()
+    yield state.queue
+    await state.aclose()
+
+
+async def enter(queue: Queue, owner: str, count: int = 1) -> list[str]:
+    jobs = [f"{owner}-{number}-{random_part()}" for number in range(count)]
+    for job in jobs:
+        await queue.reserve(job, owner, 5.0)
+        await queue.ready(job)
+    return jobs
+
+
+async def claim(queue: Queue, *, sweep: bool = True, lease: float = LEASE) -> str | None:
+    return await queue.claim(queue.partitions[0], lease, sweep=sweep)
+
+
+async def test_jobs_of_one_owner_are_claimed_in_order(queue: Queue) -> None:
+    jobs = await enter(queue, "alice", 5)
+    assert [await claim(queue) for _ in jobs] == jobs
+    assert await claim(queue) is None
+
+
+async def test_an_owner_with_one_job_does_not_wait_for_the_thousand_of_another(queue: Queue) -> None:
+    await enter(queue, "alice", 300)
+    for _ in range(100):
+        await claim(queue)
+    bobs = await enter(queue, "bob", 3)
+    owners = [str(await claim(queue)).partition("-")[0] for _ in range(6)]
+    assert owners.count("bob") == 3
+    assert owners.count("alice") == len(bobs)
+
+
+async def test_a_job_is_claimed_again_when_its_lease_is_over(queue: Queue) -> None:
+    (job,) = await enter(queue, "alice")
+    assert await claim(queue, lease=0.05) == job
+    assert await claim(queue) is None
+    await asyncio.sleep(0.1)
+    assert await claim(queue, sweep=False) is None
+    assert await claim(queue) == job
+
+
+async def test_a_renewed_lease_lasts(queue: Queue) -> None:
+    (job,) = await enter(queue, "alice")
+    assert await claim(queue, lease=0.05) == job
+    await queue.renew([job], LEASE)
+    await asyncio.sleep(0.1)
+    assert await claim(queue) is None
+
+
+async def test_a_job_whose_creator_died_is_found_when_its_time_is_over(queue: Queue) -> None:
+    await queue.reserve("job", "alice", 0.05)
+    assert await claim(queue) is None
+    await asyncio.sleep(0.1)
+    assert await claim(queue) == "job"
+
+
+async def test_a_job_that_is_handed_back_comes_first(queue: Queue) -> None:
+    first, second, third = await enter(queue, "alice", 3)
+    assert await claim(queue) == first
+    await queue.ready(first, first=True)
+    assert [await claim(queue) for _ in range(3)] == [first, second, third]
+
+
+async def test_a_step_that_is_repeated_changes_nothing(queue: Queue) -> None:
+    for _ in range(2):
+        await queue.reserve("job", "alice", 5.0)
+    for _ in range(2):
+        await queue.ready("job")
+    assert await claim(queue) == "job"
+    assert await claim(queue) is None
+    for _ in range(2):
+        await queue.drop("job")
+    await queue.ready("job")
+    await queue.renew(["job"], 0.0)
+    assert await claim(queue) is None

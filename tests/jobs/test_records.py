@@ -1,0 +1,227 @@
+"""The record and the log of a background response: who may write, and what a repeat does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from responses_mw.ids import RunIds
+from responses_mw.state import Batch, Chain, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+
+ALICE = "a" * 32
+
+
+@pytest.fixture
+async def state(redis_url: str) -> AsyncIterator[State]:
+    state = State(connect(redis_url))
+    yield state
+    await state.aclose()
+
+
+def batch(first: int, last: int, *, final: bool = False) -> Batch:
+    data = b"".join(b'event: e\ndata: {"sequence_number":%d}\n\n' % number for number in range(first, last + 1))
+    return Batch(first, last, data, final)
+
+
+def document(response_id: str) -> dict[str, Any]:
+    links = {"previous_response_id": None, "conversation": None}
+    return {"id": response_id, "status": "queued", "background": True, "output": [], **links}
+
+
+async def create(state: State) -> str:
+    ids = RunIds()
+    given = [{"type": "message", "id": ids.item("msg"), "role": "user", "content": "Hi"}]
+    await state.jobs.create(document(ids.response), {"model": "m"}, given, ALICE, "sealed", batch(0, 1))
+    return ids.response
+
+
+async def take(state: State, response_id: str, why: str = "run", *, lease: float = 5.0, owner: str = "") -> Taken:
+    return await state.jobs.take(response_id, why, worker="w", lease=lease, max_attempts=2, owner=owner)
+
+
+async def taken(state: State, response_id: str, why: str = "run", *, lease: float = 5.0) -> Job:
+    job = (await take(state, response_id, why, lease=lease)).job
+    assert job is not None
+    return job
+
+
+async def append(state: State, job: Job, one: Batch) -> bool:
+    return (await state.jobs.append([(job.response_id, job.token, one)], 5.0))[0]
+
+
+async def end(state: State, job: Job, number: int, status: str = "completed") -> None:
+    done = {**job.document, "status": status}
+    await state.responses.commit(Chain.new(), done, job.input, ALICE, job.token, last=batch(number, number, final=True))
+
+
+async def numbers(state: State, response_id: str, after: int = -1) -> list[tuple[int, int]]:
+    (log,) = await state.jobs.logs([(response_id, after)])
+    return [(one.first, one.last) for one in log]
+
+
+async def test_a_taken_job_has_what_it_was_created_with(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    assert (job.owner, job.body, job.credential, job.next_number) == (ALICE, {"model": "m"}, "sealed", 2)
+    assert job.document == document(response_id)
+    assert job.input[0]["content"] == "Hi"
+
+
+async def test_only_one_has_a_job(state: State) -> None:
+    response_id = await create(state)
+    await taken(state, response_id)
+    again = await take(state, response_id)
+    assert again.verdict == "held"
+    assert 4.0 < again.left <= 5.0
+
+
+async def test_a_worker_that_lost_its_job_writes_nothing(state: State) -> None:
+    response_id = await create(state)
+    stalled = await taken(state, response_id, lease=0.05)
+    await asyncio.sleep(0.1)
+    job = await taken(state, response_id)
+    assert not await append(state, stalled, batch(2, 2))
+    assert await state.jobs.renew([(response_id, stalled.token), (response_id, job.token)], 5.0) == [False, True]
+    with pytest.raises(Fenced):
+        await end(state, stalled, 2)
+    assert await append(state, job, batch(2, 2))
+    await end(state, job, 3)
+    assert await numbers(state, response_id) == [(0, 1), (2, 2), (3, 3)]
+
+
+async def test_an_append_renews_the_lease(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id, lease=0.1)
+    assert await append(state, job, batch(2, 2))
+    await asyncio.sleep(0.2)
+    assert (await take(state, response_id)).verdict == "held"
+
+
+async def test_a_repeated_append_changes_nothing(state: State) -> None:
+    job = await taken(state, await create(state))
+    assert await append(state, job, batch(2, 4))
+    assert await append(state, job, batch(2, 4))
+    assert await numbers(state, job.response_id) == [(0, 1), (2, 4)]
+
+
+async def test_a_gap_in_the_log_is_refused(state: State) -> None:
+    job = await taken(state, await create(state))
+    assert not await append(state, job, batch(3, 4))
+    with pytest.raises(Fenced):
+        await end(state, job, 5)
+    assert await numbers(state, job.response_id) == [(0, 1)]
+
+
+async def test_a_repeated_end_is_the_same_end(state: State) -> None:
+    job = await taken(state, await create(state))
+    await end(state, job, 2)
+    await end(state, job, 2)
+    assert await numbers(state, job.response_id) == [(0, 1), (2, 2)]
+    assert await state.jobs.end(job.response_id) == 2
+    assert (await take(state, job.response_id)).verdict == "done"
+    assert not await append(state, job, batch(3, 3))
+
+
+async def test_logs_are_read_from_the_batch_that_holds_the_next_event(state: State) -> None:
+    job = await taken(state, await create(state))
+    await append(state, job, batch(2, 4))
+    await append(state, job, batch(5, 5))
+    assert await numbers(state, job.response_id, 3) == [(2, 4), (5, 5)]
+    assert await numbers(state, job.response_id, 4) == [(5, 5)]
+    assert await numbers(state, job.response_id, 5) == []
+
+
+async def test_what_had_no_output_is_run_again_but_not_too_often(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id, lease=0.01)
+    await state.jobs.append([(response_id, job.token, batch(2, 2))], 0.01)
+    await asyncio.sleep(0.05)
+    again = await take(state, response_id, lease=0.01)
+    assert (again.verdict, again.job and again.job.next_number) == ("run", 3)
+    await asyncio.sleep(0.05)
+    assert (await take(state, response_id)).verdict == "lost"
+
+
+async def test_what_had_output_is_lost(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await state.jobs.append([(response_id, job.token, batch(2, 3))], 0.01)
+    await asyncio.sleep(0.05)
+    assert (await state.responses.get(response_id, ALICE)).lost
+    lost = await take(state, response_id, "settle")
+    assert lost.verdict == "lost"
+    assert lost.job is not None
+    assert lost.job.next_number == 4
+
+
+async def test_a_job_that_is_handed_back_was_not_an_attempt(state: State) -> None:
+    response_id = await create(state)
+    for _ in range(5):
+        await state.jobs.release(await taken(state, response_id))
+    assert (await take(state, response_id, "settle")).verdict == "waiting"
+
+
+async def test_a_cancel_takes_the_job_from_whoever_has_it(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    cancelled = await take(state, response_id, "cancel")
+    assert (cancelled.verdict, cancelled.worker) == ("cancelled", "w")
+    assert not await append(state, job, batch(2, 2))
+    assert cancelled.job is not None
+    await end(state, cancelled.job, 2, "cancelled")
+    with pytest.raises(Fenced):
+        await end(state, job, 2)
+    assert (await state.responses.get(response_id, ALICE)).document["status"] == "cancelled"
+
+
+async def test_a_cancel_whose_canceller_died_is_a_cancel_still(state: State) -> None:
+    response_id = await create(state)
+    await taken(state, response_id, "cancel", lease=0.01)
+    await asyncio.sleep(0.05)
+    assert (await take(state, response_id)).verdict == "cancelled"
+
+
+async def test_another_owner_cannot_cancel(state: State) -> None:
+    response_id = await create(state)
+    assert (await take(state, response_id, "cancel", owner="b" * 32)).verdict == "missing"
+    assert (await take(state, response_id)).verdict == "run"
+
+
+async def test_a_job_that_was_given_up_cannot_be_created_any_more(state: State) -> None:
+    ids = RunIds()
+    assert (await take(state, ids.response)).verdict == "missing"
+    with pytest.raises(Deleted):
+        await state.jobs.create(document(ids.response), {}, [], ALICE, "sealed", batch(0, 1))
+
+
+async def test_nothing_can_stand_on_a_response_that_runs(state: State) -> None:
+    response_id = await create(state)
+    with pytest.raises(NotChainable):
+        await state.responses.chain(response_id, ALICE)
+
+
+async def test_a_running_response_lists_its_input(state: State) -> None:
+    response_id = await create(state)
+    assert [item["content"] for item in (await state.responses.input_items(response_id, ALICE)).items] == ["Hi"]
+
+
+async def test_the_credential_is_gone_when_the_response_has_ended(state: State) -> None:
+    job = await taken(state, await create(state))
+    async with state.client.round_trip() as redis:
+        assert len(await redis.keys(f"*:k:{job.response_id[-25:]}")) == 1
+    await end(state, job, 2)
+    async with state.client.round_trip() as redis:
+        assert await redis.keys(f"*:k:{job.response_id[-25:]}") == []
+
+
+async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
+    job = await taken(state, await create(state))
+    await state.responses.delete(job.response_id, ALICE)
+    assert not await append(state, job, batch(2, 2))
+    with pytest.raises(Deleted):
+        await end(state, job, 2)
+    with pytest.raises(Missing):
+        await state.jobs.end(job.response_id)
