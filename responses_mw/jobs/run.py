@@ -59,7 +59,7 @@ class JobRunner:
         headers = orjson.loads(self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner))
         caller = Caller(job.owner, headers, self._scope)
         try:
-            request = replace(parse({**job.body, "input": []}, self._limits), items=job.input)
+            request = replace(parse({**job.body, "input": []}, self._limits), items=job.input, stream=True)
             run = await self._runner.resume(request, caller, dict(job.document), job.token)
         except StateUnavailable:
             raise

@@ -256,6 +256,8 @@ class Assembler:
         if not self._splitter:
             self._text(OUTPUT_TEXT, content, logprobs)
             return
+        if not isinstance(content, str):
+            malformed("delta")
         for thinking, piece in self._splitter.feed(content):
             self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
 

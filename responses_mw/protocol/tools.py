@@ -79,7 +79,8 @@ def check_tool_choice(choice: Any, tools: list[Tool]) -> Any:
         checked = _choice_object(choice, {tool["name"] for tool in tools})
         mode, offered = checked.get("mode", "required"), checked.get("tools", tools)
     if mode == "required" and not offered:
-        raise BadRequest("Tool choice 'required' must be specified with 'tools' parameter.", param="tool_choice")
+        message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
+        raise BadRequest(message, param="tool_choice", code="invalid_value")
     return checked
 
 
@@ -103,5 +104,6 @@ def _named(choice: Any, path: str, names: set[str]) -> dict[str, Any]:
     checks.one_of(checks.required(checked, "type", path, checks.string), f"{path}.type", {"function"})
     name = checks.required(checked, "name", path, checks.string)
     if name not in names:
-        raise BadRequest(f"Tool choice '{name}' not found in 'tools' parameter.", param=f"{path}.name", code="invalid_value")
+        message = f"Invalid '{path}.name': '{name}' not found in the 'tools' parameter."
+        raise BadRequest(message, param=f"{path}.name", code="invalid_value")
     return checked

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 
+_MOST = 2**53 - 1
+"""More is no count, and no number that every client can read."""
+
+
 def _count(holder: Any, *names: str) -> int:
     """The first of ``names`` that ``holder`` has as a number; servers leave out what they do not know."""
     if isinstance(holder, dict):
         for name in names:
             value = holder.get(name)
-            if isinstance(value, int):
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
                 return value
     return 0
 

@@ -111,6 +111,7 @@ async def test_a_background_response_is_queued_at_once_and_then_completed(replic
     assert (document["status"], document["output"], document["background"]) == ("queued", [], True)
     go.set()
     done = await ended(ours, document["id"])
+    assert upstream.requests[0].json["stream"] is True  # somebody may come to follow it
     assert done["status"] == "completed"
     assert done["output_text"] == "Hello"
     assert done["usage"]["total_tokens"] == 5

@@ -138,7 +138,8 @@ def test_a_named_call_whose_last_fragment_finishes() -> None:
 
 
 def test_no_arguments_at_all_are_an_empty_object_and_one_delta() -> None:
-    for arguments in (None, "", {}):
+    nothing: tuple[Any, ...] = (None, "", {})
+    for arguments in nothing:
         events = decoded(run([calls(fragment(name="f", id="a", arguments=arguments)), STOP]))
         assert [event["delta"] for event in events if event["type"].endswith("arguments.delta")] == ["{}"]
 

@@ -1,0 +1,269 @@
+"""Real processes that are killed, stopped, or told to stop while a background response runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from conftest import Ours
+from scripted import HELLO, Signal, finish, text
+
+from .conftest import SECRET
+from .test_background import RUNNING, create, create_streamed, ended, follow, get, streamed
+
+if TYPE_CHECKING:
+    from conftest import Serve
+    from scripted import ScriptedUpstream
+
+    from .conftest import Replica
+
+LEASE = 1.0
+CHAOS = Path(__file__).parents[2] / "scripts" / "chaos.py"
+
+
+@pytest.fixture
+def mount() -> str:
+    return "proxy"
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
+    return serve(upstream)
+
+
+class Server:
+    """``responses-mw serve`` or ``worker`` as a process of its own."""
+
+    def __init__(self, command: str, settings: dict[str, Any]) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
+        self.port = settings.get("port", 0)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it says that it begins
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(10)
+
+    async def ours(self) -> Ours:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except OSError:
+                    await asyncio.sleep(0.05)
+                else:
+                    writer.close()
+                    return Ours(f"http://127.0.0.1:{self.port}")
+
+
+Run = Callable[..., Server]
+
+
+@pytest.fixture
+def run(database: str, upstream_url: str) -> Iterator[Run]:
+    with ExitStack() as stack:
+
+        def run(command: str = "serve", **settings: Any) -> Server:
+            defaults = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "lease_seconds": LEASE}
+            if command == "serve":
+                with socket.create_server(("127.0.0.1", 0)) as listener:
+                    settings["port"] = listener.getsockname()[1]
+            server = Server(command, {**defaults, **settings})
+            stack.callback(server.process.wait)
+            stack.callback(server.process.kill)
+            assert server.process.stdout is not None
+            stack.callback(server.process.stdout.close)
+            return server
+
+        yield run
+
+
+async def begun(server: Server, upstream: ScriptedUpstream, *, go: Signal | None = None) -> str:
+    """A response whose first token has been seen."""
+    upstream.stream(text("Hel"), go or Signal(), text("lo"), finish())
+    async with aclosing(await server.ours()) as ours:
+        follower = create_streamed(ours)
+        await follower.until(b'"Hel"')
+        await follower.leave()
+        return str(follower.events[0]["response"]["id"])
+
+
+async def test_a_worker_that_is_killed_in_mid_answer_ends_its_response_as_failed(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    other, doomed = replica(workers=0, lease_seconds=LEASE), run()
+    response_id = await begun(doomed, upstream)
+    follower = follow(other, response_id)
+    doomed.signal(signal.SIGKILL)
+    document = await ended(other, response_id)
+    assert document["status"] == "failed"
+    assert document["error"]["code"] == "server_error"
+    assert "lost" in document["error"]["message"]
+    assert (document["output_text"], document["output"][0]["status"]) == ("Hel", "incomplete")
+    await asyncio.wait_for(follower.task, 5)
+    assert follower.events[-1]["response"] == document
+    assert follower.events == await streamed(other, response_id)
+
+
+async def test_a_worker_that_is_killed_before_the_first_output_is_replaced(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    doomed = run()
+    answer = upstream.stream(*HELLO, before=Signal())
+    async with aclosing(await doomed.ours()) as ours:
+        response_id = (await create(ours))["id"]
+    await answer.asked.wait()
+    other = replica(lease_seconds=LEASE)
+    upstream.stream(*HELLO)
+    doomed.signal(signal.SIGKILL)
+    assert (await ended(other, response_id))["output_text"] == "Hello"
+    events = await streamed(other, response_id)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events].count("response.in_progress") == 1
+
+
+async def test_a_worker_that_was_stalled_writes_nothing_when_it_wakes_up(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    other, stalled = replica(workers=0, lease_seconds=LEASE), run()
+    go = Signal()
+    response_id = await begun(stalled, upstream, go=go)
+    stalled.signal(signal.SIGSTOP)
+    go.set()
+    document = await ended(other, response_id)
+    assert document["status"] == "failed"
+    stalled.signal(signal.SIGCONT)
+    await asyncio.sleep(LEASE)
+    assert await get(other, response_id) == document
+    assert (await streamed(other, response_id))[-1]["response"] == document
+
+
+async def test_what_died_with_all_replicas_is_settled_by_the_first_that_comes_back(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    doomed = run()
+    response_id = await begun(doomed, upstream)
+    doomed.signal(signal.SIGKILL)
+    await asyncio.sleep(LEASE)
+    assert (await ended(replica(lease_seconds=LEASE), response_id))["status"] == "failed"
+
+
+async def test_a_get_settles_what_no_worker_looks_after(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+    doomed = run()
+    response_id = await begun(doomed, upstream)
+    doomed.signal(signal.SIGKILL)
+    await asyncio.sleep(1.2 * LEASE)
+    assert (await get(replica(workers=0, lease_seconds=LEASE), response_id))["status"] == "failed"
+
+
+async def test_a_worker_alone_runs_what_servers_took(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(workers=0)
+    upstream.stream(*HELLO)
+    response_id = (await create(ours))["id"]
+    worker = run("worker")
+    assert (await ended(ours, response_id))["output_text"] == "Hello"
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+# -- draining ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_followers(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    other, leaving = replica(workers=0), run()
+    go = Signal()
+    response_id = await begun(leaving, upstream, go=go)
+    async with aclosing(await leaving.ours()) as ours:
+        follower = follow(ours, response_id)
+        await follower.until(b'"Hel"')
+        leaving.signal(signal.SIGTERM)
+        await asyncio.wait_for(follower.task, 2)
+        read = follower.events
+    assert read[-1]["type"] == "response.output_text.delta"
+    assert b"[DONE]" not in follower.raw
+    assert (await get(other, response_id))["status"] == "in_progress"
+    go.set()
+    assert (await ended(other, response_id))["output_text"] == "Hello"
+    leaving.wait()
+    assert read + await streamed(other, response_id, len(read) - 1) == await streamed(other, response_id)
+
+
+async def test_what_has_no_output_yet_is_handed_to_another_worker_at_once(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    leaving = run(lease_seconds=60)
+    answer = upstream.stream(*HELLO, before=Signal())
+    async with aclosing(await leaving.ours()) as ours:
+        response_id = (await create(ours))["id"]
+    await answer.asked.wait()
+    other = replica(lease_seconds=60)
+    upstream.stream(*HELLO)
+    began = time.monotonic()
+    leaving.signal(signal.SIGTERM)
+    assert (await ended(other, response_id))["output_text"] == "Hello"
+    assert time.monotonic() - began < 5
+    await answer.left.wait(1)
+    leaving.wait()
+
+
+async def test_what_takes_too_long_fails_when_the_time_is_over(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+    other, leaving = replica(workers=0), run(drain_seconds=0.2, lease_seconds=60)
+    response_id = await begun(leaving, upstream)
+    leaving.signal(signal.SIGTERM)
+    document = await ended(other, response_id)
+    assert (document["status"], document["output_text"]) == ("failed", "Hel")
+    assert "stopped" in document["error"]["message"]
+    leaving.wait()
+
+
+# -- the store -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    ours = replica(lease_seconds=LEASE)
+    answer = upstream.stream(text("Hel"), Signal(), text("lo"), finish())
+    follower = create_streamed(ours)
+    await follower.until(b'"Hel"')
+    with redis.Redis.from_url(database) as client:
+        client.flushdb()
+    await answer.left.wait(2)
+    await asyncio.wait_for(follower.task, 5)
+    last = follower.events[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["sequence_number"] == len(follower.events) - 1
+
+
+async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(workers=0)
+    response_id = (await create(ours))["id"]
+    strange = replica(secret_keys=["a secret that belongs to somebody else"], lease_seconds=0.3)
+    await asyncio.sleep(0.5)
+    assert (await get(strange, response_id))["status"] in RUNNING
+    upstream.stream(*HELLO)
+    assert (await ended(replica(lease_seconds=0.3), response_id))["output_text"] == "Hello"
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.timeout(90)
+def test_chaos_in_its_short_form() -> None:
+    """The script checks: all responses end, logs are contiguous with one end, followers read what the logs hold."""
+    command = [sys.executable, str(CHAOS), "--jobs", "24", "--seconds", "8", "--patience", "30"]
+    played = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
+    assert played.returncode == 0, played.stdout + played.stderr
