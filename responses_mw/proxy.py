@@ -203,16 +203,9 @@ def _response_headers(response: httpx.Response) -> Headers:
 
 
 def _unanswered(error: httpx.TransportError) -> UpstreamError:
-    if isinstance(error, httpx.TimeoutException) and _caused_by_timeout(error):
+    if isinstance(error, httpx.TimeoutException):
         return UpstreamTimeout("The upstream did not answer in time")
     return UpstreamUnreachable("The upstream cannot be reached")
-
-
-def _caused_by_timeout(error: BaseException | None) -> bool:
-    """httpx-aiohttp calls every lost or refused connection a ``ConnectTimeout``: only the cause tells."""
-    while error is not None and not isinstance(error, TimeoutError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:

@@ -67,7 +67,7 @@ keep_segment(segment)
 for ancestor in string.gmatch(path, '([a-z0-9]+):') do keep_segment(ancestor) end
 if appends then append_items(REST, new.ttl) end
 if new.job then
-  append_batch(new.random, new.job.first, new.job.last, ARGV[4], true)
+  append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
   redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping')
   redis.call('DEL', prefix .. 'k:' .. new.random)
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)

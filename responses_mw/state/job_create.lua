@@ -10,6 +10,6 @@ redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', ARGV[1], 'made', ARGV[2], 'st
   'attempts', 0, 'next_seq', 0, 'document', ARGV[4], 'job', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('SET', prefix .. 'k:' .. random, ARGV[6], 'PX', ARGV[3])
-append_batch(random, 0, ARGV[8] - 1, ARGV[7])
+append_batch(KEYS[1], 0, ARGV[8] - 1, ARGV[7])
 redis.call('PEXPIRE', prefix .. 'e:' .. random, ARGV[3])
 return 'created'

@@ -81,18 +81,19 @@ local function refusal(owner)
   if tonumber(meta[1]) > VERSION then return 'newer' end
 end
 
--- Appends to the log of the response in KEYS[1] a batch of events, numbered from `first` to `last`; `final` marks that which ends it.
+-- Appends to the log of the response in `record` a batch of events, numbered from `first` to `last`; `final` marks that which ends it.
 -- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
 -- Nil if it stands in the log now, else the number that the log goes on with.
-local function append_batch(random, first, last, batch, final)
-  local log, id = prefix .. 'e:' .. random, string.format('%d-0', last + 1)
-  local next_seq = tonumber(redis.call('HGET', KEYS[1], 'next_seq'))
+local function append_batch(record, first, last, batch, final)
+  local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
+  local log, id = slot .. 'e:' .. random, string.format('%d-0', last + 1)
+  local next_seq = tonumber(redis.call('HGET', record, 'next_seq'))
   if next_seq == last + 1 then
     local entry = redis.call('XRANGE', log, id, id)[1]
     if entry and entry[2][2] == batch then return nil end
   end
   if next_seq ~= first then return next_seq end
   if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
-  redis.call('HSET', KEYS[1], 'next_seq', last + 1)
-  redis.call('SPUBLISH', prefix .. 'ev:' .. random, '')
+  redis.call('HSET', record, 'next_seq', last + 1)
+  redis.call('SPUBLISH', slot .. 'ev:' .. random, '')
 end

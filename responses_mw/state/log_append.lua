@@ -1,12 +1,20 @@
--- Appends a batch of events to the log of a running background response, and renews its lease.
--- KEYS: record
--- ARGV: 1 token, 2 first and 3 last number, 4 batch, 5 lease in ms
--- Answers: 'appended'; 'fenced'; the number that the log goes on with, if that is not the first
+-- Appends a batch of events each to the logs of running background responses, and renews their leases.
+-- KEYS: records; in a cluster of one slot
+-- ARGV: 1 lease in ms, then for each record token, first and last number, batch
+-- Answers for each: 1 it was appended, or had been; 0 somebody else has the response, or its log does not go on there
 
-local record = redis.call('HMGET', KEYS[1], 'token', 'status')
-if record[1] ~= ARGV[1] or TERMINAL[record[2]] then return 'fenced' end
-local random = string.match(KEYS[1], '[a-z0-9]+$')
-local goes_on = append_batch(random, tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4])
-if goes_on then return goes_on end
-redis.call('HSET', KEYS[1], 'lease_until', now_ms() + ARGV[5])
-return 'appended'
+local until_then, answers = now_ms() + ARGV[1], {}
+
+local function append(record, token, first, last, batch)
+  local found = redis.call('HMGET', record, 'token', 'status')
+  if found[1] ~= token or TERMINAL[found[2]] then return 0 end
+  if append_batch(record, tonumber(first), tonumber(last), batch) then return 0 end
+  redis.call('HSET', record, 'lease_until', until_then)
+  return 1
+end
+
+for i, record in ipairs(KEYS) do
+  local at = 4 * i - 2
+  answers[i] = append(record, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+end
+return answers

@@ -137,14 +137,9 @@ def _status(code: Any) -> int | None:
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     """The error for an answer that never began."""
-    if isinstance(error, TimeoutError) or _timed_out(error):
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
         return UpstreamTimeout("The upstream did not answer in time.")
     return UpstreamUnreachable(f"The upstream cannot be reached ({type(error).__name__}).")
-
-
-def _timed_out(error: httpx.HTTPError) -> bool:
-    """The aiohttp transport maps also lost connections to time-outs: what counts is the cause."""
-    return isinstance(error, httpx.TimeoutException) and "Timeout" in type(error.__cause__ or error).__name__
 
 
 def as_response_error(error: UpstreamError) -> tuple[str, str]:

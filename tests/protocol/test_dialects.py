@@ -1,0 +1,236 @@
+"""What each kind of server gets: a test for every cell of the table, by the quirk that made it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from responses_mw.errors import NotSupported
+from responses_mw.protocol.chat import to_chat
+from responses_mw.protocol.dialects import DIALECTS
+from responses_mw.protocol.request import parse
+
+ALL = sorted(DIALECTS)
+TOOL = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}
+OTHER = {"type": "function", "name": "g"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+REASONING = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+
+
+def chat(dialect: str, **body: Any) -> dict[str, Any]:
+    request = parse({"input": "Hi", **body})
+    return to_chat(request, request.items, DIALECTS[dialect], model="m")
+
+
+def refused(dialect: str, param: str, **body: Any) -> None:
+    with pytest.raises(NotSupported) as raised:
+        chat(dialect, **body)
+    assert raised.value.param == param
+    assert dialect in raised.value.message
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_nothing_is_sent_that_was_not_set(dialect: str) -> None:
+    assert chat(dialect) == {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_a_stream_asks_for_usage_where_that_can_be_asked(dialect: str) -> None:
+    options = {} if dialect == "transformers" else {"stream_options": {"include_usage": True}}
+    assert chat(dialect, stream=True) == {**chat(dialect), "stream": True, **options}
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_the_output_bound_has_the_servers_name_and_stands_once(dialect: str) -> None:
+    name = "max_completion_tokens" if dialect in ("openai", "vllm", "litellm") else "max_tokens"
+    assert {key: value for key, value in chat(dialect, max_output_tokens=9).items() if "tokens" in key} == {name: 9}
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_empty_tools_and_tools_that_must_not_be_called_are_not_sent(dialect: str) -> None:
+    assert chat(dialect, tools=[]) == chat(dialect)
+    assert chat(dialect, tools=[TOOL], tool_choice="none") == chat(dialect)
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_tools_go_without_nulls_and_without_a_choice_that_is_the_default(dialect: str) -> None:
+    body = chat(dialect, tools=[TOOL])
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}]
+    assert "tool_choice" not in body
+
+
+def test_tgi_needs_the_parameters_of_every_tool() -> None:
+    assert chat("tgi", tools=[OTHER])["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("openai", {"type": "function", "function": {"name": "f"}}),
+        ("vllm", {"type": "function", "function": {"name": "f"}}),
+        ("sglang", {"type": "function", "function": {"name": "f"}}),
+        ("litellm", {"type": "function", "function": {"name": "f"}}),
+        ("tgi", "f"),
+        ("llamacpp", "required"),
+    ],
+)
+def test_a_function_is_forced_in_the_servers_way(dialect: str, expected: Any) -> None:
+    body = chat(dialect, tools=[TOOL, OTHER], tool_choice={"type": "function", "name": "f"})
+    assert body["tool_choice"] == expected
+    assert len(body["tools"]) == (1 if dialect == "llamacpp" else 2)
+
+
+@pytest.mark.parametrize("dialect", ["ollama", "transformers"])
+def test_what_cannot_force_a_call_says_so(dialect: str) -> None:
+    refused(dialect, "tool_choice", tools=[TOOL], tool_choice="required")
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_allowed_tools_are_all_that_is_offered(dialect: str) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    assert [tool["function"]["name"] for tool in chat(dialect, tools=[TOOL, OTHER], tool_choice=choice)["tools"]] == ["g"]
+
+
+def test_a_forced_call_binds_the_first_turn_only() -> None:
+    request = parse({"input": "Hi", "tools": [TOOL], "tool_choice": "required"})
+    assert "tool_choice" not in to_chat(request, request.items, DIALECTS["vllm"], model="m", first_turn=False)
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_parallel_calls_are_told_only_where_that_is_understood(dialect: str) -> None:
+    sent = dialect in ("openai", "vllm", "sglang", "litellm")
+    assert ("parallel_tool_calls" in chat(dialect, tools=[TOOL], parallel_tool_calls=False)) is sent
+
+
+def test_a_schema_goes_in_the_servers_form() -> None:
+    wanted = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    inner = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    assert chat("vllm", text={"format": wanted})["response_format"] == {"type": "json_schema", "json_schema": inner}
+    tgi = {"type": "json_schema", "value": {"name": "n", "schema": {"type": "object"}}}
+    assert chat("tgi", text={"format": wanted})["response_format"] == tgi
+    assert chat("tgi", text={"format": {"type": "json_object"}})["response_format"]["value"] == {"type": "object"}
+    assert "response_format" not in chat("tgi", text={"format": {"type": "text"}})
+    refused("transformers", "text.format", text={"format": wanted})
+
+
+def test_effort_goes_in_the_servers_way() -> None:
+    none = chat("vllm", reasoning={"effort": "none"})
+    assert (none["reasoning_effort"], none["chat_template_kwargs"]) == ("none", {"enable_thinking": False})
+    given = chat("vllm", reasoning={"effort": "low"}, chat_template_kwargs={"enable_thinking": False, "x": 1})
+    assert given["chat_template_kwargs"] == {"enable_thinking": False, "x": 1}
+    for dialect in ("openai", "sglang", "llamacpp", "ollama", "litellm"):
+        assert chat(dialect, reasoning={"effort": "none"}) == {**chat(dialect), "reasoning_effort": "none"}
+    for dialect in ("tgi", "transformers"):
+        refused(dialect, "reasoning.effort", reasoning={"effort": "low"})
+
+
+def test_verbosity_goes_where_it_can() -> None:
+    assert chat("openai", text={"verbosity": "low"})["verbosity"] == "low"
+    assert chat("vllm", text={"verbosity": "low"})["chat_template_kwargs"] == {"verbosity": "low"}
+    assert chat("tgi", text={"verbosity": "medium"}) == chat("tgi")
+    refused("ollama", "text.verbosity", text={"verbosity": "low"})
+
+
+def test_tgi_gets_no_default_that_means_something_else_there() -> None:
+    assert chat("tgi", presence_penalty=0, top_p=1) == chat("tgi")
+    assert chat("tgi", stop="x")["stop"] == ["x"]
+    with pytest.raises(NotSupported, match="presence_penalty"):
+        chat("tgi", presence_penalty=0.5)
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_hints_are_sent_only_where_they_are_known(dialect: str) -> None:
+    body = chat(dialect, user="u", safety_identifier="s", prompt_cache_key="k", metadata={"a": "b"}, service_tier="flex")
+    known = {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "flex"}
+    assert body == {**chat(dialect), **(known if dialect in ("openai", "litellm") else {})}
+
+
+def test_what_asks_for_something_is_refused_where_nobody_heeds_it() -> None:
+    refused("vllm", "prompt_cache_retention", prompt_cache_retention="24h")
+    assert chat("openai", prompt_cache_retention="24h")["prompt_cache_retention"] == "24h"
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_developers_are_the_system_where_there_is_no_such_role(dialect: str) -> None:
+    messages = chat(dialect, instructions="A", input=[{"role": "user", "content": "x"}, {"role": "developer", "content": "B"}])
+    roles = [message["role"] for message in messages["messages"]]
+    if dialect in ("openai", "vllm", "litellm"):
+        assert roles == ["system", "user", "developer"]
+    elif dialect in ("tgi", "llamacpp", "transformers"):
+        assert messages["messages"] == [{"role": "system", "content": "A\n\nB"}, {"role": "user", "content": "x"}]
+    else:
+        assert roles == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_reasoning_goes_back_where_there_is_a_place_for_it(dialect: str) -> None:
+    items = [{"role": "user", "content": "x"}, REASONING, CALL, OUTPUT]
+    assistant = chat(dialect, input=items)["messages"][1]
+    place = {"vllm": "reasoning", "ollama": "reasoning", "sglang": "reasoning_content", "llamacpp": "reasoning_content"}
+    place["litellm"] = "reasoning_content"
+    assert {key: value for key, value in assistant.items() if key.startswith("reasoning")} == (
+        {place[dialect]: "Hm."} if dialect in place else {}
+    )
+
+
+def test_tgi_takes_calls_apart_from_text_and_their_arguments_as_an_object() -> None:
+    items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Look:"}, CALL, OUTPUT]
+    _, text, calls, _ = chat("tgi", input=items)["messages"]
+    assert text == {"role": "assistant", "content": "Look:"}
+    assert "content" not in calls
+    assert calls["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_arguments_that_are_no_json_are_mended_where_the_server_parses_them(dialect: str) -> None:
+    items = [{**CALL, "arguments": "{not json"}, OUTPUT]
+    arguments = chat(dialect, input=items)["messages"][0]["tool_calls"][0]["function"]["arguments"]
+    if dialect in ("openai", "litellm"):
+        assert arguments == "{not json"
+    elif dialect == "tgi":
+        assert arguments == {"malformed_arguments": "{not json"}
+    else:
+        assert arguments == '{"malformed_arguments":"{not json"}'
+
+
+def part(**content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [content]}]
+
+
+def test_ollama_takes_images_as_data_only() -> None:
+    refused("ollama", "input[0].content[0].image_url", input=part(type="input_image", image_url="https://x/y.png"))
+    data = "data:image/png;base64,AAAA"
+    message = chat("ollama", input=part(type="input_image", image_url=data, detail="low"))["messages"][0]
+    assert message["content"] == [{"type": "image_url", "image_url": {"url": data, "detail": "low"}}]
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_audio_video_and_pdf_go_where_they_can(dialect: str) -> None:
+    pdf = base64.b64encode(b"%PDF-1.7").decode()
+    kinds = {
+        "type": (part(type="input_audio", input_audio={"data": "AA", "format": "wav"}), "openai vllm llamacpp litellm"),
+        "type ": (part(type="input_video", video_url="https://x/y.mp4"), "vllm sglang"),
+        "file_data": (part(type="input_file", file_data=pdf, filename="a.pdf"), "openai litellm"),
+    }
+    for name, (items, able) in kinds.items():
+        if dialect in able.split():
+            assert len(chat(dialect, input=items)["messages"][0]["content"]) == 1
+        else:
+            refused(dialect, f"input[0].content[0].{name.strip()}", input=items)
+
+
+def test_a_text_file_is_inlined_under_its_name() -> None:
+    data = "data:text/plain;base64," + base64.b64encode("Grüße".encode()).decode()
+    message = chat("vllm", input=part(type="input_file", file_data=data, filename="a.txt"))["messages"][0]
+    assert message["content"] == "a.txt:\nGrüße"
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_an_unfinished_last_message_is_continued(dialect: str) -> None:
+    items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once", "status": "incomplete"}]
+    body = chat(dialect, input=items)
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in chat(dialect, input=items[:1])

@@ -1,0 +1,158 @@
+"""What a request's body may say: every parameter of the official client is honoured or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.protocol.request import PARAMETERS, REFUSED, Limits, parse
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+def test_every_parameter_of_the_official_client_is_honoured_or_refused_by_name() -> None:
+    names = {*ResponseCreateParamsBase.__annotations__, "stream"}
+    assert len(names) > 30
+    assert names - PARAMETERS.keys() - REFUSED.keys() == {"input", "tools"}
+
+
+@pytest.mark.parametrize("name", sorted({*ResponseCreateParamsBase.__annotations__} - {"input"}))
+def test_null_is_absent(name: str) -> None:
+    assert parse({"input": "Hi", name: None}) == parse({"input": "Hi"})
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "input", "missing_required_parameter"),
+        ({"input": 3}, "input", "invalid_type"),
+        ({"input": [3]}, "input[0]", "invalid_type"),
+        ({"input": [{}]}, "input[0].type", "missing_required_parameter"),
+        ({"input": [{"type": "spell"}]}, "input[0].type", "invalid_value"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role", "invalid_value"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content", "invalid_type"),
+        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type", "invalid_value"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "ftp://x"}]}]},
+            "input[0].content[0].image_url",
+            "invalid_image_url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "http://x"}]}]},
+            "input[0].content[0].file_url",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
+            "input[0].arguments",
+            "missing_required_parameter",
+        ),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", "missing_required_parameter"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c" * 65, "output": "x"}]},
+            "input[0].call_id",
+            "string_above_max_length",
+        ),
+        ({"input": "x", "temperature": "hot"}, "temperature", "invalid_type"),
+        ({"input": "x", "temperature": True}, "temperature", "invalid_type"),
+        ({"input": "x", "temperature": 2.1}, "temperature", "decimal_above_max_value"),
+        ({"input": "x", "top_p": -0.1}, "top_p", "decimal_below_min_value"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
+        ({"input": "x", "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
+        ({"input": "x", "include": ["everything"]}, "include[0]", "invalid_value"),
+        ({"input": "x", "metadata": {"k": 1}}, "metadata.k", "invalid_type"),
+        ({"input": "x", "reasoning": {"effort": "heroic"}}, "reasoning.effort", "invalid_value"),
+        ({"input": "x", "reasoning": {"mode": "pro"}}, "reasoning.mode", "invalid_value"),
+        ({"input": "x", "reasoning": {"depth": 1}}, "reasoning.depth", "unknown_parameter"),
+        ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value"),
+        (
+            {"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}},
+            "text.format.schema",
+            "missing_required_parameter",
+        ),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
+        ({"input": "x", "tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name", "invalid_value"),
+        ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"input": "x", "tools": [{"type": "wand"}]}, "tools[0].type", "invalid_value"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        (
+            {"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+            "tool_choice.name",
+            "invalid_value",
+        ),
+        ({"input": "x", "tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+        ({"input": "x", "conversation": "c1"}, "conversation", "invalid_value"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id", "mutually_exclusive_parameters"),
+        ({"input": "x", "background": True, "store": False}, "background", "unsupported_parameter"),
+        ({"input": "x", "truncation": "auto"}, "truncation", "unsupported_parameter"),
+        ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
+        ({"input": "x", "moderation": {}}, "moderation", "unsupported_parameter"),
+        ({"input": "x", "messages": []}, "messages", "unsupported_parameter"),
+        ({"input": "x", "max_tokens": 5}, "max_tokens", "unsupported_parameter"),
+        ({"input": "x", "n": 2}, "n", "unsupported_parameter"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        parse(body)
+    assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
+    assert param in raised.value.message
+
+
+def test_more_than_the_bounds_is_refused() -> None:
+    with pytest.raises(BadRequest, match="array too long"):
+        parse({"input": [{"role": "user", "content": "x"}] * 3}, Limits(items=2))
+    with pytest.raises(BadRequest, match="array too long"):
+        parse({"input": "x", "tools": [TOOL] * 3}, Limits(tools=2))
+    with pytest.raises(TooLarge):
+        parse({"input": "x", "metadata": {"a": [[[[[]]]]]}}, Limits(depth=4))
+
+
+def test_what_the_reference_does_not_know_goes_to_the_upstream_as_it_is() -> None:
+    extra = {"top_k": 5, "seed": 1, "stop": ["x"], "chat_template_kwargs": {"a": None}, "priority": -1}
+    request = parse({"input": "Hi", **extra, "client_metadata": {"a": 1}, "request_id": "r", "min_p": None})
+    assert request.extra == extra
+
+
+def test_what_the_official_client_gave_may_come_back_with_all_its_nulls() -> None:
+    text = ResponseOutputText(type="output_text", text="Hm", annotations=[], logprobs=None)
+    items = [
+        ResponseReasoningItem(id="rs_1", type="reasoning", summary=[]),
+        ResponseOutputMessage(id="msg_1", type="message", role="assistant", status="completed", content=[text]),
+        ResponseFunctionToolCall(type="function_call", call_id="c1", name="f", arguments="{}"),
+    ]
+    dumped = [item.model_dump() for item in items]
+    output = {"type": "function_call_output", "call_id": "c1", "output": "ok", "id": None, "status": None}
+    parsed = parse({"input": [*dumped, output]}).items
+    assert [item["type"] for item in parsed] == ["reasoning", "message", "function_call", "function_call_output"]
+    assert all(value is not None for item in parsed for value in item.values())
+
+
+def test_a_bare_string_is_a_message_of_the_user() -> None:
+    assert parse({"input": "Hi"}).items == [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    ]
+
+
+def test_an_item_with_an_id_alone_is_a_reference() -> None:
+    assert parse({"input": [{"id": "msg_1"}]}).items == [{"type": "item_reference", "id": "msg_1"}]
