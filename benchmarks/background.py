@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,7 +88,7 @@ async def _run_all(client: httpx.AsyncClient, streams: int, followers: int, toke
             await _follow(client, path, lags)
         else:
             await asyncio.sleep(tokens / TOKENS_PER_SECOND)
-        while (status := (await client.get(path)).json()["status"]) in ("queued", "in_progress"):
+        while (status := (await client.get(path)).json()["status"]) in ("queued", "in_progress"):  # noqa: ASYNC110
             await asyncio.sleep(1)
         return bool(status == "completed")
 
@@ -102,7 +101,3 @@ async def _follow(client: httpx.AsyncClient, path: str, lags: list[int]) -> None
         async for data in answer.aiter_raw():
             now = monotonic_us()
             lags += [now - int(sent) for sent in STAMPED_DELTA.findall(data)]
-
-
-if __name__ == "__main__":
-    print(measure_background(*map(int, sys.argv[1:4])))

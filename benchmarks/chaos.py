@@ -1,7 +1,7 @@
 """Background responses while replicas and Valkey are killed and stopped at random; afterwards every law of them is checked.
 
-    python scripts/chaos.py                        100 jobs, 60 seconds of chaos
-    python scripts/chaos.py --jobs 30 --seconds 8  the short form, which is in the tests
+    scripts/chaos                        100 jobs, 60 seconds of chaos
+    scripts/chaos --jobs 24 --seconds 8  the short form, which is in the tests
 
 Real processes: three replicas, a Valkey with an append-only file, and a chat server that counts how often it is asked what.
 Each job is followed by a client that goes on at another replica whenever its stream breaks.
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -177,7 +178,7 @@ class Scene:
             await asyncio.sleep(0.2)
         job = Job(answer.json()["id"], question)
         self.jobs.append(job)
-        while not await self.follow(client, job):
+        while not await self.follow(client, job):  # noqa: ASYNC110 (what it waits for is in other processes)
             await asyncio.sleep(0.1)
 
     async def follow(self, client: httpx.AsyncClient, job: Job) -> bool:
@@ -230,22 +231,22 @@ class Scene:
 
     async def check(self, client: httpx.AsyncClient, chat: Chat) -> list[str]:
         """What is broken; a sentence each."""
-        faults = self._unfinished()
+        faults = self.unfinished()
         for job in self.jobs:
             url = f"http://127.0.0.1:{self.replicas[0].port}/v1/responses/{job.response_id}"
-            log = [frame for frame in (await client.get(url, params={"stream": "true"})).content.split(b"\n\n")]
+            log = (await client.get(url, params={"stream": "true"})).content.split(b"\n\n")
             events = [event(frame) for frame in log if frame.startswith(b"event:")]
             document = (await client.get(url)).json()
             faults += [f"{job.response_id}: {fault}" for fault in _faults(job, events, document)]
         faults += [f"{question} was asked {times} times" for question, times in chat.asked.items() if times > ATTEMPTS]
         return faults
 
-    def _unfinished(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """Also of those whose creation nobody was told of."""
         client = redis.Redis(port=self.redis_port)
         records = list(client.scan_iter("rmw:*:r:*", count=1000))
         states = {record: client.hget(record, "status").decode() for record in records}  # type: ignore[union-attr]
-        waiting = sum(client.hlen(key) for key in client.scan_iter("rmw:{q*:jobs"))  # type: ignore[misc]
+        waiting = sum(client.hlen(key) for key in client.scan_iter("rmw:{q*:jobs"))
         faults = [f"{record!r} is {status}" for record, status in states.items() if status in RUNNING]
         faults += [f"{waiting} jobs are left in the queue"] if waiting else []
         return faults + [f"{key!r} is left" for key in client.scan_iter("rmw:*:k:*")]
@@ -291,7 +292,7 @@ async def play(arguments: argparse.Namespace, folder: Path) -> int:
                     group.create_task(scene.hurt())
                 await clients
             async with asyncio.timeout(arguments.patience):
-                while scene._unfinished():
+                while scene.unfinished():  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             faults = await scene.check(client, chat)
     finally:
@@ -321,13 +322,12 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the logs of the processes, and say where they are")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    print(f"logs: {folder}" if arguments.keep else "", end="\n" if arguments.keep else "", flush=True)
+    if arguments.keep:
+        print(f"logs: {folder}", flush=True)
     try:
         sys.exit(asyncio.run(play(arguments, folder)))
     finally:
         if not arguments.keep:
-            import shutil
-
             shutil.rmtree(folder)
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.background import measure_background
 from benchmarks.load import Plan
 from benchmarks.measure import Measurement, combine, measure
 from benchmarks.processes import Server, running
@@ -166,6 +167,22 @@ def slow_model(bench: Bench) -> Outcome:
     rows = bench.compare(plan, (DIRECT, OURS), tokens_per_second=40, first_byte_delay=2)
     figure = Figure("time to response.created (median)", rows[OURS].first_event_ms, "ms", 100)
     return Outcome(rows, ("first_event_ms", "first_token_ms", "answer_ms", "failed"), [figure])
+
+
+@scenario
+def background(bench: Bench) -> Outcome:
+    """1,000 background streams of 5 tokens/s each, 300 of them followed at another replica: CPU of the first one, lag."""
+    plan = Plan(streams=1000, tokens=60 if bench.quick else 150, ramp=8.0, timeout=180)
+    rows = bench.compare(plan, (RELAY,), tokens_per_second=5)
+    measured = measure_background(streams=plan.streams, followers=300, tokens=plan.tokens)
+    ratio = measured.writer_cpu_us_per_token / rows[RELAY].cpu_us_per_token
+    figures = [
+        Figure("failed responses", measured.failed, "", 0),
+        Figure("CPU of a token in the worker", measured.writer_cpu_us_per_token, "us"),
+        Figure("CPU of a token in the worker, ratio to the bare relay", ratio, "", 0.7),
+        Figure("a follower's lag (99th percentile)", measured.lag_p99_ms, "ms", 150),
+    ]
+    return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", "lag_ms", "lag_p99_ms", "failed"), figures)
 
 
 def cpu_ratio(rows: dict[str, Measurement], limit: float | None = None) -> Figure:

@@ -157,7 +157,7 @@ async def fetch(transport: NetworkTransport, url: str, method: str = "GET", **re
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (what a server sees sets no event)
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -103,9 +103,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     def _expire(self, reader: asyncio.Future[None], seconds: float) -> None:
         if not reader.done():
-            failure = httpx.ReadTimeout(f"The server sent nothing for {seconds:g} s")
-            failure.__cause__ = TimeoutError()  # as with the other time-outs
-            self._end(failure)
+            self._end(httpx.ReadTimeout(f"The server sent nothing for {seconds:g} s"))
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 _MOST = 2**53 - 1
 """More is no count, and no number that every client can read."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,11 @@ _databases = count(1)
 
 
 @pytest.fixture
-def database(redis_url: str) -> Iterator[str]:
+def database(redis_url: str) -> str:
     url = f"{redis_url}?db={next(_databases) % 15 + 1}"
     with redis.Redis.from_url(url) as client:
         client.flushdb()
-    yield url
+    return url
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+
 from conftest import Ours
 from scripted import HELLO, Signal, finish, text
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .conftest import Replica
 
 LEASE = 1.0
-CHAOS = Path(__file__).parents[2] / "scripts" / "chaos.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -264,6 +265,6 @@ async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(replica: Rep
 @pytest.mark.timeout(90)
 def test_chaos_in_its_short_form() -> None:
     """The script checks: all responses end, logs are contiguous with one end, followers read what the logs hold."""
-    command = [sys.executable, str(CHAOS), "--jobs", "24", "--seconds", "8", "--patience", "30"]
-    played = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
+    command = [sys.executable, "-m", "benchmarks.chaos", "--jobs", "24", "--seconds", "8", "--patience", "30"]
+    played = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False, cwd=ROOT)
     assert played.returncode == 0, played.stdout + played.stderr

@@ -127,7 +127,7 @@ STEPS = st.lists(
 def test_nothing_that_was_said_is_lost_and_its_order_holds(steps: list[list[dict[str, Any]]]) -> None:
     items = [item for step in steps for item in step]
     result = messages(*items)
-    texts = [item.get("content", item.get("output")) for item in items if item.get("type") != "function_call"]
+    texts = [str(item.get("content", item.get("output"))) for item in items if item.get("type") != "function_call"]
     said = [message["content"] for message in result if "content" in message]
     assert "\n".join(said).split("\n") == "\n".join(texts).split("\n")
     assert sum(len(message.get("tool_calls", ())) for message in result) == sum("arguments" in item for item in items)

@@ -162,7 +162,7 @@ async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> 
     with anyio.move_on_after(1.5):
         await sandbox.run("while True: pass")
     with anyio.fail_after(10):
-        while (await sandbox.call("1")).is_error:  # noqa: ASYNC110 (what the service does is no event of ours)
+        while (await sandbox.call("1")).is_error:
             await anyio.sleep(0.1)
 
 

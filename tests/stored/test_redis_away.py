@@ -185,7 +185,7 @@ async def test_a_redis_that_goes_away_during_a_run_does_not_cost_the_answer(ours
 
 async def wait_for(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (it is another thread that makes it true)
+        while not condition():
             await asyncio.sleep(0.01)
 
 
