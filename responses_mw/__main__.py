@@ -1,4 +1,4 @@
-"""The command line: ``responses-mw serve``, ``responses-mw worker``, ``responses-mw demo``."""
+"""The command line: ``responses-mw serve``, ``worker``, ``sandbox``, ``demo``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
 
+from . import sandbox
 from .assembly import UnfitState, open_state, open_upstream
 from .chains import Chains
 from .config import Settings
 from .errors import APIError
 from .jobs import Worker
 from .runner import Runner
+from .sandbox import SandboxSettings
 from .sealing import Sealer
 from .state import EmbeddedFailed
 from .upstream import Caller
@@ -80,7 +82,19 @@ class Demo(BaseSettings):
         sys.exit(run(once=self.once, host=self.host, port=self.port))
 
 
-COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "demo": Demo}
+class Sandbox(SandboxSettings):
+    """Run the sandbox in which a code interpreter runs its code: an MCP server of its own.
+
+    Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ and its name in capitals.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **_FLAGS)
+
+    def cli_cmd(self) -> None:
+        sandbox.serve(self)
+
+
+COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "sandbox": Sandbox, "demo": Demo}
 
 
 def _log(settings: Settings) -> None:

@@ -34,6 +34,7 @@ class Followers:
         self._state = state
         self._closed = False
         self._followed: dict[str, list[asyncio.Event]] = {}
+        self._heard_of: set[str] = set()
         self._wanted: list[tuple[str, int, asyncio.Future[list[Batch]]]] = []
         self._asked = asyncio.Event()
 
@@ -52,6 +53,8 @@ class Followers:
                 if first and not batches:
                     yield Batch(number + 1, number, b"")  # the client sees that it is connected
                 first = False
+                if batches:
+                    self._heard_of.add(response_id)
                 for batch in batches:
                     yield _after(batch, number)
                     number = max(number, batch.last)
@@ -149,12 +152,16 @@ class Followers:
                     future.set_result(batches)
 
     async def _poll(self, settle: Settle) -> None:
+        """Looks after those responses that nothing was heard of since the last time."""
         while True:
             await asyncio.sleep(POLL)
-            for response_id in list(self._followed):
+            silent = self._followed.keys() - self._heard_of
+            self._heard_of.clear()
+            for response_id in silent:
                 with suppress(StateUnavailable):
                     await settle(response_id)
-            self._wake_all()
+                for news in self._followed.get(response_id, ()):
+                    news.set()
 
     def _wake_all(self) -> None:
         for followed in self._followed.values():

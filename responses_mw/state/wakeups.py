@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeout
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Wakeups:
         nodes: Any = self._client.redis
         try:
             return str(nodes.get_node_from_key(channel).name)
-        except (RedisError, KeyError, AttributeError):  # the map of the cluster is not known yet
+        except RedisClusterException:  # the map of the cluster is not known yet
             return ""
 
     def connection(self, node: str) -> Any:

@@ -7,16 +7,27 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fakeredis import FakeAsyncRedis
+from state.test_topologies import cluster, cluster_url
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, Chain, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+from responses_mw.state.keys import response_address, stop_channel
+
+__all__ = ["cluster"]
 
 ALICE = "a" * 32
 
 
-@pytest.fixture
-async def state(redis_url: str) -> AsyncIterator[State]:
-    state = State(connect(redis_url))
+@pytest.fixture(params=["valkey", "cluster", "fakeredis"])
+async def state(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[State]:
+    if request.param == "cluster":
+        client = connect(cluster_url(request.getfixturevalue("cluster")))
+    elif request.param == "valkey":
+        client = connect(redis_url)
+    else:
+        client = Client(FakeAsyncRedis(), timeout=2.0, max_connections=64)
+    state = State(client)
     yield state
     await state.aclose()
 
@@ -210,11 +221,12 @@ async def test_a_running_response_lists_its_input(state: State) -> None:
 
 async def test_the_credential_is_gone_when_the_response_has_ended(state: State) -> None:
     job = await taken(state, await create(state))
+    key = f"rmw:{{{job.response_id[5:30]}}}:k:{job.response_id[30:]}"
     async with state.client.round_trip() as redis:
-        assert len(await redis.keys(f"*:k:{job.response_id[-25:]}")) == 1
+        assert await redis.exists(key)
     await end(state, job, 2)
     async with state.client.round_trip() as redis:
-        assert await redis.keys(f"*:k:{job.response_id[-25:]}") == []
+        assert not await redis.exists(key)
 
 
 async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
@@ -225,3 +237,26 @@ async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
         await end(state, job, 2)
     with pytest.raises(Missing):
         await state.jobs.end(job.response_id)
+
+
+async def test_what_is_written_wakes_up_those_who_wait(state: State) -> None:
+    job = await taken(state, await create(state))
+    address = response_address(job.response_id)
+    assert address is not None
+    stands, told = asyncio.Event(), asyncio.Event()
+
+    def wake(_: bytes) -> None:
+        (told if stands.is_set() else stands).set()
+
+    with state.wakeups.on(address.events, wake):
+        await asyncio.wait_for(stands.wait(), 5)
+        await append(state, job, batch(2, 2))
+        await asyncio.wait_for(told.wait(), 5)
+
+
+async def test_a_message_to_a_worker_arrives(state: State) -> None:
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    with state.wakeups.on(stop_channel("w1"), messages.put_nowait):
+        assert await asyncio.wait_for(messages.get(), 5) == b""
+        await state.jobs.tell("w1", "resp_1")
+        assert await asyncio.wait_for(messages.get(), 5) == b"resp_1"
