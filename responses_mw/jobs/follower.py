@@ -65,9 +65,13 @@ class Followers:
 
     async def run(self, settle: Settle) -> None:
         """Reads for all followers, and looks after what they follow; ``settle`` ends a response whose worker was lost."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read())
-            group.create_task(self._poll(settle))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read())
+                group.create_task(self._poll(settle))
+        finally:
+            for _, _, future in self._wanted:
+                future.cancel()
 
     def close(self) -> None:
         """Ends all followers, without a terminal event."""

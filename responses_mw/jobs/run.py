@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 
 from ..config import Settings
-from ..errors import APIError, UpstreamError
+from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol.request import Limits, parse
 from ..runner import Run, Runner, fail
-from ..sealing import Sealer
-from ..state import Batch, Chain, Deleted, Fenced, OverBound, State, StateUnavailable
+from ..sealing import Sealer, Unsealable
+from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
 from ..upstream import Caller
 from .background import purpose
 from .ending import write_failure
@@ -25,7 +25,6 @@ from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
 logger = logging.getLogger(__name__)
 
 _NOT_IN_TIME = "The server was stopped before the response was complete."
-_NO_CREDENTIAL = "The credential that the response was created with has expired."
 
 
 class JobRunner:
@@ -51,16 +50,10 @@ class JobRunner:
         self._longest_log = 16 * settings.max_response_bytes
 
     async def run(self, held: Held) -> None:
-        """Runs the job to its end, or until it is stopped. Raises ``Unsealable`` for a credential of another key."""
+        """Runs the job to its end, or until it is stopped. Raises ``Unsealable`` where another replica may have the key."""
         job = held.job
-        if job.credential is None:
-            await write_failure(self._state, job, _NO_CREDENTIAL)
-            return
-        headers = orjson.loads(self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner))
-        caller = Caller(job.owner, headers, self._scope)
         try:
-            request = replace(parse({**job.body, "input": []}, self._limits), items=job.input, stream=True)
-            run = await self._runner.resume(request, caller, dict(job.document), job.token)
+            run = await self._resume(job)
         except StateUnavailable:
             raise
         except APIError as error:
@@ -71,6 +64,25 @@ class JobRunner:
             await self._hand_back(held)
         elif held.stopped != LOST:
             await self._end(held, run)
+
+    async def _resume(self, job: Job) -> Run:
+        caller = Caller(job.owner, self._headers(job), self._scope)
+        # It is streamed from the upstream in any case: somebody may follow it.
+        request = replace(parse({**job.body, "input": []}, self._limits), items=job.input, stream=True)
+        return await self._runner.resume(request, caller, dict(job.document), job.token)
+
+    def _headers(self, job: Job) -> dict[str, str]:
+        """The caller's, which the job runs with."""
+        if job.credential is None:
+            raise Unauthorized("The credential that the response was created with has expired.")
+        try:
+            opened = self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner)
+        except Unsealable:
+            if self._sealer.is_shared:
+                raise
+            raise Unauthorized("The credential that the response was created with is lost: set secret_keys.") from None
+        headers: dict[str, str] = orjson.loads(opened)
+        return headers
 
     async def _produce(self, held: Held, run: Run) -> None:
         """All events but the terminal one. A stop cancels it here, which closes the upstream's connection."""

@@ -28,6 +28,8 @@ Wake = Callable[[bytes], None]
 # After so many seconds of silence the server is asked whether it is still there.
 SILENCE = 15.0
 LONGEST_PAUSE = 1.0
+# Longer than a connection takes to be made, or to fail.
+CONNECTING = 5.0
 
 
 class Wakeups:
@@ -125,7 +127,7 @@ class _Line:
             self._changes.put_nowait(("SUNSUBSCRIBE", channel))
 
     async def aclose(self) -> None:
-        await _cancelled(self.task)
+        await _cancelled(self.task, every=CONNECTING)
 
     async def _run(self) -> None:
         pause = 0.05
@@ -135,7 +137,7 @@ class _Line:
                 await self._wakeups.refresh()
                 self._wakeups.move(self)
                 connection = self._wakeups.connection(self._node)
-                await connection.connect()
+                await _connect(connection)
                 pause = 0.05
                 await self._serve(connection)
             except Exception as error:  # noqa: BLE001 (whatever it was, the next connection may do)
@@ -156,7 +158,7 @@ class _Line:
             while True:
                 await self._read(connection)
         finally:
-            await _cancelled(writing)
+            await _cancelled(writing, every=0.1)
 
     async def _write(self, connection: Any) -> None:
         while True:
@@ -175,8 +177,18 @@ class _Line:
             self._wakeups.wake(reply[1], b"")
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _connect(connection: Any) -> None:
+    """A cancellation waits for the end of it: redis-py would leave a half-made connection open."""
+    connecting = asyncio.create_task(connection.connect())
+    try:
+        await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        await asyncio.wait({connecting})
+        raise
+
+
+async def _cancelled(task: asyncio.Task[None], *, every: float) -> None:
     """Cancels until the task has ended: redis-py loses a cancellation that comes as it has just written."""
     while not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=0.1)
+        await asyncio.wait({task}, timeout=every)

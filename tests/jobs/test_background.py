@@ -288,6 +288,17 @@ async def test_many_followers_of_one_response_need_one_subscription(
     assert all(follower.events == followers[0].events for follower in followers)
 
 
+async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica()
+    go = Signal()
+    upstream.stream(text("a"), go, *[text("x" * 10_000) for _ in range(1500)], finish())
+    response_id = (await create(ours))["id"]
+    async with ours.http.stream("GET", f"/v1/responses/{response_id}?stream=true") as slow:
+        go.set()
+        assert (await ended(ours, response_id))["status"] == "completed"
+        assert events_in(await slow.aread()) == await streamed(ours, response_id)
+
+
 async def test_a_log_that_has_expired_is_an_error(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(log_ttl=1)
     upstream.stream(*HELLO)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from fakeredis import FakeAsyncRedis
-from state.test_topologies import cluster, cluster_url
 
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.keys import response_address, stop_channel
+from state.test_topologies import cluster, cluster_url
 
 __all__ = ["cluster"]
 

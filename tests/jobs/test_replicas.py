@@ -46,7 +46,7 @@ class Server:
     """``responses-mw serve`` or ``worker`` as a process of its own."""
 
     def __init__(self, command: str, settings: dict[str, Any]) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items() if value is not None]
         self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
         self.port = settings.get("port", 0)
         assert self.process.stdout is not None
@@ -268,3 +268,19 @@ def test_chaos_in_its_short_form() -> None:
     command = [sys.executable, "-m", "benchmarks.chaos", "--jobs", "24", "--seconds", "8", "--patience", "30"]
     played = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False, cwd=ROOT)
     assert played.returncode == 0, played.stdout + played.stderr
+
+
+async def test_a_credential_that_nobody_can_open_any_more_ends_the_job(
+    run: Run, upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    embedded = {"redis": None, "secret_keys": None, "data_dir": str(tmp_path)}
+    before = run(workers=0, **embedded)
+    async with aclosing(await before.ours()) as ours:
+        response_id = (await create(ours))["id"]
+    before.signal(signal.SIGTERM)
+    before.wait()
+    async with aclosing(await run(**embedded).ours()) as ours:
+        document = await ended(ours, response_id)
+    assert document["status"] == "failed"
+    assert "secret_keys" in document["error"]["message"]
+    assert upstream.requests == []
