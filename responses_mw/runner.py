@@ -14,9 +14,10 @@ from .chains import Chains, Ground
 from .config import Settings
 from .errors import APIError, BadRequest, UpstreamError
 from .protocol import document
-from .protocol.assembler import Assembler, Options
+from .protocol.assembler import Assembler
 from .protocol.chat import to_chat
 from .protocol.events import Event
+from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
 from .protocol.types import Chunk, Document

@@ -15,7 +15,6 @@ The rules, each a law that the tests hold:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from .events import DeltaTemplate, Emitter, Event, terminal_type
 from .items import CALL_ID_LENGTH
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
+from .options import Options
 from .reasoning import text_of
 from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
@@ -43,20 +43,6 @@ class Ids(Protocol):
 QUEUED_EVENTS = 2
 """A queued run has begun with so many events: created and queued."""
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What of the request shapes the events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
-
-    summary: bool = False
-    logprobs: bool = False
-    think_tag: str | None = None
-    allowed: frozenset[str] | None = None
-    single_call: bool = False
-    used_call_ids: frozenset[str] = frozenset()
-    seal: Callable[[str], str] | None = None
-    """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Assembler, Options
+from responses_mw.protocol.assembler import Assembler
 from responses_mw.protocol.events import Event
+from responses_mw.protocol.options import Options
 from responses_mw.protocol.request import parse
 
 from .replay import check

@@ -1,0 +1,20 @@
+"""What of a request shapes the events of its response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What of the request shapes the events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
+
+    summary: bool = False
+    logprobs: bool = False
+    think_tag: str | None = None
+    allowed: frozenset[str] | None = None
+    single_call: bool = False
+    used_call_ids: frozenset[str] = frozenset()
+    seal: Callable[[str], str] | None = None
+    """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""
