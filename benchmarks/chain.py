@@ -1,4 +1,4 @@
-"""What a long chain costs, on an embedded Valkey: reading 10 and 500 turns of 2 kB, and forking. ``python -m benchmarks.chain``"""
+"""What a long chain costs on an embedded Valkey: to read 10 and 500 turns of 2 kB, and to fork (python -m benchmarks.chain)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from .events import DeltaTemplate, Emitter, Event, terminal_type
 from .items import CALL_ID_LENGTH
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
-from .options import Options
+from .options import DEFAULTS, Options
 from .reasoning import text_of
 from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
@@ -68,7 +68,7 @@ class _OpenCall:
 class Assembler:
     """Makes one response out of the chunks of its turns. Methods return the events that they cause, in order."""
 
-    def __init__(self, document: Document, ids: Ids, options: Options = Options()) -> None:
+    def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
         """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
         self.response = document
         self.finish_reason: str | None = None

@@ -18,3 +18,6 @@ class Options:
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
     """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""
+
+
+DEFAULTS = Options()

@@ -12,8 +12,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Options
 from responses_mw.protocol.chunks import as_chunk
+from responses_mw.protocol.options import Options
 from responses_mw.protocol.sse import Decoder
 
 from . import manners, spec
