@@ -8,8 +8,9 @@ import pytest
 
 from responses_mw.ids import RunIds
 from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Assembler, Options
+from responses_mw.protocol.assembler import Assembler
 from responses_mw.protocol.fold import end, fold
+from responses_mw.protocol.options import Options
 from responses_mw.protocol.request import parse
 from scripted import HELLO, call, delta, finish, reasoning, text
 
