@@ -55,20 +55,26 @@ class Reply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
-            async with aclosing(self._run):
-                try:
-                    await self._answer(send, group)
-                except APIError as error:
-                    await send_json(send, error.status, error.body(), error.headers)
-                except OSError:
-                    logger.debug("the client left")  # some servers tell it so
-                except Exception:
-                    logger.exception("a request failed")
-                    if self._started:
-                        raise  # the server breaks the connection off
-                    await send_json(send, 500, INTERNAL_ERROR)
+            # A task of its own: what it is woken for, token by token, need not come up through the whole application.
+            group.start_soon(self._reply, send, group)
+            while (await receive())["type"] != "http.disconnect":
+                pass
             group.cancel_scope.cancel()
+
+    async def _reply(self, send: Send, group: TaskGroup) -> None:
+        async with aclosing(self._run):
+            try:
+                await self._answer(send, group)
+            except APIError as error:
+                await send_json(send, error.status, error.body(), error.headers)
+            except OSError:
+                logger.debug("the client left")  # some servers tell it so
+            except Exception:
+                logger.exception("a request failed")
+                if self._started:
+                    raise  # the server breaks the connection off
+                await send_json(send, 500, INTERNAL_ERROR)
+        group.cancel_scope.cancel()
 
     async def _answer(self, send: Send, group: TaskGroup) -> None:
         raise NotImplementedError
@@ -113,7 +119,8 @@ class StreamReply(Reply):
     def _message(self, events: Any) -> Message:
         self._silent = False
         self._last_number += len(events)
-        return {"type": "http.response.body", "body": b"".join([event.frame for event in events]), "more_body": True}
+        body = events[0].frame if len(events) == 1 else b"".join([event.frame for event in events])
+        return {"type": "http.response.body", "body": body, "more_body": True}
 
     def _watch(self, send: Send, group: TaskGroup) -> None:
         """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
@@ -144,12 +151,6 @@ class FollowReply(StreamReply):
         self._last_number = batch.last + 1
         self._complete = batch.final
         return {"type": "http.response.body", "body": batch.data, "more_body": True}
-
-
-async def _cancel_when_gone(receive: Receive, cancel_scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    cancel_scope.cancel()
 
 
 async def send_json(send: Send, status: int, content: object, headers: dict[str, str] | None = None) -> None:

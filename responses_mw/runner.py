@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+
+import anyio
 
 from .chains import Chains, Ground
 from .config import Settings
@@ -20,7 +22,7 @@ from .protocol.events import Event
 from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
-from .protocol.types import Chunk, Document
+from .protocol.types import Document
 from .sealing import Sealer, Unsealable
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.faults import as_response_error
@@ -42,7 +44,6 @@ class Run:
     ground: Ground
     assembler: Assembler
     stream: ChatStream | None = None
-    reads: AsyncGenerator[list[Chunk], None] | None = None
 
     @property
     def document(self) -> Document:
@@ -58,19 +59,23 @@ class Runner:
         self._sealer = sealer
         self._settings = settings
 
-    async def run(self, request: CreateResponse, caller: Caller, *, grace: float | None) -> AsyncGenerator[list[Event], None]:
+    def run(self, request: CreateResponse, caller: Caller, *, grace: float | None) -> AsyncGenerator[list[Event], None]:
         """The events of one foreground response, in batches: one for each read of the upstream. It is stored before the last.
 
         The first batch comes when the upstream has begun to answer, or after ``grace`` seconds (None: however long it takes).
         Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events (with None, it
         is raised however late).
         """
-        run = await self.prepare(request, caller)
-        async with aclosing(self.turns(run, run.assembler.start, grace=grace)) as batches:
-            async for events in batches:
-                yield events
-        await self._commit(run, whole=grace is None)
-        yield run.assembler.terminal()
+        return self._events(partial(self.prepare, request, caller), Assembler.start, grace, commit=True)
+
+    def turns(self, run: Run, start: Callable[[Assembler], list[Event]]) -> AsyncGenerator[list[Event], None]:
+        """All events of a background ``run`` but the terminal one, for which its document is ready then. ``start`` makes the
+        first of them."""
+
+        async def begin() -> Run:
+            return run
+
+        return self._events(begin, start, 0, commit=False)
 
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
         """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
@@ -87,59 +92,61 @@ class Runner:
         ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
         return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
 
-    async def turns(
-        self, run: Run, start: Callable[[], list[Event]], *, grace: float | None
+    async def _events(
+        self,
+        begin: Callable[[], Awaitable[Run]],
+        start: Callable[[Assembler], list[Event]],
+        grace: float | None,
+        *,
+        commit: bool,
     ) -> AsyncGenerator[list[Event], None]:
-        """All events of ``run`` but the terminal one, for which its document is ready then. ``start`` makes the first of them.
-        For ``grace`` see ``run``."""
+        run = await begin()
         async with self._opening(run, grace) as opened:
-            yield start()
-            events: list[Event] = []
-            try:
-                chunks = await opened
-                while chunks is not None:
-                    for chunk in chunks:
-                        events += run.assembler.feed(chunk)
-                    if events:
-                        yield events
-                        events = []
-                    assert run.reads is not None
-                    chunks = await anext(run.reads, None)
-                events = self._end_turn(run)
-            except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
-                if grace is None:
-                    raise
-                fail(run, error)
-            if events:
-                yield events
+            yield start(run.assembler)
+            stream = await opened
+            async for chunks in stream:
+                events = run.assembler.feed(*chunks)
+                if events:
+                    yield events
+            yield self._end_turn(run, stream)
+        if commit:
+            await self._commit(run, whole=grace is None)
+            yield run.assembler.terminal()
 
     @asynccontextmanager
-    async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[list[Chunk] | None]]:
-        """The first read of the upstream's answer, as a task that has had ``grace`` seconds; on leaving, its connection closes.
+    async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[ChatStream]]:
+        """The first turn's answer, as a task that has had ``grace`` seconds; on leaving, its connection closes.
 
-        Raises what the task raised, if that came in time.
+        Raises what the task raised, if that came in time. A later fault is the end of the run; without a ``grace``, it is
+        raised too.
         """
         opened = asyncio.create_task(self._open(run))
         try:
             await asyncio.wait({opened}, timeout=grace)
             if opened.done():
                 opened.result()
-            yield opened
+            try:
+                yield opened
+            except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
+                if grace is None:
+                    raise
+                fail(run, error)
         finally:
             opened.cancel()
-            await asyncio.gather(opened, return_exceptions=True)
-            if run.reads is not None:
-                await run.reads.aclose()
+            with anyio.CancelScope(shield=True):  # of a run that is cancelled, each step here would be as well
+                await asyncio.gather(opened, return_exceptions=True)
+                if run.stream is not None:
+                    await run.stream.aclose()
 
-    async def _open(self, run: Run) -> list[Chunk] | None:
+    async def _open(self, run: Run) -> ChatStream:
         """Sends the chat request, and waits for the first read of the answer."""
         dialect = await self._upstream.dialect(run.caller)
         ground = run.ground
         items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=len(ground.chain.items))
         chat = to_chat(run.request, items, dialect, model=run.model)
         run.stream = self._upstream.chat(chat, run.caller)
-        run.reads = aiter(run.stream)
-        return await anext(run.reads, None)
+        await run.stream.open()
+        return run.stream
 
     async def _commit(self, run: Run, *, whole: bool) -> None:
         """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
@@ -172,9 +179,9 @@ class Runner:
         except Unsealable:
             return None
 
-    def _end_turn(self, run: Run) -> list[Event]:
+    def _end_turn(self, run: Run, stream: ChatStream) -> list[Event]:
         assembler = run.assembler
-        if not ((run.stream and run.stream.done) or assembler.ended):
+        if not (stream.done or assembler.ended):
             raise UpstreamError("The upstream broke off its answer.")
         if assembler.finish_reason in _BROKEN:
             raise UpstreamError("The upstream aborted its answer.")

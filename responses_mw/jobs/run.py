@@ -101,7 +101,7 @@ class JobRunner:
 
     async def _turns(self, held: Held, run: Run) -> None:
         number = held.job.next_number
-        async with aclosing(self._runner.turns(run, lambda: run.assembler.resume(number), grace=0)) as batches:
+        async with aclosing(self._runner.turns(run, lambda assembler: assembler.resume(number))) as batches:
             async for events in batches:
                 self._flusher.write(held, events)
                 if held.size > self._longest_log:

@@ -29,6 +29,7 @@ from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .logprobs import from_chat as logprobs_from_chat
 from .options import DEFAULTS, Options
 from .reasoning import text_of
+from .shortcut import Text
 from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
 from .types import Chunk, Document, Item
@@ -80,6 +81,10 @@ class Assembler:
         self._open: _OpenText | _OpenCall | None = None
         self._call_ids = set(options.used_call_ids)
         self._reasoning = SUMMARY_TEXT if options.summary else REASONING_TEXT
+        # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
+        self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
+        if not options.think_tag:
+            self._direct["content"] = OUTPUT_TEXT
         self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -131,6 +136,7 @@ class Assembler:
             self._open = None
         self._count_usage()
         self.response["status"] = "failed"
+        self.response["completed_at"] = self.response["incomplete_details"] = None  # it may have been concluded before
         self.response["error"] = {"code": code, "message": message}
 
     def terminal(self) -> list[Event]:
@@ -152,12 +158,30 @@ class Assembler:
         by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
-    def feed(self, chunk: Chunk) -> list[Event]:
-        """Takes one chunk of the turn. Raises ``UpstreamError`` for one that makes no sense."""
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Takes chunks of the turn. Raises ``UpstreamError`` for one that makes no sense; what the ones before it caused then
+        comes with the next events."""
         if self._turn_is_over:
             self._begin_turn()
+        for chunk in chunks:
+            self._chunks += 1
+            if isinstance(chunk, dict):
+                self._feed_chunk(chunk)
+                continue
+            self._usage_is_last = False
+            member, text = chunk
+            part = self._open
+            if part.__class__ is _OpenText and part.kind is self._direct.get(member):  # nearly every token
+                part.pieces.append(text)
+                self._emitter.delta(part.template, text)
+            elif member == "content":
+                self._content(text, None)
+            else:
+                self._text(self._reasoning, text)
+        return self._emitter.drain()
+
+    def _feed_chunk(self, chunk: Chunk) -> None:
         usage = chunk.get("usage")
-        self._chunks += 1
         self._usage_is_last = bool(usage)
         if usage:
             if not isinstance(usage, dict):
@@ -167,7 +191,6 @@ class Assembler:
         for choice in choices_of(chunk):
             if not choice.get("index"):  # n is 1; what else comes (watsonx) is not ours
                 self._feed_choice(choice)
-        return self._emitter.drain()
 
     def _feed_choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")

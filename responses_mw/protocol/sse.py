@@ -32,9 +32,14 @@ class Decoder:
         self._pending = b""
         self._after_cr = False
 
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next read begins a frame."""
+        return not (self._pending or self._after_cr)
+
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each frame that ``data`` completes, in order."""
-        if _is_one_frame(data) and not (self._pending or self._after_cr):
+        if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)

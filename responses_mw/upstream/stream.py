@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,18 +12,20 @@ import orjson
 
 from ..errors import UpstreamError, UpstreamTimeout
 from ..protocol.chunks import as_chunk
+from ..protocol.shortcut import Shortcut, Text
 from ..protocol.sse import DONE, Decoder, FrameTooLong
 from ..protocol.types import Chunk
 from .faults import from_frame, is_error
 
+_TICKS = 8
 _LAST_WORD = 0.1  # seconds between [DONE] and the end of the connection, at most
 
 
 class ChatStream:
     """The answer to one chat request, streamed or whole: the content type tells, not what was asked for.
 
-    Nothing is sent before it is iterated. An iteration gives, for each read of the network, the chunks that it completed;
-    ``done`` is then True if the end was one: ``[DONE]`` came, or a whole answer. Closing the iterator closes the connection.
+    Nothing is sent before ``open``. An iteration then gives, for each read of the network, the chunks that it completed;
+    ``done`` is True afterwards if the end was one: ``[DONE]`` came, or a whole answer. ``aclose`` closes the connection.
     Raises ``UpstreamError`` where the answer is none, breaks off, or is not what it should be.
     """
 
@@ -31,52 +33,111 @@ class ChatStream:
         self, send: Callable[[], Awaitable[httpx.Response]], *, first_byte_timeout: float, idle_timeout: float
     ) -> None:
         self._send = send
-        self._first_byte_timeout = first_byte_timeout
+        self._first_byte_timeout = first_byte_timeout  # some servers send their status before they have begun (vLLM)
         self._idle_timeout = idle_timeout
+        self._silence = _Silence()
+        self._response: httpx.Response | None = None
+        self._decoder: Decoder | _Whole = Decoder()
+        self._shortcut = Shortcut()
+        self._begins_frame = True
+        self._fault: UpstreamError | None = None
+        self._first: list[Chunk | Text] = []
+        self._is_over = False
         self.done = False
 
-    async def __aiter__(self) -> AsyncGenerator[list[Chunk], None]:
-        response = await self._send()
+    async def open(self) -> None:
+        """Returns when the answer has begun, or ended."""
+        self._response = response = await self._send()
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            self._decoder = _Whole()
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        streamed = response.headers.get("content-type", "").startswith("text/event-stream")
-        decoder = Decoder() if streamed else _Whole()
-        reads = _Reads(response.stream, self._first_byte_timeout, self._idle_timeout)
+        self._source = aiter(response.stream)
+        self._silence.watch(self._first_byte_timeout)
+        self._first = await anext(self, [])
+
+    def __aiter__(self) -> ChatStream:
+        return self
+
+    async def __anext__(self) -> list[Chunk | Text]:
+        if self._first:
+            self._silence.watch(self._idle_timeout)
+            first, self._first = self._first, []
+            return first
+        silence = self._silence
+        while not self._is_over:
+            silence.is_kept = True
+            try:
+                data = await anext(self._source)
+            except StopAsyncIteration:
+                data = b""
+            except asyncio.CancelledError:
+                silence.explain()
+                raise
+            except httpx.HTTPError as error:
+                raise UpstreamError(f"The upstream broke off its answer ({type(error).__name__}).") from error
+            silence.is_kept = False
+            silence.passed = 0
+            text = self._shortcut.text(data) if self._begins_frame else None
+            chunks: list[Chunk | Text] = [text] if text else self._take(data)
+            if chunks:
+                return chunks
+        await self._end()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Closes the connection, in the middle of the answer too. It is not iterated after that."""
+        self._silence.close()
+        if self._response is not None:
+            await self._response.aclose()
+
+    def _take(self, data: bytes) -> list[Chunk | Text]:
+        """The chunks that ``data``, one read, completes."""
+        began_frame = self._begins_frame
         try:
-            while not self.done:
-                data = await reads.next()
-                chunks, fault = self._chunks(decoder.feed(data) if data else decoder.flush())
-                if chunks:
-                    yield chunks if streamed else [_completion(chunks[0])]
-                if fault:
-                    raise fault
-                if not data:
-                    self.done = not streamed
-                    return
-            await reads.drain()
+            frames = self._decoder.feed(data) if data else self._decoder.flush()
         except FrameTooLong as error:
             raise UpstreamError(f"The upstream sent {error}.") from error
-        except httpx.HTTPError as error:
-            raise UpstreamError(f"The upstream broke off its answer ({type(error).__name__}).") from error
-        finally:
-            reads.close()
-            await response.aclose()
+        self._begins_frame = self._decoder.is_between_frames
+        chunks = self._decoded(frames)
+        if len(frames) == len(chunks) == 1 and began_frame and self._begins_frame:
+            self._shortcut.learn(data, chunks[0])
+        if not data:
+            self._is_over = True
+        if isinstance(self._decoder, _Whole):
+            self.done = self._is_over
+            return [_completion(chunk) for chunk in chunks]
+        return [*chunks]
 
-    def _chunks(self, frames: list[bytes]) -> tuple[list[Chunk], UpstreamError | None]:
-        """The chunks in ``frames``, and the fault after them: what came before it counts, also where one read held both."""
+    def _decoded(self, frames: list[bytes]) -> list[Chunk]:
+        """The chunks in ``frames``, up to the end or a fault: what came before it counts, also where one read held both."""
         chunks: list[Chunk] = []
         for frame in frames:
             if frame == DONE:
-                self.done = True
+                self.done = self._is_over = True
                 break
             try:
                 chunks.append(_decoded(frame))
             except UpstreamError as fault:
-                return chunks, fault
-        return chunks, None
+                self._fault, self._is_over = fault, True
+                break
+        return chunks
+
+    async def _end(self) -> None:
+        """Waits a moment for the end that follows ``[DONE]``. Closed before it, a connection cannot be used again, and an
+        application in this process is cancelled in its last steps. Raises the fault that ended the answer, if one did."""
+        if self._fault:
+            raise self._fault
+        if self.done:
+            with suppress(TimeoutError, httpx.HTTPError):  # the answer itself is complete
+                async with asyncio.timeout(_LAST_WORD):
+                    async for _ in self._source:
+                        pass
 
 
 class _Whole:
     """In place of a decoder: a body that is one JSON document."""
+
+    is_between_frames = False
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -107,70 +168,48 @@ def _completion(decoded: dict[str, Any]) -> Chunk:
     return as_chunk(decoded)
 
 
-class _Reads:
-    """What the network gives, as it comes, but no silence that is too long: of more than ``idle_timeout`` seconds, before the
-    first read ``first_byte_timeout`` (some servers send their status before they have begun: vLLM).
+class _Silence:
+    """Ends a silence of the network that is too long.
 
-    One timer watches over the whole answer: arming one for each read would cost more than the read. Time that our own reader
-    takes between two reads does not count.
+    One timer watches over the whole answer: arming one for each read, or even asking for the time, would cost more than the
+    read. The timer counts how often in a row it found the reader waiting.
     """
 
-    __slots__ = ("_cancelled", "_has_begun", "_idle_timeout", "_longest", "_loop", "_since", "_source", "_task", "_timer")
+    __slots__ = ("_cancelled", "_longest", "_task", "_timer", "is_kept", "passed")
 
-    def __init__(self, stream: httpx.AsyncByteStream, first_byte_timeout: float, idle_timeout: float) -> None:
-        self._source = aiter(stream)
-        self._loop = asyncio.get_running_loop()
-        self._longest = first_byte_timeout
-        self._idle_timeout = idle_timeout
-        self._since: float | None = None
+    def __init__(self) -> None:
+        self.is_kept = False
+        """Whether the network is being waited for. Time that our own reader takes does not count."""
+        self.passed = 0
+        """How many ticks of the timer it has lasted."""
         self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._cancelled = False
-        self._has_begun = False
-        self._timer = self._loop.call_later(first_byte_timeout, self._check)
 
-    async def next(self) -> bytes:
-        """The next read; empty at the end. Raises ``UpstreamTimeout``."""
-        self._since = self._loop.time()
-        if self._task is None:
-            self._task = asyncio.current_task()
-        try:
-            data = await anext(self._source)
-        except StopAsyncIteration:
-            return b""
-        except asyncio.CancelledError:
-            if self._is_ours():
-                raise UpstreamTimeout(f"The upstream was silent for {self._longest:g} seconds.") from None
-            raise
-        self._since = None
-        if not self._has_begun:
-            self._begun()
-        return data
+    def watch(self, longest: float) -> None:
+        """From now on the current task reads, and silences end after ``longest`` seconds (an eighth more at the most)."""
+        self._task = asyncio.current_task()
+        self._longest = longest
+        self.passed = 0
+        self._arm()
 
-    async def drain(self) -> None:
-        """Waits a moment for the end that follows ``[DONE]``. Closed before it, a connection cannot be used again, and an
-        application in this process is cancelled in its last steps."""
-        with suppress(TimeoutError, httpx.HTTPError, UpstreamError):  # the answer itself is complete
-            async with asyncio.timeout(_LAST_WORD):
-                while await self.next():
-                    pass
+    def explain(self) -> None:
+        """Raises ``UpstreamTimeout`` if the cancellation that has come is ours, and nobody else's."""
+        if self._cancelled and self._task is not None and self._task.uncancel() == 0:
+            raise UpstreamTimeout(f"The upstream was silent for {self._longest:g} seconds.") from None
 
     def close(self) -> None:
-        self._timer.cancel()
+        if self._timer:
+            self._timer.cancel()
 
-    def _begun(self) -> None:
-        self._task = None  # another task may read from here on, but one and the same
-        self._has_begun = True
-        self._longest = self._idle_timeout
-        self._timer.cancel()
-        self._timer = self._loop.call_later(self._longest, self._check)
+    def _arm(self) -> None:
+        self.close()
+        self._timer = asyncio.get_running_loop().call_later(self._longest / _TICKS, self._tick)
 
-    def _check(self) -> None:
-        left = self._longest if self._since is None else self._since + self._longest - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check)
+    def _tick(self) -> None:
+        if self.is_kept:
+            self.passed += 1
+        if self.passed <= _TICKS:
+            self._arm()
         elif self._task:
             self._cancelled = self._task.cancel()
-
-    def _is_ours(self) -> bool:
-        """Whether the cancellation came from the timer, and from nobody else."""
-        return self._cancelled and self._task is not None and self._task.uncancel() == 0

@@ -1,0 +1,116 @@
+"""Frames that differ in their text alone are read without parsing, and nobody can tell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.protocol.shortcut import Shortcut
+
+TEXTS = st.text(min_size=1) | st.sampled_from(
+    [" the", "\n", '"', "\\", "\\u0041", "}]}", '"}}]}', "é", "漢字", "\u2028", "\x7f", " "]
+)
+MEMBERS = st.sampled_from(["content", "reasoning", "reasoning_content"])
+
+
+def _chunk(member: str, text: str, **others: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"role": "assistant", member: text}, "logprobs": None, "finish_reason": None}
+    return {"id": "chatcmpl-1", "choices": [choice], **others}
+
+
+def _frame(chunk: dict[str, Any], *, spaced: bool = False, ascii_only: bool = False) -> bytes:
+    separators = (", ", ": ") if spaced else (",", ":")
+    return (
+        b"data: " + json.dumps(chunk, separators=separators, ensure_ascii=ascii_only).encode(errors="surrogatepass") + b"\n\n"
+    )
+
+
+@given(st.lists(st.tuples(MEMBERS, TEXTS, st.integers(0, 1)), max_size=12), st.booleans(), st.booleans())
+def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], spaced: bool, ascii_only: bool) -> None:
+    shortcut = Shortcut()
+    for member, text, created in told:
+        chunk = _chunk(member, text, created=created)
+        frame = _frame(chunk, spaced=spaced, ascii_only=ascii_only)
+        read = shortcut.text(frame)
+        assert read in (None, (member, text))
+        if read is None:
+            shortcut.learn(frame, chunk)
+
+
+@pytest.mark.parametrize("member", ["content", "reasoning", "reasoning_content"])
+@pytest.mark.parametrize("spaced", [True, False])
+def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bool) -> None:
+    shortcut = Shortcut()
+    first = _chunk(member, "Hel")
+    shortcut.learn(_frame(first, spaced=spaced), first)
+    assert shortcut.text(_frame(_chunk(member, "lo"), spaced=spaced)) == (member, "lo")
+    assert shortcut.text(_frame(_chunk(member, "schön"), spaced=spaced)) == (member, "schön")
+
+
+@pytest.mark.parametrize("text", ["", 'a "word"', "back\\slash", "line\nbreak", "bell\x07"])
+def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
+    shortcut = Shortcut()
+    first = _chunk("content", "Hel")
+    shortcut.learn(_frame(first), first)
+    assert shortcut.text(_frame(_chunk("content", text))) is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        _frame(_chunk("content", "x"))[:-1],
+        _frame(_chunk("content", "x")) * 2,
+        b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"role":"assistant","content":"\xff"},"logprobs":null,"finish_reason":null}]}\n\n',
+        b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"role":"assistant","content":"\x01"},"logprobs":null,"finish_reason":null}]}\n\n',
+        b"",
+    ],
+    ids=["cut", "two", "not UTF-8", "control character", "empty"],
+)
+def test_what_is_not_one_whole_valid_frame_takes_the_long_way(frame: bytes) -> None:
+    shortcut = Shortcut()
+    first = _chunk("content", "Hel")
+    shortcut.learn(_frame(first), first)
+    assert shortcut.text(frame) is None
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": None},
+        {"choices": []},
+        {"choices": [None]},
+        {"choices": [{"delta": None}]},
+        {"choices": [{"delta": {"content": ["x"]}}]},
+        {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]},
+        {"choices": [{"delta": {"content": "x"}, "logprobs": {"content": []}}]},
+        {"choices": [{"index": 1, "delta": {"content": "x"}}]},
+        {"choices": [{"delta": {"content": "x", "reasoning": "x"}}]},
+        {"choices": [{"delta": {"content": "x", "tool_calls": [{}]}}]},
+        {"choices": [{"delta": {"refusal": "x"}}]},
+        {"choices": [{"delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}},
+    ],
+)
+def test_a_chunk_that_tells_more_than_a_text_teaches_nothing(chunk: dict[str, Any]) -> None:
+    shortcut = Shortcut()
+    shortcut.learn(_frame(chunk), chunk)
+    assert shortcut.text(_frame(chunk)) is None
+
+
+def test_a_member_that_occurs_twice_teaches_nothing() -> None:
+    shortcut = Shortcut()
+    chunk = _chunk("content", "x", message={"content": "x"})
+    shortcut.learn(_frame(chunk), chunk)
+    assert shortcut.text(_frame(_chunk("content", "y", message={"content": "x"}))) is None
+
+
+def test_a_server_that_never_repeats_itself_is_given_up() -> None:
+    shortcut = Shortcut()
+    for created in range(20):
+        chunk = _chunk("content", "x", created=created)
+        assert shortcut.text(_frame(chunk)) is None
+        shortcut.learn(_frame(chunk), chunk)
+    assert shortcut.text(_frame(_chunk("content", "y", created=7))) == ("content", "y")
