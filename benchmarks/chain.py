@@ -1,21 +1,34 @@
-"""What a long chain costs on an embedded Valkey: to read 10 and 500 turns of 2 kB, and to fork (python -m benchmarks.chain)."""
+"""What a long chain costs in a Valkey on loopback: to read 10 and 500 turns of 2 kB, and to fork (python -m benchmarks.chain).
+
+A cold read is that of a process that never saw the chain; a warm one that of a process that read it before its newest turn.
+What neither can go below: the bare command whose answer has the same bytes, and the decoding of their JSON in one piece.
+"""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import orjson
 import uvloop
 
-from responses_mw.ids import RunIds, random_part
-from responses_mw.state import Chain, State
+from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
+from responses_mw.state import Bounds, Chain, Client, State, connect
 from responses_mw.state.embedded import embedded
+from responses_mw.state.keys import response_address
+
+from .processes import free_port
 
 OWNER = "benchmark"
-TURNS, SHORT, FORKS, REPEATS = 500, 10, 20, 50
-TEXT = "".join(f"{number:x} " for number in range(460))[:1900]  # some 2 kB a turn, of the kind that compresses
+TURNS, SHORT, FORKS, REPEATS = 500, 10, 20, 100
+WORDS = ["".join(random.choices("etaoinshrdlu", k=length)) for length in (1, 2, 3, 3, 4, 4, 5, 6, 7, 9) for _ in range(100)]
+
+
+def _text() -> str:
+    return " ".join(random.choices(WORDS, k=400))[:1650]  # with ids and names 2 kB of JSON a turn
 
 
 def _message(ids: RunIds, role: str, text: str) -> dict[str, Any]:
@@ -27,35 +40,70 @@ async def _turn(state: State, parent: str | None) -> str:
     chain = await state.responses.chain(parent, OWNER) if parent else Chain.new()
     ids = RunIds(chain.tag)
     given = [_message(ids, "user", "Go on.")]
-    document = {"id": ids.response, "status": "completed", "output": [_message(ids, "assistant", TEXT)]}
+    document = {"id": ids.response, "status": "completed", "output": [_message(ids, "assistant", _text())]}
     await state.responses.commit(chain, document, given, OWNER, random_part())
     return ids.response
 
 
-async def _median_ms(call: Callable[[], Awaitable[object]]) -> float:
-    times = []
+async def _ms(call: Callable[[], Awaitable[object]]) -> float:
+    begun = time.perf_counter()
+    await call()
+    return (time.perf_counter() - begun) * 1000
+
+
+async def _reads(client: Client, tips: list[str]) -> dict[str, float]:
+    """The median times of every kind of read in ms, taken in turn: what drifts on the machine hits all alike."""
+    cold = State(client, bounds=Bounds(recent_bytes=0))
+    address = response_address(tips[0])
+    assert address is not None
+    command = ("LRANGE", address.segment(address.random), 0, TURNS - 1)
+    times: dict[str, list[float]] = {name: [] for name in ("short", "cold", "warm", "bytes", "json")}
     for _ in range(REPEATS):
+        times["short"].append(await _ms(lambda: cold.responses.chain(tips[SHORT - 1], OWNER)))
+        times["cold"].append(await _ms(lambda: cold.responses.chain(tips[-1], OWNER)))
+        warm = State(client)
+        await warm.responses.chain(tips[-2], OWNER)
+        times["warm"].append(await _ms(lambda state=warm: state.responses.chain(tips[-1], OWNER)))  # type: ignore[misc]
         begun = time.perf_counter()
-        await call()
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times) * 1000
+        (turns,) = await client.pipeline([command])
+        fetched = time.perf_counter()
+        times["bytes"].append((fetched - begun) * 1000)
+        text = b"[%b]" % b",".join([turn[RANDOM_LENGTH + 1 :] for turn in turns])
+        begun = time.perf_counter()
+        orjson.loads(text)
+        times["json"].append((time.perf_counter() - begun) * 1000)
+    return {name: statistics.median(some) for name, some in times.items()}
+
+
+async def _fork_bytes(state: State, parent: str) -> float:
+    before = (await state.check()).used_memory
+    for _ in range(FORKS):
+        await _turn(state, parent)
+    return ((await state.check()).used_memory - before) / FORKS
 
 
 async def main() -> None:
-    async with embedded() as client:
+    async with embedded() as own:
+        port = free_port()
+        async with own.round_trip() as redis:
+            await redis.config_set("port", port)
+        client = connect(f"redis://127.0.0.1:{port}")
         state = State(client)
         tips: list[str] = []
         for _ in range(TURNS):
             tips.append(await _turn(state, tips[-1] if tips else None))
-        short = await _median_ms(lambda: state.responses.chain(tips[SHORT - 1], OWNER))
-        long = await _median_ms(lambda: state.responses.chain(tips[-1], OWNER))
-        before = (await state.check()).used_memory
-        for _ in range(FORKS):
-            await _turn(state, tips[TURNS // 2])
-        forks = ((await state.check()).used_memory - before) / FORKS
-        print(f"a chain of {SHORT} turns is read in  {short:.2f} ms (median of {REPEATS})")
-        print(f"a chain of {TURNS} turns is read in {long:.2f} ms: {long - short:.2f} more (at most 1)")
-        print(f"a fork of it costs {forks / 1000:.1f} kB of Redis's memory, its own turn of {len(TEXT) / 1000:.1f} kB included")
+        ms = await _reads(client, tips)
+        print(f"medians of {REPEATS}, on loopback; a turn has 2 kB")
+        print(f"{SHORT} turns, cold:  {ms['short']:.2f} ms")
+        print(f"{TURNS} turns, warm: {ms['warm']:.2f} ms: {ms['warm'] - ms['short']:+.2f} (at most 1)")
+        print(f"{TURNS} turns, cold: {ms['cold']:.2f} ms: {ms['cold'] - ms['short']:+.2f}")
+        floor = ms["bytes"] + ms["json"]
+        print(
+            f"  the bare command {ms['bytes']:.2f} ms, its JSON in one piece {ms['json']:.2f} ms: {floor:.2f} ms is the floor"
+        )
+        forks = await _fork_bytes(state, tips[TURNS // 2])
+        print(f"a fork of it costs {forks / 1000:.1f} kB of Redis's memory, with its own turn of 2 kB")
+        await state.aclose()
 
 
 if __name__ == "__main__":

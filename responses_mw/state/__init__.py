@@ -3,9 +3,9 @@
 All keys, commands and scripts are here, and nothing else imports redis.
 """
 
-from responses_mw.state.client import Client, connect
-from responses_mw.state.embedded import embedded
-from responses_mw.state.errors import (
+from .client import Client, connect
+from .embedded import embedded
+from .errors import (
     Deleted,
     EmbeddedFailed,
     Fenced,
@@ -15,10 +15,10 @@ from responses_mw.state.errors import (
     OverBound,
     StateUnavailable,
 )
-from responses_mw.state.health import Health
-from responses_mw.state.jobs import Jobs
-from responses_mw.state.store import State
-from responses_mw.state.values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
+from .health import Health
+from .jobs import Jobs
+from .store import State
+from .values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
 
 __all__ = [
     "Batch",

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from responses_mw.state.codec import json_size, pack, unpack
-from responses_mw.state.errors import Missing, NewerRecord, OverBound
-from responses_mw.state.keys import conversation_key, conversation_tag
-from responses_mw.state.pages import no_such_cursor
-from responses_mw.state.scripts import Script
-from responses_mw.state.values import VERSION, Bounds, Chain, Conversation, Item, Page
+from .codec import json_size, pack, unpack
+from .errors import Missing, NewerRecord, OverBound
+from .keys import conversation_key, conversation_tag
+from .pages import no_such_cursor
+from .scripts import Script
+from .values import VERSION, Bounds, Chain, Conversation, Item, Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from responses_mw.state.client import Client
+    from .client import Client
 
 __all__ = ["Conversations"]
 

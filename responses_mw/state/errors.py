@@ -14,7 +14,7 @@ EmbeddedFailed           (at start) the embedded server cannot run
 
 from __future__ import annotations
 
-from responses_mw.errors import BadRequest, NotFound, TooLarge, Unavailable
+from ..errors import BadRequest, NotFound, TooLarge, Unavailable
 
 __all__ = ["Deleted", "EmbeddedFailed", "Fenced", "Missing", "NewerRecord", "NotChainable", "OverBound", "StateUnavailable"]
 

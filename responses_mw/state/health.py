@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
-from responses_mw.state.errors import StateUnavailable
+from .errors import StateUnavailable
 
 if TYPE_CHECKING:
-    from responses_mw.state.client import Client
+    from .client import Client
 
 __all__ = ["Health", "Memory", "check"]
 

@@ -7,7 +7,7 @@ if redis.call('EXISTS', KEYS[2]) == 1 then return 'deleted' end
 if redis.call('HGET', KEYS[1], 'made') == ARGV[2] then return 'created' end
 local random = string.match(KEYS[1], '[a-z0-9]+$')
 redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', ARGV[1], 'made', ARGV[2], 'status', 'queued', 'token', '', 'lease_until', 0,
-  'attempts', 0, 'next_seq', 0, 'document', ARGV[4], 'job', ARGV[5])
+  'attempts', 0, 'looked', now_ms(), 'next_seq', 0, 'document', ARGV[4], 'job', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('SET', prefix .. 'k:' .. random, ARGV[6], 'PX', ARGV[3])
 append_batch(KEYS[1], 0, ARGV[8] - 1, ARGV[7])

@@ -2,13 +2,14 @@
 -- KEYS: record, tombstone
 -- ARGV: 1 token, 2 worker, 3 lease in ms, 4 most attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
 --   6 owner ('' for any), 7 life of the tombstone in ms
--- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease is over}, {'waiting'} for a worker; or
+-- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease is over}, {'waiting', owner if its place in the queue was not
+--   looked after for long} for a worker; or
 --   {'run' | 'lost' | 'cancelled', next number, document, job, owner, credential, worker before}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
 
-local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker'}
-local v, status, owner, lease_until, next_seq, attempts, stopping, worker = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
+local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
+local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
   -- Its creator got no further than the queue, or it was deleted. It must not come into being any more.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
@@ -28,7 +29,9 @@ if ARGV[5] == 'cancel' or stopping then
 elseif tonumber(next_seq) > BEGUN or tonumber(attempts) >= tonumber(ARGV[4]) then
   verdict = 'lost'
 elseif ARGV[5] == 'settle' then
-  return {'waiting'}
+  if now - (looked or 0) <= QUEUE_TRUSTED then return {'waiting', ''} end
+  redis.call('HSET', KEYS[1], 'looked', now)
+  return {'waiting', owner}
 end
 
 local random = string.match(KEYS[1], '[a-z0-9]+$')

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from responses_mw.ids import random_part
-from responses_mw.state.codec import pack, unpack
-from responses_mw.state.errors import Deleted, Missing, NewerRecord, OverBound
-from responses_mw.state.keys import response_address, stop_channel
-from responses_mw.state.responses import TOMBSTONE_SECONDS
-from responses_mw.state.scripts import Script
-from responses_mw.state.values import Batch, Bounds, Item, Job, Taken
+from ..ids import random_part
+from .codec import pack, unpack
+from .errors import Deleted, Missing, NewerRecord, OverBound
+from .keys import response_address, stop_channel
+from .responses import TOMBSTONE_SECONDS
+from .scripts import Script
+from .values import Batch, Bounds, Item, Job, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from responses_mw.state.client import Client
-    from responses_mw.state.keys import Address
+    from .client import Client
+    from .keys import Address
 
-__all__ = ["Jobs"]
+__all__ = ["Jobs", "announced"]
 
 _CREATE, _TAKE, _RENEW, _RELEASE = Script("job_create"), Script("job_take"), Script("job_renew"), Script("job_release")
 _APPEND, _PUBLISH = Script("log_append"), Script("publish")
@@ -68,6 +68,8 @@ class Jobs:
             raise NewerRecord
         if verdict == "held":
             return Taken(verdict, left=reply[1] / 1000)
+        if verdict == "waiting":
+            return Taken(verdict, unseen=reply[1].decode())
         if len(reply) == 1:
             return Taken(verdict)
         _, number, head, packed, of, credential, before = reply
@@ -122,6 +124,15 @@ class Jobs:
         if number is None:
             raise Missing("Response", response_id)
         return None if job is not None else int(number) - 1
+
+
+def announced(message: bytes) -> Batch | None:
+    """The batch that a message on a log's channel brings; None if it only tells that there may be more in the log."""
+    head, _, data = message.partition(b"\n")
+    if not data:
+        return None
+    last, _, final = head.partition(b" ")
+    return Batch(int(last) + 1 - data.count(b"\n\n"), int(last), data, final=bool(final))
 
 
 def _address(response_id: str) -> Address:

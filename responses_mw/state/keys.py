@@ -21,6 +21,8 @@ responses lies in slots of its own; the number after the q is the version of wha
     rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
     rmw:{q1p<n>}:ev               channel: a job is ready
     rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
+
+    rmw:{keys}:check              set: what tells whether all replicas have the same secret keys
 """
 
 from __future__ import annotations
@@ -28,9 +30,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH
+from ..ids import RANDOM_LENGTH, TAG_LENGTH
 
-__all__ = ["Address", "Partition", "conversation_key", "conversation_tag", "item_address", "response_address", "stop_channel"]
+__all__ = [
+    "KEY_CHECK",
+    "Address",
+    "Partition",
+    "conversation_key",
+    "conversation_tag",
+    "item_address",
+    "response_address",
+    "stop_channel",
+]
+
+KEY_CHECK = "rmw:{keys}:check"
 
 # Nothing but these letters may reach a key's name: a brace would change the slot.
 _TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"

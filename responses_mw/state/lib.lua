@@ -4,6 +4,7 @@
 
 local VERSION = 1
 local MAX_FORKS = 16
+local QUEUE_TRUSTED = 10000  -- ms: so long a job that waits is taken to be in the queue, and then looked for
 local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
 
 local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}
@@ -84,6 +85,8 @@ end
 -- Appends to the log of the response in `record` a batch of events, numbered from `first` to `last`; `final` marks that which ends it.
 -- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
 -- Nil if it stands in the log now, else the number that the log goes on with.
+-- A short one is announced as a whole: `last`, ' final' where it is that, a line feed, the batch. Of a longer one it is told that it is there.
+local ANNOUNCED = 16384
 local function append_batch(record, first, last, batch, final)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
   local log, id = slot .. 'e:' .. random, string.format('%d-0', last + 1)
@@ -95,5 +98,17 @@ local function append_batch(record, first, last, batch, final)
   if next_seq ~= first then return next_seq end
   if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
   redis.call('HSET', record, 'next_seq', last + 1)
-  redis.call('SPUBLISH', slot .. 'ev:' .. random, '')
+  local head = last .. (final and ' final' or '') .. '\n'
+  redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
+end
+
+-- Gives a job its turn in the queue `ready`, or the very first one, and tells the workers.
+local function wait_for_worker(ready, job, owner, first)
+  local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
+  if not first then
+    turn = math.max(turn, tonumber(redis.call('ZSCORE', prefix .. 'owners', owner) or 0)) + 1
+    redis.call('ZADD', prefix .. 'owners', turn, owner)
+  end
+  redis.call('ZADD', ready, turn, job)
+  redis.call('SPUBLISH', prefix .. 'ev', '')
 end

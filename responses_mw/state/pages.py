@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from responses_mw.errors import BadRequest
-from responses_mw.state.values import Item, Page
+from ..errors import BadRequest
+from .values import Item, Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

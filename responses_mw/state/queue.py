@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from responses_mw.state.keys import Partition
-from responses_mw.state.scripts import Script
+from .keys import Partition
+from .scripts import Script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from responses_mw.state.client import Client
+    from .client import Client
 
 __all__ = ["Queue"]
 
 _RESERVE, _READY, _CLAIM = Script("queue_reserve"), Script("queue_ready"), Script("queue_claim")
-_RENEW, _DROP = Script("queue_renew"), Script("queue_drop")
+_RENEW, _DROP, _RESTORE = Script("queue_renew"), Script("queue_drop"), Script("queue_restore")
 
 
 class Queue:
@@ -33,6 +33,14 @@ class Queue:
     async def ready(self, job: str, *, first: bool = False) -> None:
         """Has the job wait for a worker; ``first``: before all others."""
         await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
+
+    async def restore(self, job: str, owner: str) -> bool:
+        """Has a job wait for a worker if it is nowhere in the queue: a fail-over lost it, or ``partitions`` was changed.
+
+        For a job that by its record waits; one that has ended meanwhile is dropped by who claims it. Whether it was lost.
+        """
+        entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
+        return entered == 1
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool) -> str | None:
         """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else the next in turn; None: none."""

@@ -5,10 +5,4 @@
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
 if not owner or redis.call('ZSCORE', KEYS[1], ARGV[1]) then return end
 redis.call('ZREM', prefix .. 'leases', ARGV[1])
-local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
-if ARGV[2] == '' then
-  turn = math.max(turn, tonumber(redis.call('ZSCORE', prefix .. 'owners', owner) or 0)) + 1
-  redis.call('ZADD', prefix .. 'owners', turn, owner)
-end
-redis.call('ZADD', KEYS[1], turn, ARGV[1])
-redis.call('SPUBLISH', prefix .. 'ev', '')
+wait_for_worker(KEYS[1], ARGV[1], owner, ARGV[2] ~= '')

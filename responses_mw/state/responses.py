@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from responses_mw.ids import RANDOM_LENGTH, random_part
-from responses_mw.state.codec import json_size, pack, pack_turn, turn_owner, unpack, unpack_turn
-from responses_mw.state.errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
-from responses_mw.state.keys import Address, conversation_key, item_address, response_address
-from responses_mw.state.pages import page
-from responses_mw.state.scripts import Script
-from responses_mw.state.values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored
+from ..ids import RANDOM_LENGTH, random_part
+from .codec import json_size, pack, pack_turn, unpack, unpack_turn
+from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
+from .keys import Address, conversation_key, item_address, response_address
+from .pages import page
+from .scripts import Script
+from .segments import Segments
+from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from responses_mw.state.client import Client
-    from responses_mw.state.conversations import Conversations
+    from .client import Client
+    from .conversations import Conversations
 
 __all__ = ["Responses"]
 
@@ -49,6 +50,7 @@ class Responses:
         end; ``patience`` how long a commit is tried (seconds)."""
         self._client = client
         self._conversations = conversations
+        self._segments = Segments(client, recent_bytes=bounds.recent_bytes)
         self._ttl = ttl_seconds * 1000
         self._log_ttl = log_ttl_seconds * 1000
         self._bounds = bounds
@@ -79,10 +81,10 @@ class Responses:
         _check_version(version)
         if job is not None:  # it has not ended
             return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
-        if turn is None or turn_owner(turn) != address.random:
+        made = unpack_turn(turn) if turn is not None else None
+        if made is None or made.owner != address.random:
             raise Missing("Response", response_id)
-        items = unpack_turn(turn)
-        return Stored({**unpack(document), "output": items["output"]}, items["input"])
+        return Stored({**unpack(document), "output": made.output}, made.input)
 
     async def input_items(
         self,
@@ -106,8 +108,7 @@ class Responses:
             return page(given, after=after, before=before, limit=limit, order=order)
         seen = await self._seen(address, owner, fields)
         chain = await self._history(address, response_id, fields, seen or [])
-        produced = len(unpack_turn(chain.turns[-1])["output"])
-        given = chain.items[: len(chain.items) - produced]
+        given = chain.items[: len(chain.items) - len(chain.turns[-1].output)]
         return page(given, after=after, before=before, limit=limit, order=order)
 
     async def commit(
@@ -131,15 +132,14 @@ class Responses:
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
-        head, turn = (
-            orjson.dumps({**document, "output": None}),
-            orjson.dumps({"input": list(items), "output": document["output"]}),
-        )
+        head = orjson.dumps({**document, "output": None})
+        turn = pack_turn(address.random, list(items), document["output"])
         if last is None or document["status"] in CHAINABLE:
-            self._check_bounds(chain, len(head) + len(turn), len(turn), len(items) + len(document["output"]))
+            size = json_size(turn, RANDOM_LENGTH)
+            self._check_bounds(chain, len(head) + size, size, len(items) + len(document["output"]))
         facts = self._facts(address, document["status"], owner, token)
         facts["existing"] = existing or last is not None
-        blobs = [pack(head), pack_turn(address.random, turn)]
+        blobs = [pack(head), turn]
         if last is not None:
             facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
             blobs.append(last.data)
@@ -170,6 +170,7 @@ class Responses:
         if answer == b"missing":
             raise Missing("Response", response_id)
         _check_answer(answer)
+        self._segments.forget(address.tag)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """The stored items that ``item_reference`` items name, by id. Raises Missing for the first that is nowhere."""
@@ -212,26 +213,19 @@ class Responses:
     async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
         """The items up to and with the response, of which ``fields`` tell where it stands, after what it has ``seen``."""
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
-        turns = await self._turns(address, parent)
-        if not turns or turn_owner(turns[-1]) != address.random:
+        turns = await self._segments.turns(address, parent)
+        if not turns or turns[-1].owner != address.random:
             raise Missing("Response", response_id)
-        texts = [unpack_turn(turn) for turn in turns]
-        items = [item for text in texts for part in ("input", "output") for item in text[part]]
-        size = sum(json_size(turn, RANDOM_LENGTH) for turn in turns)
+        items: list[Item] = []
+        for turn in turns:
+            items += turn.input
+            items += turn.output
+        size = sum(turn.size for turn in turns)
         if "seen" not in fields:
-            return Chain(address.tag, items, parent, tuple(turns), size)
+            return Chain(address.tag, items, parent, turns, size)
         # A conversation changes, a chain must not: what stands on this response takes along the items that it saw.
-        base = orjson.dumps({"input": seen, "output": []})
-        rooted = (pack_turn(BASE, base), *turns)
-        return Chain(address.tag, seen + items, None, rooted, size + len(base))
-
-    async def _turns(self, address: Address, pointer: Pointer) -> list[bytes]:
-        """All turns up to the pointer; none if they are not what it says: deleted, or lost, since it was read."""
-        steps = [step.split(":") for step in pointer.path.split(",") if step]
-        ranges = [(name, int(length)) for name, length in steps] + [(pointer.segment, pointer.length)]
-        replies = await self._client.pipeline([("LRANGE", address.segment(name), 0, length - 1) for name, length in ranges])
-        whole = all(len(reply) == length for reply, (_, length) in zip(replies, ranges, strict=True))
-        return [turn for reply in replies for turn in reply] if whole else []
+        base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
+        return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
         """Raises OverBound if the response, or the chain with it, is more than may be stored."""
@@ -258,7 +252,8 @@ class Responses:
             facts = facts | {"rest": "items", "seen": chain.seen}
             rest = [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
         elif chain.turns:
-            facts, rest = facts | {"rest": "turns"}, chain.turns
+            facts = facts | {"rest": "turns"}
+            rest = [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns]
         return await self._commit(address, facts, [*blobs, *rest])
 
     async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:
@@ -279,11 +274,11 @@ class Responses:
     async def _resolve(self, address: Address, item_ids: list[str], owner: str) -> dict[str, Item]:
         """The items of one response, or of the conversation with its tag."""
         keys = [address.record, conversation_key(address.tag)]
-        turn, *blobs = await self._client.script(_RESOLVE, keys, [owner, *item_ids])
+        blob, *blobs = await self._client.script(_RESOLVE, keys, [owner, *item_ids])
+        turn = unpack_turn(blob) if blob is not None else None
         made: dict[str, Item] = {}
-        if turn is not None and turn_owner(turn) == address.random:
-            parts = unpack_turn(turn)
-            made = {item["id"]: item for item in [*parts["input"], *parts["output"]] if item.get("id")}
+        if turn is not None and turn.owner == address.random:
+            made = {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
         found = {}
         for item_id, blob in zip(item_ids, blobs, strict=True):
             item = made.get(item_id) or (unpack(blob) if blob is not None else None)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from responses_mw.state.conversations import Conversations
-from responses_mw.state.health import Health, Memory, check
-from responses_mw.state.jobs import Jobs
-from responses_mw.state.queue import Queue
-from responses_mw.state.responses import Responses
-from responses_mw.state.values import Bounds
-from responses_mw.state.wakeups import Wakeups
+from .conversations import Conversations
+from .health import Health, Memory, check
+from .jobs import Jobs
+from .keys import KEY_CHECK
+from .queue import Queue
+from .responses import Responses
+from .scripts import Script
+from .values import Bounds
+from .wakeups import Wakeups
 
 if TYPE_CHECKING:
-    from responses_mw.state.client import Client
+    from collections.abc import Sequence
+
+    from .client import Client
 
 __all__ = ["State"]
+
+_CHECK_KEYS = Script("keys_check")
 
 DAY = 24 * 60 * 60
 WEEK = 7 * DAY
@@ -40,6 +46,7 @@ class State:
         """``ttl_seconds``: how long things are kept, ``log_ttl_seconds``: the event log of a background response after its end;
         ``patience``: how long a commit is tried while Redis is away (seconds); ``partitions`` of the queue."""
         bounds = bounds or Bounds()
+        self._ttl = ttl_seconds * 1000
         self.client = client
         self.conversations = Conversations(client, ttl_seconds=ttl_seconds, bounds=bounds)
         self.responses = Responses(
@@ -62,6 +69,16 @@ class State:
     async def nearly_full(self) -> bool:
         """Whether memory is above 90 % of maxmemory: new responses had better not be stored. Asks every 5 s at most."""
         return await self._memory.nearly_full()
+
+    async def check_keys(self, values: Sequence[str]) -> bool:
+        """Whether this replica's secret keys are those of the others: stores what tells it where nothing is stored yet.
+
+        ``values`` are derived from the keys by a one-way function, each from one, that of the key that encrypts first. True if
+        one of those that are stored is among them: keys are rotated by ``old,new``, ``new,old``, ``new``. What is stored goes
+        when it was not checked for as long as responses are kept. Raises StateUnavailable.
+        """
+        agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self._ttl, *values])
+        return agree == 1
 
     async def aclose(self) -> None:
         """Closes every connection."""

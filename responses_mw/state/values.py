@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from responses_mw.ids import new_tag
+from ..ids import new_tag
 
-__all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken"]
+__all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
 
 # The form of records, turns and items that this release writes. It changes only by addition; a higher one is refused.
 VERSION = 1
@@ -17,11 +18,15 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that is stored, as JSON, before compression; a conversation is bounded as a chain is."""
+    """The most that is stored, as JSON, before compression; a conversation is bounded as a chain is.
+
+    ``recent_bytes`` is the most that a process keeps in memory of the chains that it has read; 0 keeps nothing.
+    """
 
     response_bytes: int = 16 * 1024 * 1024
     chain_bytes: int = 64 * 1024 * 1024
     chain_items: int = 10_000
+    recent_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,21 @@ class Pointer:
     segment: str
     length: int
     path: str
+
+    @property
+    def ranges(self) -> list[tuple[str, int]]:
+        """The segments from the root on, and how many turns of each."""
+        steps = [step.partition(":") for step in self.path.split(",") if step]
+        return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
+
+
+class Turn(NamedTuple):
+    """What one response was given and answered. ``owner`` is the random part of its id, ``size`` that of its JSON in bytes."""
+
+    owner: str
+    input: list[Item]
+    output: list[Item]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +66,7 @@ class Chain:
     tag: str
     items: list[Item]
     parent: Pointer | None = None
-    turns: tuple[bytes, ...] = ()
+    turns: Sequence[Turn] = ()
     size: int = 0
     conversation: str | None = None
     seen: int = 0
@@ -66,7 +86,8 @@ class Chain:
 class Stored:
     """A stored response: its whole ``document``, and the ``input`` items of its own turn.
 
-    ``lost``: it runs in the background, and nobody has its lease.
+    ``lost``: it is a background response to be settled: nobody has its lease, or it has waited so long that its place in the
+    queue is worth a look.
     """
 
     document: dict[str, Any]
@@ -114,13 +135,15 @@ class Taken:
     done        it has ended
     missing     there is no such response (for this owner)
 
-    The first three come with the ``job``, and with the ``worker`` that had it before.
+    The first three come with the ``job``, and with the ``worker`` that had it before. ``unseen``: it waits, and nobody has
+    looked for its place in the queue for long (``Queue.restore``); the owner of it.
     """
 
     verdict: str
     job: Job | None = None
     worker: str = ""
     left: float = 0.0
+    unseen: str = ""
 
 
 @dataclass(frozen=True, slots=True)

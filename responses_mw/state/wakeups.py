@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisClusterException
-from redis.exceptions import TimeoutError as RedisTimeout
 
 if TYPE_CHECKING:
-    from responses_mw.state.client import Client
+    from .client import Client
 
 __all__ = ["Wake", "Wakeups"]
 
@@ -166,9 +165,8 @@ class _Line:
             await connection.send_command(command, channel)
 
     async def _read(self, connection: Any) -> None:
-        try:
-            reply = await connection.read_response(timeout=SILENCE, disconnect_on_error=False)
-        except (TimeoutError, RedisTimeout):
+        reply = await connection.read_response(timeout=SILENCE, disconnect_on_error=False)
+        if reply is None:
             await connection.send_command("PING")
             reply = await connection.read_response(disconnect_on_error=False)
         if reply[0] == b"smessage":
@@ -178,13 +176,14 @@ class _Line:
 
 
 async def _connect(connection: Any) -> None:
-    """A cancellation waits for the end of it: redis-py would leave a half-made connection open."""
+    """A cancellation waits for the end of it, however often it comes: redis-py would leave a half-made connection open."""
     connecting = asyncio.create_task(connection.connect())
     try:
         await asyncio.shield(connecting)
-    except asyncio.CancelledError:
-        await asyncio.wait({connecting})
-        raise
+    finally:
+        while not connecting.done():
+            with suppress(asyncio.CancelledError):  # the first one goes on from here
+                await asyncio.wait({connecting})
 
 
 async def _cancelled(task: asyncio.Task[None], *, every: float) -> None:

@@ -50,6 +50,7 @@ async def test_what_is_stored_in_a_directory_is_there_again(tmp_path: Path) -> N
 
 async def test_what_was_stored_in_a_directory_survives_a_kill_of_the_server(tmp_path: Path) -> None:
     async with embedded(tmp_path) as client:
+        assert await client.redis.config_get("appendfsync") == {"appendfsync": "always"}  # else a slow disk loses the last ones
         response = await respond(State(client), Chain.new(), "one")
         os.kill(await process_of(client), signal.SIGKILL)
     async with embedded(tmp_path) as client:

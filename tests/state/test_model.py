@@ -56,11 +56,17 @@ class Store(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.server = self.valkey.client()
         self.server.flushall()
-        self.state = State(connect(self.valkey.url))
+        self.replicas = [State(connect(self.valkey.url)) for _ in range(2)]
         self.living: dict[str, Known] = {}
         self.gone: dict[str, Known] = {}
         self.expired = False
         self.number = 0
+
+    @property
+    def state(self) -> State:
+        """Another replica each time."""
+        self.replicas.reverse()
+        return self.replicas[0]
 
     def do(self, step: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run(step)
@@ -135,7 +141,8 @@ class Store(RuleBasedStateMachine):
         if not self.expired:
             assert kept(self.server) == []
         assert all(self.server.pttl(key) > 0 for key in self.server.keys("*"))
-        self.do(self.state.aclose())
+        for replica in self.replicas:
+            self.do(replica.aclose())
         self.loop.close()
         self.server.close()
 

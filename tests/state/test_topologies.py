@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.crc import key_slot
 
-from responses_mw.ids import new_tag
-from responses_mw.state import Chain, Client, Conversation, Missing, State, StateUnavailable, connect
+from responses_mw.ids import RunIds, new_tag
+from responses_mw.state import Batch, Chain, Client, Conversation, Missing, State, StateUnavailable, connect
+from responses_mw.state.keys import stop_channel
 
-from .making import ALICE, BOB, continued, history, message, respond, texts
+from .making import ALICE, BOB, address, continued, history, message, respond, texts
 from .servers import Server, free_port, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine, Iterator
 
     from .servers import OpenState
 
 
-NEEDED = "+@read +@write +@scripting +@connection +info ~rmw:*"  # as the docs say
+DOCS = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
+
+
+def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
+    """The command of the docs that makes a user who may do what is needed; of a cluster with what they name for that."""
+    (line,) = [line.strip() for line in DOCS.splitlines() if line.strip().startswith("ACL SETUSER")]
+    of_cluster = re.search(r"A cluster also needs (.*?)\.", DOCS, re.DOTALL)
+    assert of_cluster is not None
+    also = re.findall(r"`(\+[^`]+)`", of_cluster[1]) if cluster else []
+    return [*line.replace("responses-mw", "app").replace(">password", f"reset on >{password}").split(), *also]
 
 
 async def assert_works(state: State) -> None:
@@ -58,6 +70,53 @@ async def assert_conversation_works(state: State, number: int) -> None:
     await state.conversations.delete(conversation.id, ALICE)
 
 
+async def assert_jobs_work(state: State) -> None:
+    """Asserts that background responses are queued, taken, logged, heard of at once, stopped and stored, in many slots."""
+    for _ in range(6):
+        ids = RunIds()
+        document = {"id": ids.response, "status": "queued", "background": True, "output": []}
+        start = Batch(0, 1, b"data: 0\n\ndata: 1\n\n")
+        events, told = await asyncio.gather(
+            heard(state, address(ids.response).events, partial(run_job, state, document, start)),
+            heard(state, stop_channel("w"), partial(state.jobs.tell, "w", ids.response)),
+        )
+        assert b"data: 2" in events
+        assert told == ids.response.encode()
+        assert (await state.responses.get(ids.response, ALICE)).document["status"] == "completed"
+
+
+async def run_job(state: State, document: dict[str, Any], start: Batch) -> None:
+    response_id = document["id"]
+    await state.queue.reserve(response_id, ALICE, 5)
+    await state.jobs.create(document, {"model": "m"}, [], ALICE, "sealed", start)
+    await state.queue.ready(response_id)
+    claims = [await state.queue.claim(partition, 5, sweep=True) for partition in state.queue.partitions]
+    assert [claim for claim in claims if claim] == [response_id]
+    await state.queue.renew([response_id], 5)
+    job = (await state.jobs.take(response_id, "run", worker="w", lease=5, max_attempts=2)).job
+    assert job is not None
+    assert await state.jobs.append([(response_id, job.token, Batch(2, 2, b"data: 2\n\n"))], 5) == [True]
+    assert await state.jobs.renew([(response_id, job.token)], 5) == [True]
+    assert [batch.last for batch in (await state.jobs.logs([(response_id, -1)]))[0]] == [1, 2]
+    done, last = {**document, "status": "completed"}, Batch(3, 3, b"data: 3\n\n", final=True)
+    await state.responses.commit(Chain.new(), done, [], ALICE, job.token, last=last)
+    await state.queue.drop(response_id)
+
+
+async def heard(state: State, channel: str, act: Callable[[], Coroutine[Any, Any, None]]) -> bytes:
+    """What comes over the channel once it is subscribed to, of what is done then."""
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    with state.wakeups.on(channel, messages.put_nowait):
+        async with asyncio.timeout(10):
+            assert await messages.get() == b""  # it stands
+            async with asyncio.TaskGroup() as group:
+                group.create_task(act())
+                found = b""
+                while b"data: 2" not in found and not found.startswith(b"resp_"):
+                    found = await messages.get()
+            return found
+
+
 # -- cluster -------------------------------------------------------------------------------------------------------------
 
 SLOTS = 16384
@@ -69,7 +128,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     nodes = []
     for number in range(3):
         options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
-        nodes.append(Server(tmp_path_factory.mktemp(f"node{number}"), *options, "--appendonly", "yes"))
+        nodes.append(
+            Server(tmp_path_factory.mktemp(f"node{number}"), *options, "--appendonly", "yes", "--appendfsync", "always")
+        )
         nodes[-1].start()
     for number, node in enumerate(nodes):
         with node.client() as client:
@@ -136,10 +197,10 @@ async def test_a_cluster_tells_how_it_is(open_state: OpenState, cluster: list[Se
 async def test_the_documented_user_is_enough_for_a_cluster_too(open_state: OpenState, cluster: list[Server]) -> None:
     for node in cluster:
         with node.client() as admin:
-            also = ["+cluster|slots", "+cluster|shards", "+command"]
-            admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">p", *NEEDED.split(), *also)
+            admin.execute_command(*documented_acl("p", cluster=True))
     own = open_state(cluster_url(cluster).replace("//", "//app:p@"))
     await assert_works(own)
+    await assert_jobs_work(own)
     assert (await own.check()).errors == ()
 
 
@@ -278,9 +339,10 @@ async def test_a_user_who_may_do_no_more_than_the_documented_is_enough(
 ) -> None:
     del state
     with valkey.client() as admin:
-        admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">p@ss", *NEEDED.split())
+        admin.execute_command(*documented_acl("p@ss"))
         own = open_state(f"redis://app:p%40ss@127.0.0.1:{valkey.port}/0")
         await assert_works(own)
+        await assert_jobs_work(own)
         assert (await own.check()).errors == ()
         admin.execute_command("ACL", "DELUSER", "app")
 

@@ -1,0 +1,107 @@
+"""The turns that a response stands on, of which only those are read that this process has not read before.
+
+1. A segment is append-only, and only its end is ever cut off. So where the n-th turn is still of the same response, all before
+   it are what they were: reading begins with the last turn that is known.
+2. Whoever reads has read the response's record just before: it tells that the chain is alive, and whose it is.
+3. A text that was deleted is never given out again, as then the record is gone, or what stands at its place is another's. It
+   is out of this process's memory at once if it was deleted here, else when its chain was not read for some minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .codec import turn_owner, unpack_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .client import Client
+    from .keys import Address
+    from .values import Pointer, Turn
+
+__all__ = ["Segments"]
+
+FORGOTTEN_AFTER = 600.0
+# What a turn takes in memory beside its texts, in bytes.
+TURN_OVERHEAD = 2048
+
+
+@dataclass(slots=True)
+class _Known:
+    """The beginnings of one conversation's segments."""
+
+    read_at: float = 0.0
+    size: int = 0
+    segments: dict[str, list[Turn]] = field(default_factory=dict)
+
+
+class Segments:
+    def __init__(self, client: Client, *, recent_bytes: int) -> None:
+        """``recent_bytes`` is the most that is kept of what was read; those that were read longest ago go first."""
+        self._client = client
+        self._most = recent_bytes
+        self._size = 0
+        self._recent: OrderedDict[str, _Known] = OrderedDict()
+
+    async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
+        """All turns up to the pointer; none if they are not what it says: deleted, or lost, since it was read.
+
+        The items are shared by all who read them: nobody changes them.
+        """
+        ranges = pointer.ranges
+        known = self._recent.get(address.tag, _Known()).segments
+        beginnings = [known.get(name, [])[:length] for name, length in ranges]
+        found = await self._read(address, ranges, beginnings)
+        if found is None and any(beginnings):  # an end was cut off, and another grew in its place
+            self.forget(address.tag)
+            found = await self._read(address, ranges, [[] for _ in ranges])
+        if found is None:
+            return []
+        self._keep(address.tag, ((name, turns) for (name, _), turns in zip(ranges, found, strict=True)))
+        return [turn for turns in found for turn in turns]
+
+    def forget(self, tag: str) -> None:
+        """Keeps nothing of that conversation."""
+        known = self._recent.pop(tag, None)
+        if known is not None:
+            self._size -= known.size
+
+    async def _read(
+        self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
+    ) -> list[list[Turn]] | None:
+        """The segments up to their lengths; None if one does not go on from its beginning, or is too short."""
+        starts = [max(len(turns) - 1, 0) for turns in beginnings]
+        commands = [
+            ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
+        ]
+        found = []
+        for (_, length), turns, blobs in zip(ranges, beginnings, await self._client.pipeline(commands), strict=True):
+            if len(blobs) != length - max(len(turns) - 1, 0):
+                return None
+            if turns and turn_owner(blobs[0]) != turns[-1].owner:
+                return None
+            found.append(turns + unpack_turns(blobs[bool(turns) :]))
+        return found
+
+    def _keep(self, tag: str, segments: Iterable[tuple[str, list[Turn]]]) -> None:
+        known = self._recent.setdefault(tag, _Known())
+        self._recent.move_to_end(tag)
+        known.read_at = time.monotonic()
+        for name, turns in segments:
+            before = known.segments.get(name, [])
+            if len(turns) <= len(before) and before[len(turns) - 1].owner == turns[-1].owner:
+                continue
+            more = sum(turn.size + TURN_OVERHEAD for turn in turns[len(before) :])
+            known.segments[name] = turns
+            known.size += more
+            self._size += more
+        while self._recent and (self._size > self._most or self._oldest_read < known.read_at - FORGOTTEN_AFTER):
+            self.forget(next(iter(self._recent)))
+
+    @property
+    def _oldest_read(self) -> float:
+        return next(iter(self._recent.values())).read_at

@@ -1,0 +1,128 @@
+"""A background response that waits, and whose place in the queue is gone, is put back by whoever looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from responses_mw.ids import RunIds
+from responses_mw.state import Batch, State, Taken
+
+from .making import ALICE, BOB, address
+
+if TYPE_CHECKING:
+    from .servers import OpenState, Plain, Server
+
+LEASE = 5.0
+
+
+async def queued(state: State, owner: str = ALICE) -> str:
+    """Creates a job, as a create request does, and returns its response's id."""
+    response_id = RunIds().response
+    document: dict[str, Any] = {"id": response_id, "status": "queued", "background": True, "output": []}
+    await state.queue.reserve(response_id, owner, LEASE)
+    await state.jobs.create(document, {"model": "m"}, [], owner, "sealed", Batch(0, 1, b"data: 0\n\ndata: 1\n\n"))
+    await state.queue.ready(response_id)
+    return response_id
+
+
+async def settle(state: State, response_id: str) -> Taken:
+    return await state.jobs.take(response_id, "settle", worker="", lease=LEASE, max_attempts=2)
+
+
+async def claimed(state: State) -> list[str]:
+    """All jobs that the queue gives out now, in order."""
+    found = []
+    for partition in state.queue.partitions:
+        while job := await state.queue.claim(partition, LEASE, sweep=True):
+            found.append(job)
+    return found
+
+
+def lose_queue(server: Plain) -> None:
+    for key in server.keys("rmw:{q1p*"):
+        server.delete(key)
+
+
+def grow_old(server: Plain, response_id: str) -> None:
+    """As if nobody had looked for its place in the queue since 1970."""
+    server.hset(address(response_id).record, "looked", 0)
+
+
+async def test_a_job_whose_place_in_the_queue_is_lost_is_put_back(state: State, server: Plain) -> None:
+    job = await queued(state)
+    lose_queue(server)
+    assert await claimed(state) == []
+    grow_old(server, job)
+    assert (await state.responses.get(job, ALICE)).lost
+    taken = await settle(state, job)
+    assert (taken.verdict, taken.unseen) == ("waiting", ALICE)
+    assert await state.queue.restore(job, taken.unseen)
+    assert await claimed(state) == [job]
+
+
+async def test_a_job_that_waits_is_looked_for_now_and_then_and_by_one_of_many(state: State, server: Plain) -> None:
+    job = await queued(state)
+    assert not (await state.responses.get(job, ALICE)).lost
+    assert (await settle(state, job)).unseen == ""
+    grow_old(server, job)
+    takes = await asyncio.gather(*(settle(state, job) for _ in range(10)))
+    assert sorted(taken.unseen for taken in takes) == [*[""] * 9, ALICE]
+    assert not (await state.responses.get(job, ALICE)).lost
+
+
+async def test_a_job_that_is_in_the_queue_keeps_its_place(state: State) -> None:
+    first, second = await queued(state), await queued(state)
+    assert not await state.queue.restore(first, ALICE)
+    assert not await state.queue.restore(second, ALICE)
+    assert sorted(await claimed(state)) == sorted([first, second])
+    assert not await state.queue.restore(first, ALICE)  # a worker has just claimed it
+    assert await claimed(state) == []
+
+
+async def test_a_job_that_is_put_back_waits_behind_those_of_others(
+    open_state: OpenState, valkey: Server, server: Plain
+) -> None:
+    state = State(open_state(valkey.url).client, partitions=1)
+    lost = [await queued(state) for _ in range(3)]
+    lose_queue(server)
+    waiting = [await queued(state, BOB) for _ in range(2)]
+    for job in lost:
+        await state.queue.restore(job, ALICE)
+    order = [job in lost for job in await claimed(state)]
+    assert sorted(order[:4]) == [False, False, True, True]
+    assert len(order) == len(lost) + len(waiting)
+
+
+async def test_a_job_whose_worker_died_and_whose_lease_in_the_queue_is_lost_is_put_back(state: State, server: Plain) -> None:
+    job = await queued(state)
+    assert await claimed(state) == [job]
+    await state.jobs.take(job, "run", worker="w", lease=0.001, max_attempts=2)
+    lose_queue(server)
+    grow_old(server, job)
+    await asyncio.sleep(0.01)
+    taken = await settle(state, job)
+    assert (taken.verdict, taken.unseen) == ("waiting", ALICE)
+    assert await state.queue.restore(job, taken.unseen)
+    assert await claimed(state) == [job]
+
+
+async def test_jobs_of_partitions_that_are_no_more_are_put_into_those_that_are(
+    open_state: OpenState, valkey: Server, server: Plain
+) -> None:
+    client = open_state(valkey.url).client
+    before, after = State(client, partitions=64), State(client, partitions=1)
+    jobs = [await queued(before) for _ in range(8)]
+    there = await claimed(after)
+    for job in set(jobs) - set(there):
+        grow_old(server, job)
+        assert await after.queue.restore(job, (await settle(after, job)).unseen)
+    assert sorted([*there, *await claimed(after)]) == sorted(jobs)
+
+
+async def test_a_job_that_nobody_may_see_is_not_put_back(state: State, server: Plain) -> None:
+    job = await queued(state)
+    grow_old(server, job)
+    await state.responses.delete(job, ALICE)
+    taken = await settle(state, job)
+    assert (taken.verdict, taken.unseen) == ("missing", "")

@@ -1,0 +1,147 @@
+"""What a process has read before is not read again, and never given out when it is no longer true."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.state import Bounds, Chain, Missing, State
+from responses_mw.state.segments import TURN_OVERHEAD
+
+from .making import ALICE, BOB, continued, history, respond, turns
+
+if TYPE_CHECKING:
+    from .servers import OpenState, Plain, Server
+
+LONG = "a long text " * 120  # short enough to be stored as it is
+
+
+def sent(server: Plain) -> int:
+    """The bytes that the server has sent so far."""
+    total: int = server.info("stats")["total_net_output_bytes"]
+    return total
+
+
+async def grow(state: State, response: str, number: int) -> str:
+    for _ in range(number):
+        response = await continued(state, response, LONG)
+    return response
+
+
+async def test_a_chain_that_was_read_before_is_read_from_there_on(state: State, server: Plain) -> None:
+    tip = await grow(state, await respond(state, Chain.new(), LONG), 20)
+    await history(state, tip)
+    before = sent(server)
+    tip = await continued(state, tip, LONG)
+    assert len(await history(state, tip)) == 44
+    assert sent(server) - before < 15 * len(LONG)
+
+
+async def test_a_fork_of_what_was_read_before_is_read_from_the_fork_on(state: State, server: Plain) -> None:
+    middle = await grow(state, await respond(state, Chain.new(), LONG), 10)
+    await history(state, await grow(state, middle, 10))
+    before = sent(server)
+    fork = await continued(state, middle, "fork")
+    assert len(await history(state, fork)) == 24
+    assert sent(server) - before < 15 * len(LONG)
+
+
+async def test_what_another_replica_appended_is_read(open_state: OpenState, valkey: Server, state: State) -> None:
+    other = open_state(valkey.url)
+    tip = await respond(state, Chain.new(), "0")
+    for number in range(1, 6):
+        tip = await continued(other if number % 2 else state, tip, str(number))
+    expected = [text for number in range(6) for text in (str(number), f"{number}!")]
+    assert await history(state, tip) == await history(other, tip) == expected
+
+
+async def test_what_took_the_place_of_deleted_turns_is_read_in_their_place(
+    open_state: OpenState, valkey: Server, state: State
+) -> None:
+    other = open_state(valkey.url)
+    root = await respond(state, Chain.new(), "root")
+    gone = [await continued(state, root, "gone")]
+    gone.append(await continued(state, gone[0], "gone too"))
+    assert len(await history(state, gone[1])) == 6
+    for response in reversed(gone):
+        await other.responses.delete(response, ALICE)
+    tip = await continued(other, await continued(other, root, "new"), "tip")
+    assert await history(state, tip) == ["root", "root!", "new", "new!", "tip", "tip!"]
+    for response in gone:
+        with pytest.raises(Missing):
+            await state.responses.chain(response, ALICE)
+
+
+async def test_what_was_deleted_elsewhere_is_missing_though_it_was_read_before(
+    open_state: OpenState, valkey: Server, state: State
+) -> None:
+    other = open_state(valkey.url)
+    tip = await continued(state, await respond(state, Chain.new(), "root"), "tip")
+    await history(state, tip)
+    await other.responses.delete(tip, ALICE)
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, ALICE)
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, BOB)
+
+
+async def test_what_redis_lost_is_missing_though_it_was_read_before(state: State, server: Plain) -> None:
+    tip = await continued(state, await respond(state, Chain.new(), "one"), "two")
+    await history(state, tip)
+    server.lpop(next(iter(turns(server))))
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, ALICE)
+    server.delete(*turns(server))
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, ALICE)
+
+
+async def test_a_chain_that_was_read_before_and_was_lost_is_stored_whole_by_a_run_in_flight(
+    state: State, server: Plain
+) -> None:
+    tip = await grow(state, await respond(state, Chain.new(), "naïve 🙂"), 3)
+    before = {random: server.lrange(random, 0, -1) for random in turns(server)}
+    await history(state, tip)
+    running = await state.responses.chain(tip, ALICE)
+    server.flushall()
+    late = await respond(state, running, "late")
+    (stored,) = (server.lrange(segment, 0, -1) for segment in turns(server))
+    assert stored[:-1] == next(iter(before.values()))
+    assert len(await history(state, late)) == 10
+
+
+async def test_another_owner_gets_nothing_of_what_was_read_before(state: State) -> None:
+    tip = await continued(state, await respond(state, Chain.new(), "secret"), "secret")
+    await history(state, tip)
+    with pytest.raises(Missing):
+        await state.responses.chain(tip, BOB)
+
+
+@pytest.mark.parametrize("room", [0, TURN_OVERHEAD, 12 * (TURN_OVERHEAD + 5000)])
+async def test_no_more_is_kept_than_is_set(state: State, server: Plain, room: int) -> None:
+    bounded = State(state.client, bounds=Bounds(recent_bytes=room))
+    tips = [await grow(bounded, await respond(bounded, Chain.new(), LONG), 4) for _ in range(5)]
+    for _ in range(3):
+        assert [len(await history(bounded, tip)) for tip in tips] == [10] * 5
+    before = sent(server)
+    await history(bounded, tips[0])  # the one that was read longest ago
+    assert sent(server) - before > 10 * len(LONG)
+    before = sent(server)
+    await history(bounded, tips[0])
+    assert (sent(server) - before > 10 * len(LONG)) == (room < 5 * TURN_OVERHEAD)
+
+
+async def test_readers_of_growing_branches_at_the_same_time_read_the_truth(state: State) -> None:
+    root = await respond(state, Chain.new(), "root")
+
+    async def branch(name: str) -> None:
+        tip, expected = root, ["root", "root!"]
+        for number in range(10):
+            text = f"{name}{number}"
+            tip = await continued(state, tip, text)
+            expected += [text, f"{text}!"]
+            assert await history(state, tip) == expected
+
+    await asyncio.gather(*(branch(name) for name in "abcde"))
