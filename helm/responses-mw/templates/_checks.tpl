@@ -1,0 +1,39 @@
+{{/* What a schema cannot say: which values need one another. Every rendering begins with it (configmap.yaml). */}}
+{{- define "responses-mw.checks" -}}
+{{- $values := .Values -}}
+{{- if not $values.upstream.url -}}
+{{- fail "upstream.url is required: the Chat Completions server, e.g. --set upstream.url=http://vllm:8000" -}}
+{{- end -}}
+{{- if and (not $values.redis.url) (not $values.existingSecret) -}}
+{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or existingSecret, a Secret with the key RESPONSES_MW_REDIS" -}}
+{{- end -}}
+{{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
+{{- fail "existingSecret takes the place of redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
+{{- end -}}
+{{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
+{{- fail "ingress.enabled needs ingress.hosts" -}}
+{{- end -}}
+{{- if and $values.httpRoute.enabled (not $values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it belongs to" -}}
+{{- end -}}
+{{- if and $values.autoscaling.enabled (gt (int $values.autoscaling.minReplicas) (int $values.autoscaling.maxReplicas)) -}}
+{{- fail "autoscaling.minReplicas must not exceed autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if $values.worker.keda.enabled -}}
+{{- if not $values.worker.enabled -}}
+{{- fail "worker.keda.enabled needs worker.enabled" -}}
+{{- end -}}
+{{- if not $values.worker.keda.prometheus -}}
+{{- fail "worker.keda.enabled needs worker.keda.prometheus: the URL of the Prometheus that scrapes these pods" -}}
+{{- end -}}
+{{- if gt (int $values.worker.keda.minReplicas) (int $values.worker.keda.maxReplicas) -}}
+{{- fail "worker.keda.minReplicas must not exceed worker.keda.maxReplicas" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.sandbox.token $values.sandbox.existingSecret -}}
+{{- fail "sandbox.existingSecret takes the place of sandbox.token" -}}
+{{- end -}}
+{{- if hasPrefix "unix:" $values.redis.url -}}
+{{- fail "redis.url must be a server's: a socket is not shared by pods" -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,62 @@
+{{- define "responses-mw.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* At most 40 characters: what is put behind it must fit into 63. */}}
+{{- define "responses-mw.fullname" -}}
+{{- $name := include "responses-mw.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.labels" -}}
+{{ include "responses-mw.selector" . }}
+app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "responses-mw.selector" -}}
+app.kubernetes.io/name: {{ include "responses-mw.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Marks the pods that have an admin port: proxies and workers, never the sandbox. */}}
+{{- define "responses-mw.observed" -}}
+responses-mw/observed: "true"
+{{- end }}
+
+{{- define "responses-mw.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "responses-mw.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.sandboxSecret" -}}
+{{- .Values.sandbox.existingSecret | default (printf "%s-sandbox" (include "responses-mw.fullname" .)) -}}
+{{- end }}
+
+{{/* The secret that this release has already under a name and key, or a new one. Where charts are only rendered it is new each time. */}}
+{{- define "responses-mw.kept" -}}
+{{- $data := (lookup "v1" "Secret" .namespace .secret).data | default dict -}}
+{{- with get $data .key -}}
+{{- b64dec . -}}
+{{- else -}}
+{{- randAlphaNum 48 -}}
+{{- end -}}
+{{- end }}

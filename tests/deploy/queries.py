@@ -1,0 +1,90 @@
+"""Which metrics, and which of their labels, what we ship asks Prometheus for: dashboard, alerts, and scaling by the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+FILES = REPOSITORY / "helm" / "responses-mw" / "files"
+SCALING = REPOSITORY / "helm" / "responses-mw" / "templates" / "worker-scaledobject.yaml"
+
+# What is asked for of `/metrics`, with the labels that may be asked for. Histograms stand with their bare name.
+EMITTED: dict[str, set[str]] = {
+    "gen_ai_client_operation_duration_seconds": {"error_type", "gen_ai_request_model"},
+    "gen_ai_client_token_usage": {"gen_ai_token_type", "gen_ai_request_model"},
+    "gen_ai_server_time_to_first_token_seconds": {"gen_ai_request_model"},
+    "gen_ai_server_time_per_output_token_seconds": {"gen_ai_request_model"},
+    "http_server_request_duration_seconds": {"http_response_status_code"},
+    "http_server_active_requests": set(),
+    "responses_mw_queue_depth": set(),
+    "responses_mw_queue_age_seconds": set(),
+    "responses_mw_leases_lost_total": set(),
+    "responses_mw_events_appended_total": set(),
+    "responses_mw_cache_lookups_total": {"result"},
+    "responses_mw_streams_open": set(),
+    "responses_mw_state_errors_total": {"error_type"},
+    "responses_mw_jobs_running": set(),
+    "responses_mw_limits_refused_total": {"limit"},
+    "responses_mw_limits_unchecked_total": set(),
+    "process_cpu_seconds_total": set(),
+    "process_resident_memory_bytes": set(),
+}
+# What Prometheus itself adds.
+OF_PROMETHEUS = {"up": {"job", "instance"}}
+OF_EVERY_TARGET = {"job", "instance", "namespace", "service"}
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((FILES / "dashboard.json").read_text())  # type: ignore[no-any-return]
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Where each stands, and the query as Prometheus gets it."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']}", target["expr"].replace("$__rate_interval", "5m")
+    for rule in alerts():
+        yield f"alert {rule['alert']}", rule["expr"]
+    [line] = [line for line in SCALING.read_text().splitlines() if line.strip().startswith("query:")]
+    yield (
+        "scaling",
+        line.partition("query:")[2]
+        .replace("{{ .Release.Namespace }}", "n")
+        .replace('{{ include "responses-mw.fullname" . }}', "f"),
+    )
+
+
+def asked_for(query: str) -> dict[str, set[str]]:
+    """The metrics of a query, with the labels that are asked of each; those that it is grouped by count for all."""
+    metrics: dict[str, set[str]] = {}
+    grouped: set[str] = set()
+
+    def visit(part: object) -> None:
+        selector = getattr(part, "vector_selector", part)
+        if isinstance(selector, promql_parser.VectorSelector):
+            metrics.setdefault(bare(str(selector.name)), set()).update(one.name for one in selector.matchers.matchers)
+        modifier = getattr(part, "modifier", None)
+        if isinstance(part, promql_parser.AggregateExpr) and modifier is not None:
+            grouped.update(modifier.labels)
+
+    promql_parser.walk(promql_parser.parse(query), visit)
+    return {name: labels | grouped - {"le"} for name, labels in metrics.items()}
+
+
+def bare(name: str) -> str:
+    """A histogram's own name."""
+    for suffix in ("_bucket", "_count", "_sum"):
+        if name.removesuffix(suffix) in EMITTED:
+            return name.removesuffix(suffix)
+    return name

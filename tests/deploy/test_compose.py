@@ -1,0 +1,112 @@
+"""The compose files fit the server, the image, and one another."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from responses_mw.config import Settings
+from responses_mw.sandbox import SandboxSettings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def load(name: str) -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / name).read_text())  # type: ignore[no-any-return]
+
+
+SERVICES: dict[str, dict[str, Any]] = load("compose.yaml")["services"]
+SANDBOX: dict[str, dict[str, Any]] = load("compose.sandbox.yaml")["services"]
+OURS = {"server": SERVICES["server"], "demo": SERVICES["demo"], "sandbox": SANDBOX["sandbox"]}
+
+
+def environment(service: dict[str, Any], prefix: str) -> dict[str, str]:
+    """The settings that a service is given, with what stands where the user sets nothing."""
+    given = {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in service.get("environment", {}).items()}
+    return {name.removeprefix(prefix).lower(): value for name, value in given.items() if name.startswith(prefix)}
+
+
+def test_the_server_is_given_settings_that_it_has() -> None:
+    given = environment(SERVICES["server"], "RESPONSES_MW_") | environment(SANDBOX["server"], "RESPONSES_MW_")
+    known = Settings.model_fields.keys()
+    assert given.keys() <= known, given.keys() - known
+    Settings.model_validate(given)
+
+
+def test_the_sandbox_is_given_settings_that_it_has() -> None:
+    settings = SandboxSettings.model_validate(environment(SANDBOX["sandbox"], "RESPONSES_MW_SANDBOX_"))
+    url = environment(SANDBOX["server"], "RESPONSES_MW_")["sandbox_url"]
+    assert url == f"http://sandbox:{settings.port}/mcp"
+    assert settings.token is not None
+    assert settings.token.get_secret_value() == environment(SANDBOX["server"], "RESPONSES_MW_")["sandbox_token"]
+
+
+def test_the_sandbox_has_no_way_out() -> None:
+    assert load("compose.sandbox.yaml")["networks"] == {"sandbox": {"internal": True}}
+    assert SANDBOX["sandbox"]["networks"] == ["sandbox"]
+    assert "ports" not in SANDBOX["sandbox"]
+
+
+def test_ports_are_open_to_this_machine_only() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) >= 4
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_images_have_a_version() -> None:
+    assert all(re.search(r":v?\d+\.\d+", service["image"]) for service in (SERVICES | SANDBOX).values() if "image" in service)
+    assert {service["image"] for service in OURS.values()} == {SERVICES["server"]["image"]}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_have_no_rights(name: str) -> None:
+    assert OURS[name]["read_only"] is True
+    assert OURS[name]["cap_drop"] == ["ALL"]
+    assert OURS[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_every_service_is_bounded() -> None:
+    assert all("mem_limit" in service for service in SERVICES.values())
+
+
+def test_what_is_mounted_is_there() -> None:
+    sources = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
+    files = [source for source in sources if source.startswith(".")]
+    assert len(files) >= 5
+    assert all((DEPLOY / source).exists() for source in files)
+    assert {source for source in sources if not source.startswith(".")} == load("compose.yaml")["volumes"].keys()
+
+
+def test_valkey_keeps_what_it_is_given() -> None:
+    command = shlex.join(SERVICES["valkey"]["command"])
+    assert "--appendonly yes" in command
+    assert "--maxmemory-policy noeviction" in command
+    assert "--maxmemory 1gb" in command
+
+
+def test_traces_find_their_way() -> None:
+    collector = load("collector.yaml")
+    pipeline = collector["service"]["pipelines"]["traces"]
+    for part in ("receivers", "processors", "exporters"):
+        assert set(pipeline[part]) <= collector[part].keys()
+    told = SERVICES["server"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert told == "http://collector:" + collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"].split(":")[1]
+    assert collector["exporters"]["otlp/jaeger"]["endpoint"].split(":")[0] in SERVICES
+
+
+def test_prometheus_scrapes_the_admin_port_as_the_job_that_alerts_look_at() -> None:
+    [scraped] = load("prometheus.yaml")["scrape_configs"]
+    assert scraped["job_name"] == "responses-mw"
+    [found] = scraped["dns_sd_configs"]
+    assert found["names"] == ["server"]
+    assert str(found["port"]) == SERVICES["server"]["environment"]["RESPONSES_MW_ADMIN_PORT"]
+
+
+def test_grafana_asks_services_that_are_there() -> None:
+    for source in load("grafana/datasources/datasources.yaml")["datasources"]:
+        assert source["url"].removeprefix("http://").split(":")[0] in SERVICES

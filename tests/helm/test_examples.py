@@ -1,0 +1,126 @@
+"""Every example, and some sets of values more, give objects that Kubernetes takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from .rendering import CHART, EXAMPLES, NAME, REQUIRED, RenderingFailed, render, run_helm
+
+# Kinds of others, which Kubernetes' own schemas do not know.
+OTHERS = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+CLUSTER_OBJECTS = {
+    "ConfigMap",
+    "Secret",
+    "ServiceAccount",
+    "Deployment",
+    "Service",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Pod",
+}
+
+EVERYTHING: dict[str, Any] = {
+    **REQUIRED,
+    "imagePullSecrets": [{"name": "registry"}],
+    "autoscaling": {"enabled": True},
+    "ingress": {"enabled": True, "hosts": ["a.example.com", "b.example.com"], "tlsSecret": "tls"},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+    "worker": {"enabled": True, "keda": {"enabled": True, "prometheus": "http://prometheus:9090"}},
+    "sandbox": {"enabled": True, "isolation": "namespaces"},
+    "telemetry": {"endpoint": "http://collector:4318"},
+    "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboard": {"enabled": True},
+    "apiKeys": {"existingSecret": "api-keys"},
+    "mcpServers": {"docs": {"url": "https://docs.example.com/mcp", "authorization": "s3cret-token"}},
+    "affinity": {"nodeAffinity": {}},
+    "tolerations": [{"key": "llm", "operator": "Exists"}],
+}
+LEAST: dict[str, Any] = {
+    **REQUIRED,
+    "replicaCount": 1,
+    "networkPolicy": {"enabled": False},
+    "serviceAccount": {"create": False},
+    "topologySpread": {"enabled": False},
+    "settings": {"log_format": "human"},
+}
+SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST}
+
+
+def check(objects: list[dict[str, Any]]) -> None:
+    for one in objects:
+        if one["kind"] not in OTHERS:
+            kubernetes_validate.validate(one, "1.31", strict=True)
+        assert one["metadata"]["namespace"] == "llm", one["metadata"]["name"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_gives_valid_objects(example: Any) -> None:
+    rendered = render(example)
+    check(rendered.objects)
+    assert {one["kind"] for one in rendered.objects} >= CLUSTER_OBJECTS - {"Secret"}
+
+
+@pytest.mark.parametrize("values", SETS.values(), ids=SETS)
+def test_a_set_of_values_gives_valid_objects(values: dict[str, Any]) -> None:
+    check(render(values).objects)
+
+
+def test_objects_have_one_name_each_and_names_fit_whatever_the_release_is_called() -> None:
+    rendered = render(EVERYTHING, {"fullnameOverride": "x" * 100})
+    names = [(one["kind"], one["metadata"]["name"]) for one in rendered.objects]
+    assert len(set(names)) == len(names)
+    assert max(len(name) for _, name in names) <= 63
+
+
+def test_the_kinds_of_others_are_what_they_want() -> None:
+    rendered = render(EVERYTHING)
+    [route] = rendered.kind("HTTPRoute")
+    [rule] = route["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": NAME, "port": 80}]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    [scaled] = rendered.kind("ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == rendered("Deployment", "-worker")["metadata"]["name"]
+    assert all(isinstance(value, str) for value in scaled["spec"]["triggers"][0]["metadata"].values())
+    [rules] = rendered.kind("PrometheusRule")
+    assert [group["name"] for group in rules["spec"]["groups"]] == ["responses-mw"]
+
+
+@pytest.mark.parametrize("values", [*SETS.values(), *EXAMPLES], ids=[*SETS, *[path.stem for path in EXAMPLES]])
+def test_lint_finds_nothing(values: Any) -> None:
+    given = values if isinstance(values, dict) else yaml.safe_load(values.read_text())
+    run_helm(["lint", "--strict", str(CHART)], given)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"redis": REQUIRED["redis"]}, "upstream.url is required"),
+        ({"upstream": REQUIRED["upstream"]}, "redis.url is required"),
+        ({**REQUIRED, "existingSecret": "mine"}, "existingSecret takes the place of redis.url"),
+        ({**REQUIRED, "ingress": {"enabled": True}}, "ingress.enabled needs ingress.hosts"),
+        ({**REQUIRED, "httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
+        ({**REQUIRED, "worker": {"keda": {"enabled": True}}}, "worker.keda.enabled needs worker.enabled"),
+        ({**REQUIRED, "worker": {"enabled": True, "keda": {"enabled": True}}}, "needs worker.keda.prometheus"),
+        ({**REQUIRED, "autoscaling": {"enabled": True, "minReplicas": 20}}, "autoscaling.minReplicas must not exceed"),
+        ({**REQUIRED, "sandbox": {"token": "t" * 16, "existingSecret": "mine"}}, "takes the place of sandbox.token"),
+        ({**REQUIRED, "redis": {"url": "unix:///run/redis.sock"}}, "a socket is not shared by pods"),
+        ({**REQUIRED, "redis": {"url": "localhost:6379"}}, "redis.url"),
+        ({**REQUIRED, "upstream": {"url": "vllm:8000"}}, "upstream.url"),
+        ({**REQUIRED, "settings": {"tttl": 1}}, "tttl"),
+        ({**REQUIRED, "settings": {"upstream_api_key": "s3cret"}}, "upstream_api_key"),
+        ({**REQUIRED, "settings": {"ttl": 0}}, "settings.ttl"),
+        ({**REQUIRED, "replicas": 3}, "replicas"),
+        ({**REQUIRED, "secretKeys": ["short"]}, "secretKeys"),
+        ({**REQUIRED, "adminPort": 8080}, "adminPort"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_cannot_work_is_refused_and_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RenderingFailed) as refused:
+        render(values)
+    assert message in str(refused.value)

@@ -1,0 +1,330 @@
+"""What is rendered says what it should: who may do what, who reaches whom, and where secrets lie."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from .rendering import EXAMPLES, NAME, REQUIRED, Rendered, merged, render
+from .test_examples import EVERYTHING, LEAST
+
+SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST} | {path.stem: path for path in EXAMPLES}
+each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS)
+SANDBOX = {**REQUIRED, "sandbox": {"enabled": True}}
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    [only] = pod["spec"]["containers"]
+    return only  # type: ignore[no-any-return]
+
+
+def settings(rendered: Rendered) -> dict[str, str]:
+    return rendered("ConfigMap")["data"]  # type: ignore[no-any-return]
+
+
+def selected(selector: dict[str, str], rendered: Rendered) -> set[str]:
+    """The components of the pods that a selector selects."""
+    return {name for name, pod in rendered.pods().items() if selector.items() <= pod["metadata"]["labels"].items()}
+
+
+# -- rights
+
+
+@each_set
+def test_pods_have_no_rights_and_no_token(values: Any) -> None:
+    for name, pod in render(values).pods().items():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["enableServiceLinks"] is False, "RESPONSES_MW_PORT of a Service would be taken for a setting"
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container(pod)["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        if name != "sandbox" or security["runAsUser"]:
+            assert security["runAsNonRoot"] is True
+            assert security["capabilities"].keys() == {"drop"}
+        assert {"cpu", "memory"} <= container(pod)["resources"]["limits"].keys()
+
+
+@each_set
+def test_accounts_have_no_token(values: Any) -> None:
+    assert all(one["automountServiceAccountToken"] is False for one in render(values).kind("ServiceAccount"))
+
+
+def test_the_sandbox_has_no_right_unless_told_and_an_account_and_a_secret_of_its_own() -> None:
+    rendered = render(SANDBOX)
+    sandbox, proxy = rendered.pods()["sandbox"], rendered.pods()["proxy"]
+    assert sandbox["spec"]["serviceAccountName"] != proxy["spec"]["serviceAccountName"]
+    assert "envFrom" not in container(sandbox)
+    references = [one["valueFrom"]["secretKeyRef"]["name"] for one in container(sandbox)["env"] if "valueFrom" in one]
+    assert references == [NAME + "-sandbox"]
+    assert {"name": "RESPONSES_MW_SANDBOX_ALLOW_WEAK_ISOLATION", "value": "true"} in container(sandbox)["env"]
+    assert rendered("Deployment", "-sandbox")["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("runtime", ["", "gvisor"])
+def test_a_sandbox_with_namespaces_is_never_root_on_the_node(runtime: str) -> None:
+    values = merged([SANDBOX, {"sandbox": {"isolation": "namespaces", "runtimeClassName": runtime}}])
+    sandbox = render(values).pods()["sandbox"]
+    assert container(sandbox)["securityContext"]["runAsUser"] == 0
+    assert sandbox["spec"].get("runtimeClassName", "") == runtime
+    assert sandbox["spec"].get("hostUsers", True) is bool(runtime)
+    assert {"name": "RESPONSES_MW_SANDBOX_ALLOW_WEAK_ISOLATION", "value": "false"} in container(sandbox)["env"]
+
+
+# -- secrets
+
+
+SECRETS: dict[str, Any] = {
+    **REQUIRED,
+    "secretKeys": ["s3cret" * 6],
+    "secretSettings": {"upstream_api_key": "s3cret-upstream", "web_search_key": "s3cret-search"},
+    "mcpServers": {"docs": {"url": "https://docs.example.com/mcp", "authorization": "s3cret-token"}},
+    "connectors": {"mail": {"url": "https://mail.example.com/mcp", "authorization": "s3cret-token"}},
+    "sandbox": {"enabled": True, "token": "s3cret-sandbox-token"},
+    "worker": {"enabled": True},
+}
+
+
+def test_secrets_lie_in_secrets_only() -> None:
+    rendered = render(SECRETS)
+    found = {one["kind"] for one in rendered.objects if "s3cret" in str(one)}
+    assert found == {"Secret"}
+    assert rendered("Secret")["stringData"].keys() == {
+        "RESPONSES_MW_REDIS",
+        "RESPONSES_MW_SECRET_KEYS",
+        "RESPONSES_MW_UPSTREAM_API_KEY",
+        "RESPONSES_MW_WEB_SEARCH_KEY",
+        "RESPONSES_MW_MCP_SERVERS",
+        "RESPONSES_MW_CONNECTORS",
+    }
+
+
+def test_an_existing_secret_takes_the_place_of_ours() -> None:
+    rendered = render({"upstream": REQUIRED["upstream"], "existingSecret": "mine"})
+    assert rendered.kind("Secret") == []
+    assert container(rendered.pods()["proxy"])["envFrom"][-1] == {"secretRef": {"name": "mine"}}
+
+
+def test_a_secret_key_that_is_not_given_is_made_long_enough_and_kept() -> None:
+    secret = render(REQUIRED)("Secret", "-keys")
+    assert len(secret["stringData"]["RESPONSES_MW_SECRET_KEYS"]) >= 32
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert [one["metadata"]["name"] for one in render(SECRETS).kind("Secret")] == [NAME + "-sandbox", NAME]
+
+
+def test_pods_begin_anew_when_a_setting_or_a_secret_changes() -> None:
+    def checksums(*values: dict[str, Any]) -> dict[str, str]:
+        return render(SECRETS, *values).pods()["proxy"]["metadata"]["annotations"]  # type: ignore[no-any-return]
+
+    before = checksums()
+    assert checksums() == before
+    assert checksums({"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
+    for change in ({"redis": {"url": "redis://other"}}, {"secretKeys": ["k" * 32]}, {"sandbox": {"token": "t" * 16}}):
+        assert checksums(change)["checksum/secret"] != before["checksum/secret"]
+
+
+# -- settings
+
+
+def test_settings_arrive_as_the_server_reads_them() -> None:
+    given = {"ttl": 604800, "max_chain_bytes": 1073741824, "idle_timeout": 0.5, "sse_done": False, "cors_origins": ["a", "b"]}
+    data = settings(render({**REQUIRED, "settings": given}))
+    assert data["RESPONSES_MW_UPSTREAM"] == "http://vllm:8000"
+    assert data["RESPONSES_MW_TTL"] == "604800"
+    assert data["RESPONSES_MW_MAX_CHAIN_BYTES"] == "1073741824"
+    assert data["RESPONSES_MW_IDLE_TIMEOUT"] == "0.5"
+    assert data["RESPONSES_MW_SSE_DONE"] == "false"
+    assert data["RESPONSES_MW_CORS_ORIGINS"] == '["a","b"]'
+    assert all(isinstance(value, str) for value in data.values())
+
+
+def test_with_workers_the_proxies_run_no_jobs_unless_told() -> None:
+    values = {**REQUIRED, "worker": {"enabled": True, "concurrency": 7}}
+    assert "RESPONSES_MW_WORKERS" not in settings(render(REQUIRED))
+    assert settings(render(values))["RESPONSES_MW_WORKERS"] == "0"
+    assert settings(render(values, {"settings": {"workers": 3}}))["RESPONSES_MW_WORKERS"] == "3"
+    worker = container(render(values).pods()["worker"])
+    assert {"name": "RESPONSES_MW_WORKERS", "value": "7"} in worker["env"]
+    assert worker["args"] == ["worker"]
+
+
+def test_traces_go_where_they_are_told() -> None:
+    assert settings(render(REQUIRED))["OTEL_TRACES_EXPORTER"] == "none"
+    told = settings(render(REQUIRED, {"telemetry": {"endpoint": "http://c:4318", "env": {"OTEL_SERVICE_NAME": "mine"}}}))
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4318"
+    assert told["OTEL_SERVICE_NAME"] == "mine"
+
+
+# -- life and death
+
+
+@pytest.mark.parametrize(
+    ("drain", "proxy", "worker"), [({}, 80, 45), ({"drain_seconds": 0}, 20, 15), ({"drain_seconds": 90.5}, 201, 106)]
+)
+def test_a_pod_has_the_time_that_it_needs_to_stop(drain: dict[str, float], proxy: int, worker: int) -> None:
+    pods = render({**REQUIRED, "settings": drain, "worker": {"enabled": True}}).pods()
+    assert pods["proxy"]["spec"]["terminationGracePeriodSeconds"] == proxy
+    assert pods["worker"]["spec"]["terminationGracePeriodSeconds"] == worker
+    assert container(pods["proxy"])["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+
+
+@each_set
+def test_probes_ask_the_admin_port_and_only_readiness_asks_for_redis_and_upstream(values: Any) -> None:
+    rendered = render(values)
+    for name in ("proxy", "worker"):
+        if name in rendered.pods():
+            pod = container(rendered.pods()[name])
+            probes = {kind: pod[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+            assert {probe["port"] for probe in probes.values()} == {"admin"}
+            paths = {kind: probe["path"] for kind, probe in probes.items()}
+            assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+            [admin] = [port["containerPort"] for port in pod["ports"] if port["name"] == "admin"]
+            assert settings(rendered)["RESPONSES_MW_ADMIN_PORT"] == str(admin)
+
+
+@pytest.mark.parametrize(
+    ("values", "budgets"),
+    [
+        ({}, [NAME]),
+        ({"replicaCount": 1}, []),
+        ({"replicaCount": 1, "autoscaling": {"enabled": True, "minReplicas": 2}}, [NAME]),
+        ({"autoscaling": {"enabled": True, "minReplicas": 1}}, []),
+        ({"podDisruptionBudget": {"enabled": False}}, []),
+        ({"worker": {"enabled": True}}, [NAME, NAME + "-worker"]),
+        ({"worker": {"enabled": True, "replicaCount": 1}}, [NAME]),
+    ],
+)
+def test_a_disruption_budget_stands_only_where_there_is_more_than_one_replica(values: Any, budgets: list[str]) -> None:
+    rendered = render(REQUIRED, values)
+    found = rendered.kind("PodDisruptionBudget")
+    assert [one["metadata"]["name"] for one in found] == budgets
+    for one in found:
+        assert len(selected(one["spec"]["selector"]["matchLabels"], rendered)) == 1
+
+
+def test_what_scales_has_no_fixed_number_of_replicas() -> None:
+    rendered = render(EVERYTHING)
+    assert "replicas" not in rendered("Deployment")["spec"]
+    assert "replicas" not in rendered("Deployment", "-worker")["spec"]
+    assert rendered("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == NAME
+
+
+# -- who reaches whom
+
+
+@each_set
+def test_services_lead_to_the_pods_that_they_should(values: Any) -> None:
+    rendered = render(values)
+    observed = {"proxy", "worker"} & rendered.pods().keys()
+    meant = {NAME: {"proxy"}, NAME + "-admin": observed, NAME + "-sandbox": {"sandbox"}}
+    for service in rendered.kind("Service"):
+        name = service["metadata"]["name"]
+        assert selected(service["spec"]["selector"], rendered) == meant[name]
+        [port] = service["spec"]["ports"]
+        for component in meant[name]:
+            assert port["targetPort"] in {one["name"] for one in container(rendered.pods()[component])["ports"]}
+
+
+def test_the_public_service_does_not_lead_to_the_admin_port() -> None:
+    [port] = render(REQUIRED)("Service")["spec"]["ports"]
+    assert port["targetPort"] == "http"
+
+
+def test_deployments_do_not_take_one_anothers_pods() -> None:
+    rendered = render(EVERYTHING)
+    for deployment in rendered.kind("Deployment"):
+        own = deployment["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert selected(deployment["spec"]["selector"]["matchLabels"], rendered) == {own}
+
+
+def test_the_sandbox_reaches_nothing_and_only_our_pods_reach_it() -> None:
+    rendered = render(SANDBOX, {"worker": {"enabled": True}, "networkPolicy": {"enabled": False}})
+    policy = rendered("NetworkPolicy", "-sandbox")["spec"]
+    assert selected(policy["podSelector"]["matchLabels"], rendered) == {"sandbox"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == []
+    [rule] = policy["ingress"]
+    [peer] = rule["from"]
+    assert peer.keys() == {"podSelector"}
+    assert selected(peer["podSelector"]["matchLabels"], rendered) == {"proxy", "worker"}
+
+
+def test_our_pods_reach_the_sandbox_and_the_names_of_things_whatever_else_is_said() -> None:
+    egress = [{"to": [{"podSelector": {"matchLabels": {"app": "redis"}}}]}]
+    rendered = render(SANDBOX, {"networkPolicy": {"egress": egress}})
+    policy = rendered("NetworkPolicy")["spec"]
+    assert selected(policy["podSelector"]["matchLabels"], rendered) == {"proxy"}
+    names, sandbox, *rest = policy["egress"]
+    assert [port["port"] for port in names["ports"]] == [53, 53]
+    assert selected(sandbox["to"][0]["podSelector"]["matchLabels"], rendered) == {"sandbox"}
+    assert rest == egress
+
+
+@pytest.mark.parametrize(
+    ("values", "ports"),
+    [
+        ({}, [6379, 8000]),
+        ({"upstream": {"url": "https://api.example.com/v1"}}, [443, 6379]),
+        ({"redis": {"url": "rediss+sentinel://u:p@a:26379,b:26380/main/0"}}, [6379, 8000, 26379, 26380]),
+        ({"redis": {"url": "redis+cluster://u:1234@a:7000,b:7001"}}, [6379, 7000, 7001, 8000]),
+        ({"telemetry": {"endpoint": "http://collector:4318"}}, [4318, 6379, 8000]),
+        ({"mcpServers": {"docs": {"url": "https://docs.example.com/mcp"}}}, [443, 6379, 8000]),
+        ({"networkPolicy": {"egressPorts": [443, 8000]}}, [443, 6379, 8000]),
+        ({"settings": {"cache_embedding_url": "http://embeddings:8001"}}, [6379, 8000, 8001]),
+    ],
+)
+def test_outside_of_the_cluster_only_the_ports_that_are_named_can_be_reached(values: Any, ports: list[int]) -> None:
+    [outside] = [rule for rule in render(REQUIRED, values)("NetworkPolicy")["spec"]["egress"] if "ipBlock" in str(rule)]
+    assert [one["port"] for one in outside["ports"]] == ports
+    assert "169.254.0.0/16" in outside["to"][0]["ipBlock"]["except"]
+
+
+def test_the_admin_port_is_closed_until_somebody_watches() -> None:
+    def rules(**values: Any) -> dict[str, Any]:
+        ingress = render(REQUIRED, values)("NetworkPolicy")["spec"]["ingress"]
+        return {rule["ports"][0]["port"]: rule.get("from") for rule in ingress}
+
+    assert rules() == {"http": None}
+    assert rules(serviceMonitor={"enabled": True})["admin"] == [{"namespaceSelector": {}}]
+    only = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    assert rules(networkPolicy={"metricsFrom": only})["admin"] == only
+
+
+def test_the_test_pod_may_call_even_where_few_may() -> None:
+    rendered = render(REQUIRED, {"networkPolicy": {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "agent"}}}]}})
+    peers = rendered("NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert any(selected(peer["podSelector"]["matchLabels"], rendered) == {"test"} for peer in peers)
+
+
+# -- streams
+
+
+def test_an_ingress_keeps_streams_whole() -> None:
+    annotations = render(REQUIRED, {"ingress": {"enabled": True, "hosts": ["a"]}})("Ingress")["metadata"]["annotations"]
+    short = {name.partition("/")[2]: value for name, value in annotations.items()}
+    assert short["proxy-buffering"] == "off"
+    assert int(short["proxy-read-timeout"]) >= 3600
+    assert short["proxy-body-size"] == "32m"
+
+
+def test_own_annotations_of_an_ingress_win() -> None:
+    own = {"nginx.ingress.kubernetes.io/proxy-read-timeout": "60", "a": "b"}
+    ingress = render(REQUIRED, {"ingress": {"enabled": True, "hosts": ["a"], "annotations": own}})("Ingress")
+    assert ingress["metadata"]["annotations"].items() >= own.items()
+
+
+# -- the image
+
+
+def test_a_digest_takes_the_place_of_a_tag() -> None:
+    digest = "sha256:" + "a" * 64
+    images = {container(pod)["image"] for pod in render(SANDBOX, {"image": {"digest": digest, "tag": "9"}}).pods().values()}
+    assert images == {f"responses-mw@{digest}"}
+
+
+@each_set
+def test_no_image_is_named_latest(values: Any) -> None:
+    assert all(re.search(r":[0-9][^:]*$", container(pod)["image"]) for pod in render(values).pods().values())
