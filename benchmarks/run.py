@@ -76,7 +76,7 @@ def run(name: str, bench: Bench) -> Outcome:
     about = (inspect.getdoc(SCENARIOS[name]) or "").partition("\n")[0]
     print(f"\n{name}: {about}", flush=True)
     outcome = SCENARIOS[name](bench)
-    print(table(outcome), *map(sentence, outcome.figures), sep="\n", flush=True)
+    print(*([table(outcome)] if outcome.rows else []), *map(sentence, outcome.figures), sep="\n", flush=True)
     return outcome
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.background import measure_background
+from benchmarks.cancel import measure_cancel
 from benchmarks.load import Plan
 from benchmarks.measure import Measurement, combine, measure
 from benchmarks.processes import Server, running
@@ -176,13 +177,33 @@ def background(bench: Bench) -> Outcome:
     rows = bench.compare(plan, (RELAY,), tokens_per_second=5)
     measured = measure_background(streams=plan.streams, followers=300, tokens=plan.tokens)
     ratio = measured.writer_cpu_us_per_token / rows[RELAY].cpu_us_per_token
+    # A thousand streams are too many for httpx's pool. The relay at its best is the harder measure.
+    few = bench.compare(Plan(streams=50, tokens=120, ramp=1.0), (RELAY,), tokens_per_second=40)
+    ratio_to_few = measured.writer_cpu_us_per_token / few[RELAY].cpu_us_per_token
     figures = [
         Figure("failed responses", measured.failed, "", 0),
         Figure("CPU of a token in the worker", measured.writer_cpu_us_per_token, "us"),
         Figure("CPU of a token in the worker, ratio to the bare relay", ratio, "", 0.7),
+        Figure("CPU of a token in the worker, ratio to the bare relay's with 50 streams", ratio_to_few, "", 0.7),
+        Figure("CPU of a follower's token in the other replica", measured.reader_cpu_us_per_follower_token, "us"),
+        Figure("a follower's lag (median)", measured.lag_ms, "ms"),
         Figure("a follower's lag (99th percentile)", measured.lag_p99_ms, "ms", 150),
+        *(Figure(f"CPU while all ran: {name}", share, "%") for name, share in measured.shares.items()),
     ]
-    return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", "lag_ms", "lag_p99_ms", "failed"), figures)
+    return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", *SHARES, "lag_ms", "lag_p99_ms", "failed"), figures)
+
+
+@scenario
+def cancel(bench: Bench) -> Outcome:
+    """Time until the upstream's connection is closed when a background response is cancelled at another replica."""
+    measured = measure_cancel(responses=10 if bench.quick else 40)
+    figures = [
+        Figure("failed cancels", measured.failed, "", 0),
+        Figure("time to the answer (median)", measured.answer_ms, "ms"),
+        Figure("time to the upstream's closed connection (median)", measured.median_ms, "ms", 300),
+        Figure("time to the upstream's closed connection (longest)", measured.longest_ms, "ms", 1000),
+    ]
+    return Outcome({}, (), figures)
 
 
 def cpu_ratio(rows: dict[str, Measurement], limit: float | None = None) -> Figure:

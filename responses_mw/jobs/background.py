@@ -13,7 +13,7 @@ from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol.types import Document
 from ..runner import Run
 from ..sealing import Sealer
-from ..state import Batch, Fenced, State, Taken
+from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
 from .ending import write_end
 from .follower import Followers
 
@@ -51,7 +51,10 @@ class Background:
         sealed = self._sealer.seal(orjson.dumps(run.caller.headers), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
         await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))
-        await self._state.queue.ready(document["id"])
+        try:
+            await self._state.queue.ready(document["id"])
+        except StateUnavailable as error:  # it is stored: who looks what became of its creation enters it
+            logger.warning("response %s waits longer: %s", document["id"], error.message)
         return document
 
     def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:
@@ -88,12 +91,15 @@ class Background:
         await self._state.responses.delete(response_id, owner)
 
     async def settle(self, response_id: str) -> None:
-        """Writes the end of a response whose worker was lost; one that did not begin waits for another worker."""
+        """Writes the end of a response whose worker was lost; one that did not begin waits for another worker, and is put
+        back in the queue if it is not there any more."""
         taken = await self._take(response_id, "settle")
+        if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
+            logger.warning("response %s had lost its place in the queue", response_id)
         if taken.job is not None:
             try:
                 await write_end(self._state, taken)
-            except Fenced:
+            except (Deleted, Fenced):
                 logger.debug("response %s was settled by somebody else", response_id)
 
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:

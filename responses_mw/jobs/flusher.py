@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 from ..protocol.events import Event
 from ..state import Batch, Job, Jobs, StateUnavailable
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 0.05
 
@@ -98,21 +101,19 @@ class Flusher:
             await asyncio.sleep(max(0.0, began + INTERVAL - loop.time()))
 
     async def _flush(self, dirty: Iterable[Held], began: float) -> None:
-        under_way = []
-        for held in dirty:
-            if held.sending is None and not held.ending:
-                held.sending = held.batch()
-            if held.sending is not None and held.stopped != LOST:
-                under_way.append(held)
+        under_way = self._under_way(dirty)
         if not under_way:
             return
+        batches = [(held.job.response_id, held.job.token, batch) for held, batch in under_way.items()]
         try:
-            batches = [(held.job.response_id, held.job.token, held.sending) for held in under_way if held.sending]
             answers = await self._jobs.append(batches, self._lease)
         except StateUnavailable:  # the same batch again: should it have been written, that changes nothing
             self._dirty = {**dict.fromkeys(under_way), **self._dirty}
             self._woken.set()
             return
+        except Exception:
+            logger.exception("the events of %d background responses cannot be written", len(batches))
+            answers = [False] * len(batches)
         for held, appended in zip(under_way, answers, strict=True):
             held.sending = None
             held.sent.set()
@@ -120,3 +121,13 @@ class Flusher:
                 held.renewed = began
             else:
                 held.stop(LOST)
+
+    def _under_way(self, dirty: Iterable[Held]) -> dict[Held, Batch]:
+        """What is to be sent now of each."""
+        under_way = {}
+        for held in dirty:
+            if held.sending is None and not held.ending:
+                held.sending = held.batch()
+            if held.sending is not None and held.stopped != LOST:
+                under_way[held] = held.sending
+        return under_way

@@ -1,7 +1,8 @@
 """The readers of event logs in this process.
 
-A follower has a cursor and no buffer: it reads on when its client has taken what came before, so a slow one costs nothing.
-What many of them want to read is asked for in one round trip, and a process subscribes to a response once, whoever follows it.
+A follower has a cursor and no buffer. Where it stands at the log's end, what is announced there comes straight to it; where its
+client has not yet taken what came before, it reads on in the log afterwards, so a slow one costs nothing. What many of them
+want to read is asked for in one round trip, and a process subscribes to a response once, whoever follows it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 from ..errors import BadRequest
 from ..protocol.fold import end
 from ..protocol.types import Document
 from ..state import Batch, Missing, State, StateUnavailable
+from ..state.jobs import announced
 from ..state.keys import response_address
 
 logger = logging.getLogger(__name__)
@@ -27,13 +29,69 @@ PATIENCE = 60.0
 Settle = Callable[[str], Awaitable[None]]
 
 
+class _Cursor:
+    """Where one follower stands: after the event with that ``number``."""
+
+    __slots__ = ("_news", "_waiter", "is_at_end", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_at_end = False
+        """Whether it has passed the final batch."""
+        self._news = False
+        self._waiter: asyncio.Future[Batch | None] | None = None
+
+    def tell(self, batch: Batch | None) -> None:
+        """There may be more in the log; it is known that there is this ``batch``."""
+        if batch is not None and batch.last <= self.number and not batch.final:
+            return
+        if self._waiter is None or self._waiter.done():
+            self._news = True
+        else:
+            self._waiter.set_result(batch if batch is not None and batch.first == self.number + 1 else None)
+
+    async def news(self) -> Batch | None:
+        """The next batch as soon as it is announced; None if there may be more, and the log is to be looked at."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            batch = await self._waiter
+            if batch is not None:
+                return batch
+        self._news = False
+        return None
+
+    def passed(self, batch: Batch) -> Batch:
+        """What of the next batch lies after the cursor, which moves behind it."""
+        rest = _after(batch, self.number)
+        self.number = max(self.number, batch.last)
+        self.is_at_end = batch.final
+        return rest
+
+
+class _Log:
+    """A response that is followed, by whom, and the one subscription for all of them."""
+
+    __slots__ = ("cursors", "subscription")
+
+    def __init__(self) -> None:
+        self.cursors: list[_Cursor] = []
+        self.subscription = ExitStack()
+
+    def tell(self, batch: Batch | None) -> None:
+        for cursor in self.cursors:
+            cursor.tell(batch)
+
+    def hear(self, message: bytes) -> None:
+        self.tell(announced(message))
+
+
 class Followers:
     """``run`` must run while there are any; ``close`` ends them all, so that they go on at another replica."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._closed = False
-        self._followed: dict[str, list[asyncio.Event]] = {}
+        self._followed: dict[str, _Log] = {}
         self._heard_of: set[str] = set()
         self._wanted: list[tuple[str, int, asyncio.Future[list[Batch]]]] = []
         self._asked = asyncio.Event()
@@ -44,24 +102,16 @@ class Followers:
         The last one is ``final``; if there is none, this process closes. The first may be empty. Raises ``BadRequest`` at once
         if the log has expired.
         """
-        response_id, number = document["id"], after
-        with self._following(response_id) as news:
-            first = True
-            while not self._closed:
-                news.clear()
-                batches = await self._read_on(document, number, first=first)
-                if first and not batches:
-                    yield Batch(number + 1, number, b"")  # the client sees that it is connected
-                first = False
-                if batches:
-                    self._heard_of.add(response_id)
+        cursor = _Cursor(after)
+        with self._following(document["id"], cursor):
+            batches = await self._read_on(document, after, first=True)
+            if not batches:
+                yield Batch(after + 1, after, b"")  # the client sees that it is connected
+                batches = await self._next(document, cursor)
+            while batches:
                 for batch in batches:
-                    yield _after(batch, number)
-                    number = max(number, batch.last)
-                    if batch.final:
-                        return
-                if not self._closed:
-                    await news.wait()
+                    yield cursor.passed(batch)
+                batches = await self._next(document, cursor)
 
     async def run(self, settle: Settle) -> None:
         """Reads for all followers, and looks after what they follow; ``settle`` ends a response whose worker was lost."""
@@ -76,33 +126,44 @@ class Followers:
     def close(self) -> None:
         """Ends all followers, without a terminal event."""
         self._closed = True
-        self._wake_all()
+        for log in self._followed.values():
+            log.tell(None)
 
     @contextmanager
-    def _following(self, response_id: str) -> Iterator[asyncio.Event]:
-        news = asyncio.Event()
-        address = response_address(response_id)
-        assert address is not None
-        followed = self._followed.setdefault(response_id, [])
-        followed.append(news)
+    def _following(self, response_id: str, cursor: _Cursor) -> Iterator[None]:
+        log = self._followed.get(response_id)
+        if log is None:
+            address = response_address(response_id)
+            assert address is not None
+            log = self._followed[response_id] = _Log()
+            log.subscription.enter_context(self._state.wakeups.on(address.events, log.hear))
+        log.cursors.append(cursor)
         try:
-            with self._state.wakeups.on(address.events, lambda _: news.set()):
-                yield news
+            yield
         finally:
-            followed.remove(news)
-            if not followed:
+            log.cursors.remove(cursor)
+            if not log.cursors:
                 del self._followed[response_id]
+                log.subscription.close()
 
-    async def _read_on(self, document: Document, number: int, *, first: bool) -> list[Batch]:
+    async def _next(self, document: Document, cursor: _Cursor) -> list[Batch]:
+        """The next batches as soon as there are any; none at the end, or when this process closes."""
+        batches: list[Batch] = []
+        while not (batches or cursor.is_at_end or self._closed):
+            batch = await cursor.news()
+            batches = [batch] if batch is not None else await self._read_on(document, cursor.number)
+        if batches:
+            self._heard_of.add(document["id"])
+        return batches
+
+    async def _read_on(self, document: Document, number: int, *, first: bool = False) -> list[Batch]:
         """The next batches; none if there are none yet."""
         response_id = document["id"]
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while not self._closed:
             try:
                 batches = await self._batches(response_id, number)
-                if batches:
-                    return batches
-                return await self._at_end(document, number, first=first)
+                return batches or await self._at_end(document, number, first=first)
             except StateUnavailable:
                 if first or asyncio.get_running_loop().time() > deadline:
                     raise
@@ -162,15 +223,17 @@ class Followers:
             silent = self._followed.keys() - self._heard_of
             self._heard_of.clear()
             for response_id in silent:
-                with suppress(StateUnavailable):
-                    await settle(response_id)
-                for news in self._followed.get(response_id, ()):
-                    news.set()
+                await self._look_after(response_id, settle)
 
-    def _wake_all(self) -> None:
-        for followed in self._followed.values():
-            for news in followed:
-                news.set()
+    async def _look_after(self, response_id: str, settle: Settle) -> None:
+        try:
+            await settle(response_id)
+        except StateUnavailable:
+            logger.debug("response %s cannot be settled now", response_id)
+        except Exception:
+            logger.exception("a background response cannot be settled")
+        if log := self._followed.get(response_id):
+            log.tell(None)
 
 
 def _after(batch: Batch, number: int) -> Batch:

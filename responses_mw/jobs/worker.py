@@ -18,7 +18,7 @@ from ..config import Settings
 from ..ids import random_part
 from ..runner import Runner
 from ..sealing import Sealer, Unsealable
-from ..state import Fenced, Job, State, StateUnavailable
+from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
 from .ending import write_end
 from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
@@ -119,7 +119,7 @@ class Worker:
             await self._take(response_id)
         except StateUnavailable as error:
             logger.warning("response %s is left to its lease: %s", response_id, error.message)
-        except Fenced:
+        except (Deleted, Fenced):
             logger.info("response %s is somebody else's", response_id)
         except Exception:
             logger.exception("a background response failed")
@@ -147,20 +147,24 @@ class Worker:
             logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
             await self._state.jobs.release(job)  # who looks when the lease in the queue is over may have it
         finally:
-            del self._held[job.response_id]
+            if self._held.get(job.response_id) is held:  # a run that was lost may end after this worker has it again
+                del self._held[job.response_id]
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self, message: bytes) -> None:
-        if message:
-            self._suspected.add(message.decode())
-            self._suspicion.set()
+        """Of which of its jobs the worker is told that somebody took it; it may be any where a message may have been missed."""
+        self._suspected |= {message.decode()} if message else self._held.keys()
+        self._suspicion.set()
 
     async def _watch(self) -> None:
         """Stops the runs whose leases may be over soon."""
-        loop = asyncio.get_running_loop()
+        loop, pause = asyncio.get_running_loop(), self._lease / 15
         while True:
-            await asyncio.sleep(self._lease / 15)
+            began = loop.time()
+            await asyncio.sleep(pause)
+            if loop.time() - began > 2 * pause:
+                continue  # this process was stalled: the answers that came meanwhile tell what it still has
             for held in self._held.values():
                 if loop.time() - held.renewed > GIVEN_UP * self._lease:
                     held.stop(LOST)

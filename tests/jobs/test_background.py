@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 import pytest
+import redis
 from openai.types.responses import Response
 
 from scripted import HELLO, Answer, Signal, completion, error, finish, text
+from stored.echo import Echo
+
+from .conftest import SECRET
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
+    from conftest import Ours, Serve, Start
     from scripted import ScriptedUpstream
 
     from .conftest import Replica
@@ -185,6 +189,15 @@ async def test_a_fault_of_the_upstream_is_its_end(replica: Replica, upstream: Sc
     assert (await streamed(ours, document["id"]))[-1]["type"] == "response.failed"
 
 
+async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(max_response_bytes=20_000)
+    upstream.stream(text("x" * 30_000), finish())
+    document = await ended(ours, (await create(ours))["id"])
+    assert (document["status"], document["completed_at"]) == ("failed", None)
+    assert "at most 20000" in document["error"]["message"]
+    assert (await streamed(ours, document["id"]))[-1]["response"] == document
+
+
 async def test_an_answer_that_was_cut_is_incomplete(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.whole(completion({"content": "Hel"}, "length"))
@@ -208,6 +221,20 @@ async def test_background_needs_store(replica: Replica) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "background can only be used when `store` is true"
     assert answer.json()["error"]["param"] == "background"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_is_stored_for_a_credential_that_the_upstream_refuses(
+    start_at: Start, serve: Serve, database: str, stream: bool
+) -> None:
+    locked = Echo()
+    locked.keys = {"good"}
+    ours = start_at("proxy", upstream=serve(locked), redis=database, secret_keys=[SECRET])
+    headers = {"authorization": "Bearer bad"}
+    answer = await ours.http.post("/v1/responses", json={**BODY, "stream": stream}, headers=headers)
+    assert answer.status_code == 401
+    with redis.Redis.from_url(database) as client:
+        assert client.keys() == []
 
 
 async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str, database: str) -> None:
@@ -278,8 +305,6 @@ async def test_many_followers_of_one_response_need_one_subscription(
     followers = [follow(ours, response_id) for _ in range(50)]
     for follower in followers:
         await follower.until(b'"Hel"')
-    import redis
-
     with redis.Redis.from_url(database) as client:
         channel = f"rmw:{{{response_id[5:30]}}}:ev:{response_id[30:]}"
         assert client.execute_command("PUBSUB", "SHARDNUMSUB", channel) == [channel.encode(), 1]

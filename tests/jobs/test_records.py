@@ -11,6 +11,7 @@ from fakeredis import FakeAsyncRedis
 
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+from responses_mw.state.jobs import announced
 from responses_mw.state.keys import response_address, stop_channel
 from state.test_topologies import cluster, cluster_url
 
@@ -252,6 +253,20 @@ async def test_what_is_written_wakes_up_those_who_wait(state: State) -> None:
         await asyncio.wait_for(stands.wait(), 5)
         await append(state, job, batch(2, 2))
         await asyncio.wait_for(told.wait(), 5)
+
+
+@pytest.mark.parametrize("last", [2, 1500])
+async def test_a_batch_is_announced_as_a_whole_unless_it_is_long(state: State, last: int) -> None:
+    job = await taken(state, await create(state))
+    address = response_address(job.response_id)
+    assert address is not None
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    with state.wakeups.on(address.events, messages.put_nowait):
+        assert announced(await asyncio.wait_for(messages.get(), 5)) is None
+        await append(state, job, batch(2, last))
+        assert announced(await asyncio.wait_for(messages.get(), 5)) == (batch(2, 2) if last == 2 else None)
+        await end(state, job, last + 1)
+        assert announced(await asyncio.wait_for(messages.get(), 5)) == batch(last + 1, last + 1, final=True)
 
 
 async def test_a_message_to_a_worker_arrives(state: State) -> None:

@@ -251,6 +251,26 @@ async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
     assert last["sequence_number"] == len(follower.events) - 1
 
 
+@pytest.mark.parametrize("looks", [get, follow])
+async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_looks_at_it(
+    replica: Replica, upstream: ScriptedUpstream, database: str, looks: Any
+) -> None:
+    ours = replica(workers=0)
+    response_id = (await create(ours))["id"]
+    with redis.Redis.from_url(database) as client:
+        client.delete(*client.keys("rmw:{q*"))
+        client.hset(f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}", "looked", 0)  # as if that was long ago
+    upstream.stream(*HELLO)
+    worker = replica()
+    looking = looks(ours, response_id)
+    if looks is get:
+        await looking
+        assert (await ended(worker, response_id))["output_text"] == "Hello"
+    else:
+        await asyncio.wait_for(looking.task, 10)
+        assert looking.events[-1]["response"]["output_text"] == "Hello"
+
+
 async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(workers=0)
     response_id = (await create(ours))["id"]

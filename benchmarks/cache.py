@@ -1,0 +1,170 @@
+"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
+
+Real processes: a Valkey in memory, a paced upstream, a server of embeddings without a model, and `responses-mw serve`. Of a
+request, the time is that from its sending to its last byte, as one connection that is kept open sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import httpx
+
+from benchmarks.background import _valkey
+from benchmarks.embeddings import embed
+from benchmarks.processes import Server, running, usage
+from benchmarks.upstream import MODEL
+from responses_mw.cache import Cache, Embeddings, Entries, record
+from responses_mw.cache.guard import signature
+from responses_mw.cache.search import choose
+from responses_mw.cache.vectors import vector_of
+from responses_mw.config import Settings
+from responses_mw.owner import ANONYMOUS
+from responses_mw.protocol.request import parse
+from responses_mw.sealing import Sealer
+from responses_mw.state import connect
+
+TOKENS = 256
+ENTRIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one kind of request: milliseconds to the last byte (median), and the server's CPU in microseconds."""
+
+    ms: float
+    cpu_us: float
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[tuple[str, Server, Server, Server]]:
+    """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(_valkey())
+        upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
+        embeddings = stack.enter_context(running("benchmarks.embeddings"))
+        embedding = (
+            f"--cache-embedding-url={embeddings.url}",
+            "--cache-embedding-model=hashing",
+            "--cache-embedding-timeout=5",
+        )
+        own = (f"--upstream={upstream.url}", f"--redis={redis}", "--log-level=error")
+        yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))
+
+
+async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str, **members: Any) -> float:
+    """Milliseconds to the last byte of the answer, of which the header must tell `told`."""
+    body = {"model": MODEL, "input": question, "max_output_tokens": TOKENS, "store": False, "cache": cache, **members}
+    begun = time.perf_counter()
+    async with http.post("/v1/responses", json=body) as response:
+        await response.read()
+        took = (time.perf_counter() - begun) * 1000
+        response.raise_for_status()
+        header = response.headers.get("x-responses-cache", "none")
+    assert header.startswith(told), f"{header} in place of {told}"
+    return took
+
+
+async def cost(server: Server, requests: AsyncIterator[float]) -> Cost:
+    before = usage(server.pid).cpu_seconds
+    times = [took async for took in requests]
+    return Cost(statistics.median(times), (usage(server.pid).cpu_seconds - before) * 1e6 / len(times))
+
+
+async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
+    async with aiohttp.ClientSession(ours.url) as http:
+
+        async def repeated(count: int, question: str, cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
+            for number in range(count):
+                yield await ask(http, question.format(number), cache, told, **members)
+
+        streamed: dict[str, Any] = {"stream": True}
+        await ask(http, "What is a cache for?", "semantic", "miss", **streamed)
+        for _ in range(20):  # what a process imports and allocates once is not what is measured
+            await ask(http, "What is a cache for?", "exact", "exact")
+            await ask(http, "Explain what a cache is for", {"mode": "semantic", "no_store": True}, "", **streamed)
+        few = max(10, repeats // 10)
+        reading = {"mode": "semantic", "no_store": True}
+        return {
+            "streamed, no cache": await cost(ours, repeated(few, "Question {}?", "off", "none", **streamed)),
+            "exact hit, stream": await cost(ours, repeated(repeats, "What is a cache for?", "exact", "exact", **streamed)),
+            "exact hit, JSON": await cost(ours, repeated(repeats, "What is a cache for?", "exact", "exact")),
+            "semantic hit, JSON": await cost(ours, repeated(repeats, "what is a cache for", reading, "semantic")),
+            "embedding call": await cost(embeddings, embedded(embeddings, repeats)),
+            "JSON of 1 token": await cost(ours, repeated(few, "Short {}?", "off", "none", max_output_tokens=1)),
+            "the same, an exact miss": await cost(ours, repeated(few, "New {}?", "exact", "miss", max_output_tokens=1)),
+        }
+
+
+async def embedded(server: Server, count: int) -> AsyncIterator[float]:
+    async with aiohttp.ClientSession(server.url) as http:
+        for _ in range(count):
+            begun = time.perf_counter()
+            (await http.post("/v1/embeddings", json={"model": "hashing", "input": "what is a cache for"})).raise_for_status()
+            yield (time.perf_counter() - begun) * 1000
+
+
+async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> None:
+    """Keeps so many answers in the partition that the server's requests lie in, as the server would."""
+    settings = Settings(upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing")
+    client, transport = connect(redis), httpx.AsyncHTTPTransport()
+    try:
+        embedding = Embeddings(transport, upstream.url, settings)
+        kept = Entries(client, settings)
+        found = await choose(kept, client, embedding.space, settings)
+        cache = Cache(client, embedding, UNSEALED, settings)
+
+        async def keep(number: int) -> None:
+            text = f"What is question {number} about?"
+            request = parse({"model": MODEL, "input": text, "max_output_tokens": TOKENS})
+            key = cache.key(request, request.items, owner=ANONYMOUS, model=MODEL, headers={})
+            assert key is not None
+            space, vector = await found.keepable(vector_of(embed(text)))
+            packed = record.pack(record.Entry((("content", "x" * 1000),), None, 3600, signature(text)), key, UNSEALED)
+            place = (space, found.form, vector)
+            await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=place)
+
+        for start in range(0, entries, 500):
+            await asyncio.gather(*(keep(number) for number in range(start, min(start + 500, entries))))
+    finally:
+        await client.aclose()
+        await transport.aclose()
+
+
+UNSEALED = Sealer()
+
+
+def report(costs: dict[str, Cost], entries: int) -> None:
+    print(f"{'':30}{'ms':>10}{'CPU us':>10}")
+    for name, one in costs.items():
+        print(f"{name:30}{one.ms:10.2f}{one.cpu_us:10.0f}")
+    exact, stream = costs["exact hit, stream"], costs["streamed, no cache"]
+    semantic = costs["semantic hit, JSON"].ms - costs["embedding call"].ms
+    missed = costs["the same, an exact miss"].ms - costs["JSON of 1 token"].ms
+    print(f"an exact hit takes {exact.ms:.2f} ms (at most 2)")
+    print(f"a streamed answer of {TOKENS} tokens costs {stream.cpu_us / exact.cpu_us:.0f} times its CPU (at least 20)")
+    print(f"a semantic hit among {entries} entries takes {semantic:.2f} ms more than the embedding (at most 3)")
+    print(f"an exact miss that is then kept adds {missed:.2f} ms to a request")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
+    parser.add_argument("--quick", action="store_true", help="a short round: to see that all works")
+    options = parser.parse_args()
+    repeats, entries = (50, 500) if options.quick else (1000, ENTRIES)
+    with servers() as (redis, upstream, embeddings, ours):
+        asyncio.run(fill(redis, upstream, embeddings, entries))
+        costs = asyncio.run(measure(ours, embeddings, repeats))
+    report(costs, entries)
+
+
+if __name__ == "__main__":
+    main()
