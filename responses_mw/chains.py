@@ -130,9 +130,18 @@ _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
 """Types of items that have a status when they are listed; a caller may leave it out."""
 
 
+_REFERRED_TO = frozenset({"mcp_approval_request"})
+
+
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """The items under ids of ours: by such an id alone an item is found again, and a client's own may be anything."""
-    return [_with_id(item, ids.item(ID_PREFIXES.get(item["type"], "item"))) for item in items]
+    """The items under ids of ours: by such an id alone an item is found again, and a client's own may be anything. Those that
+    other items refer to stay."""
+    return [
+        item
+        if item["type"] in _REFERRED_TO and "id" in item
+        else _with_id(item, ids.item(ID_PREFIXES.get(item["type"], "item")))
+        for item in items
+    ]
 
 
 def _with_id(item: Item, item_id: str) -> Item:

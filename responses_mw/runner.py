@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
@@ -18,12 +18,16 @@ from .errors import APIError, BadRequest, UpstreamError
 from .protocol import document
 from .protocol.assembler import Assembler
 from .protocol.chat import to_chat
+from .protocol.clienttools import distinct, offered
+from .protocol.dialects import Dialect
 from .protocol.events import Event
+from .protocol.forms import Offered
 from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
-from .protocol.types import Document
+from .protocol.types import ChatRequest, Document, Part
 from .sealing import Sealer, Unsealable
+from .tools import Toolbox, Tools
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.faults import as_response_error
 
@@ -43,7 +47,14 @@ class Run:
     """The upstream's name of it."""
     ground: Ground
     assembler: Assembler
+    toolbox: Toolbox | None = None
+    offered: list[Offered] = field(default_factory=list)
+    """The functions that the model may call."""
+    results: dict[str, str | list[Part]] = field(default_factory=dict)
+    """What the model sees of the calls carried out in this run, by their items."""
     stream: ChatStream | None = None
+    turns: int = 0
+    is_last_turn: bool = False
 
     @property
     def document(self) -> Document:
@@ -53,8 +64,9 @@ class Run:
 class Runner:
     """Runs requests: history, chat turn, commit."""
 
-    def __init__(self, upstream: Upstream, chains: Chains, sealer: Sealer, settings: Settings) -> None:
+    def __init__(self, upstream: Upstream, chains: Chains, tools: Tools, sealer: Sealer, settings: Settings) -> None:
         self._upstream = upstream
+        self._tools = tools
         self._chains = chains
         self._sealer = sealer
         self._settings = settings
@@ -77,20 +89,50 @@ class Runner:
 
         return self._events(begin, start, 0, commit=False)
 
+    def on(self, chains: Chains) -> Runner:
+        """This runner, for runs that stand on other ``chains``."""
+        return Runner(self._upstream, chains, self._tools, self._sealer, self._settings)
+
+    async def prepared(self, request: CreateResponse, caller: Caller) -> AsyncGenerator[list[Event], None]:
+        """The events of a response to which the model adds nothing: later ones stand on it (WebSocket: ``generate: false``)."""
+        run = await self.prepare(request, caller)
+        yield run.assembler.start()
+        run.assembler.conclude(_now())
+        await self._commit(run, whole=False)
+        yield run.assembler.terminal()
+
+    async def chat_request(self, request: CreateResponse, caller: Caller) -> ChatRequest:
+        """The chat request that ``request`` would begin with. Raises ``APIError`` as ``run`` does."""
+        run = await self.prepare(request, caller)
+        try:
+            await self._offer(run)
+            return self._chat(run, await self._upstream.dialect(caller))
+        finally:
+            if run.toolbox is not None:
+                await run.toolbox.aclose()
+
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
         """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
+        request = replace(request, tools=self._tools.check(request.tools))
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.begin(request, caller.owner)
         created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
+        created["tools"] = self._tools.echo(created["tools"])
         created["store"] = await self._chains.will_store(request)
-        return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
+        return self._run(request, caller, model, ground, created)
 
     async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
         """The run of a background response that was ``created`` before, by ``prepare`` on any replica. The items of ``request``
         have their ids; ``token`` is that of who runs it."""
+        request = replace(request, tools=self._tools.check(request.tools))
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
-        return Run(request, caller, model, ground, Assembler(created, ground.ids, self._options(request, ground)))
+        return self._run(request, caller, model, ground, created)
+
+    def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
+        assembler = Assembler(created, ground.ids, self._options(request, ground))
+        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, caller.headers)
+        return Run(request, caller, model, ground, assembler, toolbox)
 
     async def _events(
         self,
@@ -103,19 +145,26 @@ class Runner:
         run = await begin()
         async with self._opening(run, grace) as opened:
             yield start(run.assembler)
-            stream = await opened
-            async for chunks in stream:
-                events = run.assembler.feed(*chunks)
-                if events:
+            await opened
+            async for events in self._before(run):
+                yield events
+            while run.stream is not None:
+                async for chunks in run.stream:
+                    events = run.assembler.feed(*chunks)
+                    if events:
+                        yield events
+                yield self._end_turn(run, run.stream)
+                async for events in self._carry_out(run):
                     yield events
-            yield self._end_turn(run, stream)
+                await self._next_turn(run)
+            run.assembler.conclude(_now())
         if commit:
             await self._commit(run, whole=grace is None)
             yield run.assembler.terminal()
 
     @asynccontextmanager
-    async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[ChatStream]]:
-        """The first turn's answer, as a task that has had ``grace`` seconds; on leaving, its connection closes.
+    async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[None]]:
+        """The first turn's answer, as a task that has had ``grace`` seconds; on leaving, all connections of the run close.
 
         Raises what the task raised, if that came in time. A later fault is the end of the run; without a ``grace``, it is
         raised too.
@@ -128,7 +177,7 @@ class Runner:
             try:
                 yield opened
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
-                if grace is None:
+                if grace is None and not run.results:
                     raise
                 fail(run, error)
         finally:
@@ -137,16 +186,86 @@ class Runner:
                 await asyncio.gather(opened, return_exceptions=True)
                 if run.stream is not None:
                     await run.stream.aclose()
+                if run.toolbox is not None:
+                    await run.toolbox.aclose()
 
-    async def _open(self, run: Run) -> ChatStream:
-        """Sends the chat request, and waits for the first read of the answer."""
+    async def _open(self, run: Run) -> None:
+        """Makes the tools ready and begins the first turn, unless there are calls to carry out before it."""
+        await self._offer(run)
+        if run.toolbox is None or run.toolbox.approved is None:
+            await self._ask(run)
+
+    async def _offer(self, run: Run) -> None:
+        run.offered = offered(run.request.tools, run.ground.items)
+        if run.toolbox is not None:
+            await run.toolbox.open()
+            run.offered = distinct(run.offered + run.toolbox.offered)
+            run.assembler.sources = run.toolbox.sources
+        run.assembler.rules.offer(run.offered, run.request.tool_choice)
+
+    async def _ask(self, run: Run) -> None:
+        """Begins a turn: sends the chat request, and waits for the first read of the answer."""
         dialect = await self._upstream.dialect(run.caller)
-        ground = run.ground
-        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=len(ground.chain.items))
-        chat = to_chat(run.request, items, dialect, model=run.model)
-        run.stream = self._upstream.chat(chat, run.caller)
+        run.turns += 1
+        run.is_last_turn = run.assembler.rules.is_exhausted or run.turns >= self._settings.max_turns
+        run.stream = self._upstream.chat(self._chat(run, dialect), run.caller)
         await run.stream.open()
-        return run.stream
+
+    def _chat(self, run: Run, dialect: Dialect) -> ChatRequest:
+        """The chat request of the turn that begins."""
+        ground, own = run.ground, len(run.ground.chain.items)
+        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=own)
+        return to_chat(
+            run.request,
+            items + run.document["output"],
+            dialect,
+            model=run.model,
+            offered=[one for one in run.offered if not (one.form.served and run.is_last_turn)],
+            own=own,
+            first_turn=run.turns <= 1,
+            results=run.results,
+        )
+
+    async def _before(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """What comes before the first turn: lists of tools, and calls that have been approved."""
+        if run.toolbox is None:
+            return
+        if run.toolbox.listings:
+            yield run.assembler.list_tools(run.toolbox.listings)
+        if run.toolbox.approved is not None:
+            yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
+            async for events in self._carry_out(run):
+                yield events
+            await self._ask(run)
+
+    async def _carry_out(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Carries out the calls that the turn asks of us, all at a time; their results are told in the calls' order."""
+        toolbox, assembler = run.toolbox, run.assembler
+        if toolbox is None or not assembler.asked:
+            return
+        asked = [(call.form, call.arguments) for call in assembler.asked if call.form is not None]
+        tasks = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
+        try:
+            for task in tasks:
+                result = await task
+                run.results[assembler.awaited["id"]] = result.content
+                assembler.sources = toolbox.sources
+                yield assembler.settle(result.members, failed=result.failed)
+        finally:
+            for task in tasks:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _next_turn(self, run: Run) -> None:
+        """Begins another turn where calls were carried out, or left out, and none waits for the client."""
+        assembler, stream = run.assembler, run.stream
+        run.stream = None
+        if stream is not None:
+            await stream.aclose()
+        goes_on = assembler.asked or assembler.rules.has_left_out
+        if goes_on and not assembler.is_clients and not run.is_last_turn:
+            await self._ask(run)
 
     async def _commit(self, run: Run, *, whole: bool) -> None:
         """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
@@ -158,14 +277,13 @@ class Runner:
             run.assembler.fail("server_error", error.message)
 
     def _options(self, request: CreateResponse, ground: Ground) -> Options:
-        choice = request.tool_choice
-        limited = isinstance(choice, dict) and choice["type"] == "allowed_tools"
         return Options(
             summary=request.wants_summary,
             logprobs=request.wants_logprobs,
             think_tag=self._settings.think_tag,
-            allowed=frozenset(tool["name"] for tool in choice["tools"]) if limited else None,
             single_call=request.parallel_tool_calls is False,
+            most_calls=request.max_tool_calls,
+            include=request.include,
             used_call_ids=ground.chain.call_ids,
             seal=partial(self._seal, ground.owner) if "reasoning.encrypted_content" in request.include else None,
         )
@@ -185,9 +303,7 @@ class Runner:
             raise UpstreamError("The upstream broke off its answer.")
         if assembler.finish_reason in _BROKEN:
             raise UpstreamError("The upstream aborted its answer.")
-        events = assembler.end_turn()
-        assembler.conclude(_now())
-        return events
+        return assembler.end_turn()
 
 
 def _now() -> int:

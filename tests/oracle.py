@@ -30,6 +30,14 @@ _TEXTS = {
     "response.reasoning_text.delta": ("content", "content_index", "text"),
     "response.reasoning_summary_text.delta": ("summary", "summary_index", "text"),
 }
+_MEMBERS = {
+    "response.function_call_arguments": "arguments",
+    "response.mcp_call_arguments": "arguments",
+    "response.custom_tool_call_input": "input",
+    "response.code_interpreter_call_code": "code",
+}
+_GROWING = {"arguments", "input", "code"}
+_CARRIED_OUT = {"mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call"}
 
 
 @dataclass(frozen=True)
@@ -143,9 +151,16 @@ class _Replay:
             self.open = event["output_index"]
             self.items.append(event["item"])
         elif kind == "response.output_item.done":
-            assert self._item(event["output_index"])["id"] == event["item"]["id"]
-            assert event["item"]["status"] in ("completed", "incomplete")
-            self._item(event["output_index"])["status"] = event["item"]["status"]
+            item = self._item(event["output_index"])
+            assert item["id"] == event["item"]["id"]
+            if item["type"] in _CARRIED_OUT:  # what came of it is told by the last event only
+                assert {name: event["item"][name] for name in item.keys() & _GROWING} == {
+                    name: item[name] for name in item.keys() & _GROWING
+                }
+                item.update(event["item"])
+            else:
+                assert event["item"]["status"] in ("completed", "incomplete")
+                item["status"] = event["item"]["status"]
             assert self.items[-1] == event["item"]
             self.open = None
         elif "item_id" in event:
@@ -159,10 +174,17 @@ class _Replay:
 
     def _grow(self, item: dict[str, Any], event: Event) -> None:
         kind = event["type"]
-        if kind == "response.function_call_arguments.delta":
-            item["arguments"] += event["delta"]
-        elif kind == "response.function_call_arguments.done":
-            assert (item["name"], item["arguments"]) == (event["name"], event["arguments"])
+        growing, _, ending = kind.rpartition(".")
+        if growing in _MEMBERS and ending == "delta":
+            item[_MEMBERS[growing]] += event["delta"]
+        elif growing in _MEMBERS:
+            assert all(item[name] == event[name] for name in {"name", _MEMBERS[growing]} & event.keys())
+        elif item["type"] in _CARRIED_OUT:
+            assert kind.startswith(f"response.{item['type']}.")
+        elif kind == "response.output_text.annotation.added":
+            part = item["content"][event["content_index"]]
+            assert event["annotation_index"] == len(part["annotations"])
+            part["annotations"].append(event["annotation"])
         elif kind.endswith("part.added"):
             parts, index = ("summary", "summary_index") if "summary" in kind else ("content", "content_index")
             assert event[index] == len(item[parts])

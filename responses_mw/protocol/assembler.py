@@ -11,22 +11,27 @@ The rules, each a law that the tests hold:
    call or other text that comes instead drops it.
 5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``; ``conclude`` or ``fail`` fixes the
    document, and ``terminal`` gives the last event, so that the document can be stored in between.
+6. After ``end_turn``, the calls that are ``asked`` of us are carried out, in any order, and their results given to ``settle``
+   in theirs: a call's item stays open until then, and those behind it wait.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..errors import UpstreamError
 from . import usage as usages
+from .callrules import CallRules
 from .checks import malformed
 from .chunks import choices_of, text_of_parts
-from .document import whole
-from .events import DeltaTemplate, Emitter, Event, terminal_type
-from .items import CALL_ID_LENGTH
+from .citations import Source
+from .document import shown, whole
+from .events import Emitter, Event, terminal_type
+from .forms import CallForm
 from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
-from .logprobs import from_chat as logprobs_from_chat
+from .opencall import OpenCall, new_item
+from .opentext import OpenText
 from .options import DEFAULTS, Options
 from .reasoning import text_of
 from .shortcut import Text
@@ -46,26 +51,6 @@ QUEUED_EVENTS = 2
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-@dataclass(slots=True)
-class _OpenText:
-    """The text part that is being streamed, and the item around it."""
-
-    kind: TextKind
-    item: Item
-    place: dict[str, Any]
-    template: DeltaTemplate
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _OpenCall:
-    call: ToolCall
-    item: Item
-    place: dict[str, Any]
-    template: DeltaTemplate
-
-
 class Assembler:
     """Makes one response out of the chunks of its turns. Methods return the events that they cause, in order."""
 
@@ -75,11 +60,16 @@ class Assembler:
         self.finish_reason: str | None = None
         self._ids = ids
         self._options = options
+        self.rules = CallRules(options)
+        self.sources: Sequence[Source] = ()
+        """What the answer may cite."""
+        self.asked: list[ToolCall] = []
+        """The calls of the turn that ended that are to be carried out here."""
+        self.is_clients = False
+        """Whether that turn has calls that the client carries out."""
+        self._usage_before: dict[str, Any] | None = None
         self._emitter = Emitter()
-        self.calls: list[Item] = []
-        """The complete function calls of the turn, which are the last turn's until the next one begins."""
-        self._open: _OpenText | _OpenCall | None = None
-        self._call_ids = set(options.used_call_ids)
+        self._open: OpenText | OpenCall | None = None
         self._reasoning = SUMMARY_TEXT if options.summary else REASONING_TEXT
         # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
         self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
@@ -90,7 +80,8 @@ class Assembler:
     def _begin_turn(self) -> None:
         self._turn_is_over = False
         self.finish_reason = None
-        self.calls = []
+        self.asked = []
+        self.is_clients = self.rules.has_left_out = False
         self._usage: dict[str, Any] | None = None
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
@@ -99,7 +90,6 @@ class Assembler:
         self._late: list[tuple[TextKind, str, Any]] = []
         self._tool_calls = ToolCalls()
         self._shown = 0  # how many of them have been opened, or left out
-        self._called = False
         self._items_before = len(self.response["output"])
 
     # -- the run --------------------------------------------------------------------------------------------------
@@ -130,8 +120,8 @@ class Assembler:
 
     def fail(self, code: str, message: str) -> None:
         """Fixes the document of a run that cannot go on. Open items stay as they are, ``incomplete``, and get no done."""
-        self._put_open()
         if self._open:
+            self._open.put()
             self._open.item["status"] = "incomplete"
             self._open = None
         self._count_usage()
@@ -147,7 +137,7 @@ class Assembler:
         return self._emitter.drain()
 
     def _lifecycle(self, event: str) -> None:
-        self._emitter.emit(event, response=whole(self.response))
+        self._emitter.emit(event, response=whole(self.response, self._options.include))
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
@@ -171,7 +161,7 @@ class Assembler:
             self._usage_is_last = False
             member, text = chunk
             part = self._open
-            if part.__class__ is _OpenText and part.kind is self._direct.get(member):  # nearly every token
+            if part.__class__ is OpenText and part.kind is self._direct.get(member):  # nearly every token
                 part.pieces.append(text)
                 self._emitter.delta(part.template, text)
             elif member == "content":
@@ -211,7 +201,7 @@ class Assembler:
             self.finish_reason = str(choice["finish_reason"])
 
     def end_turn(self) -> list[Event]:
-        """Closes what is open. ``calls`` and ``finish_reason`` stay until the next turn begins."""
+        """Closes what is open, up to the first call that is ``asked`` of us. ``finish_reason`` stays until the next turn."""
         if self._turn_is_over:
             self._begin_turn()
         if self._splitter:
@@ -219,30 +209,71 @@ class Assembler:
                 self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
         if not self._tool_calls.calls:
             self._white_space_at_end()
-        self._close_rest(cut=self.finish_reason in INCOMPLETE_REASONS)
+        self._choose()
+        self._go_on()
         self._count_usage()
         self._turn_is_over = True
         return self._emitter.drain()
 
-    def _close_rest(self, *, cut: bool) -> None:
-        """Closes the open item and shows what waited for that. Only the last item can be ``cut``."""
-        for call in self._tool_calls.calls[self._shown :]:
-            if cut and not self._is_over():
-                break  # the open call is what was cut
+    def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
+        """The next of the ``asked`` calls has been carried out: ``members`` are what its item shows of the result."""
+        assert isinstance(self._open, OpenCall), "results come after end_turn, one for each call"
+        self._open.settle(members, failed=failed)
+        self._end_item("failed" if failed else "completed")
+        self._go_on()
+        return self._emitter.drain()
+
+    @property
+    def awaited(self) -> Item:
+        """The item of the call whose result is to come next."""
+        assert self._open is not None
+        return self._open.item
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.finish_reason in INCOMPLETE_REASONS
+
+    def _choose(self) -> None:
+        """Decides on all calls of the turn. Of one that was cut nothing is carried out: it may be another than was meant."""
+        for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
-                if cut:
+                if self._is_cut:
                     break  # not even its name came through
                 raise UpstreamError("The upstream's model called a function without naming it.")
+            form = self._form(call)
+            if form and form.served and not self._is_cut:
+                self.asked.append(call)
+            self.is_clients |= bool(form and not form.served)
+
+    def _go_on(self) -> None:
+        """Shows and closes what the turn has left, up to a call whose result must come first. Only the last item can be cut."""
+        for call in self._tool_calls.calls[self._shown :]:
+            if self._is_cut and not (self._is_over() and call.name):
+                break  # the open call is what was cut
+            if self._is_awaited():
+                return
             self._close("completed")
             self._show_call(call)
-        if self._late and not (cut and not self._is_over()):
+        if self._is_awaited():
+            return
+        if self._late and not (self._is_cut and not self._is_over()):
             self._close("completed")
             late, self._late = self._late, []
             for kind, text, logprobs in late:
                 self._text(kind, text, logprobs)
         if self.finish_reason and len(self.response["output"]) == self._items_before:
             self._open_part(OUTPUT_TEXT)  # an answer of no tokens
-        self._close("incomplete" if cut else "completed")
+        self._close("incomplete" if self._is_cut else "completed")
+
+    def _is_awaited(self) -> bool:
+        """Whether the open item is a call whose result must come first. It is being carried out from now on."""
+        current = self._open
+        if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
+            return False
+        if not current.is_finished:
+            current.finish()
+            current.run()
+        return True
 
     def _white_space_at_end(self) -> None:
         """White space that nothing followed is the answer, in a turn without calls."""
@@ -252,8 +283,10 @@ class Assembler:
 
     def _count_usage(self) -> None:
         if self._usage:
-            self.response["usage"] = usages.add(self.response["usage"], usages.from_chat(self._usage))
-            self._usage = None
+            usage = usages.from_chat(self._usage)
+            told = usages.with_tools(usage, self._usage_before) if self._usage_before else usage
+            self.response["usage"] = usages.add(self.response["usage"], told)
+            self._usage, self._usage_before = None, usage
 
     # -- text -----------------------------------------------------------------------------------------------------
 
@@ -274,8 +307,8 @@ class Assembler:
         if not isinstance(text, str):
             malformed("delta")
         current = self._open
-        if current.__class__ is _OpenText and current.kind is kind:
-            self._delta(current, text, logprobs)
+        if isinstance(current, OpenText) and current.kind is kind:
+            current.add(text, logprobs if self._options.logprobs else None)
             return
         if self._late or not self._is_over():
             self._late.append((kind, text, logprobs))
@@ -291,110 +324,72 @@ class Assembler:
         self._show(kind, text, logprobs)
 
     def _show(self, kind: TextKind, text: str, logprobs: Any) -> None:
-        if not (isinstance(self._open, _OpenText) and self._open.kind is kind):
-            self._open_part(kind)
-        assert isinstance(self._open, _OpenText)
-        self._delta(self._open, text, logprobs)
+        part = self._open
+        if not (isinstance(part, OpenText) and part.kind is kind):
+            part = self._open_part(kind)
+        part.add(text, logprobs if self._options.logprobs else None)
 
-    def _delta(self, part: _OpenText, text: str, logprobs: Any) -> None:
-        part.pieces.append(text)
-        if logprobs and self._options.logprobs and part.kind is OUTPUT_TEXT:
-            tokens = logprobs_from_chat(logprobs)
-            part.logprobs.extend(tokens)
-            self._emitter.emit("response.output_text.delta", **part.place, delta=text, logprobs=tokens)
-        else:
-            self._emitter.delta(part.template, text)
-
-    def _open_part(self, kind: TextKind) -> None:
+    def _open_part(self, kind: TextKind) -> OpenText:
         """A part of ``kind`` in the open item where that is of its type, else in a new one."""
-        if isinstance(self._open, _OpenText) and self._open.kind.item == kind.item:
-            item, output_index = self._open.item, self._open.place["output_index"]
-            self._close_part()
+        current = self._open
+        if isinstance(current, OpenText) and current.kind.item == kind.item:
+            current.finish(self.sources)
+            item, output_index = current.item, current.place["output_index"]
         else:
             self._close("completed")
             item, output_index = self._add_item(kind.new_item(), kind.prefix)
-        place = {"item_id": item["id"], "output_index": output_index, kind.index: len(item[kind.parts])}
-        part = kind.new_part()
-        item[kind.parts].append(part)
-        self._emitter.emit(f"response.{kind.part_events}.added", **place, part=part)
-        template = DeltaTemplate(f"response.{kind.events}.delta", place, kind.delta_extra)
-        self._open = _OpenText(kind, item, place, template)
-
-    def _put_open(self) -> None:
-        """Writes what was streamed so far into the open item of the document."""
-        if isinstance(self._open, _OpenCall):
-            self._open.item["arguments"] = self._open.call.arguments
-        elif self._open:
-            part = self._open.item[self._open.kind.parts][-1]
-            part[self._open.kind.text] = "".join(self._open.pieces)
-            if "logprobs" in part:
-                part["logprobs"] = self._open.logprobs
-
-    def _close_part(self) -> None:
-        assert isinstance(self._open, _OpenText)
-        self._put_open()
-        kind, place = self._open.kind, self._open.place
-        part = self._open.item[kind.parts][-1]
-        text = {key: part[key] for key in (kind.text, "logprobs") if key in part}
-        self._emitter.emit(f"response.{kind.events}.done", **place, **text)
-        self._emitter.emit(f"response.{kind.part_events}.done", **place, part=part)
+        self._open = part = OpenText(kind, item, output_index, self._emitter)
+        return part
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _calls(self, fragments: Any) -> None:
         self._held.clear()
         grown = self._tool_calls.feed(fragments)
-        if isinstance(self._open, _OpenCall) and self._open.call in grown:
-            self._arguments(self._open)
+        if isinstance(self._open, OpenCall) and self._open.call in grown:
+            self._open.grow()
         calls = self._tool_calls.calls
-        while self._shown < len(calls) and calls[self._shown].name and self._is_over():
+        while self._shown < len(calls) and self._is_over() and self._can_be_shown(calls[self._shown]):
             self._close("completed")
             self._show_call(calls[self._shown])
 
     def _is_over(self) -> bool:
         """Whether nothing more can come for the open item: calls that an upstream interleaves wait for that."""
-        return not isinstance(self._open, _OpenCall) or self._open.call.is_whole()
+        current = self._open
+        return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
+
+    def _can_be_shown(self, call: ToolCall) -> bool:
+        if not call.name:
+            return False
+        form = self._form(call)
+        return form is None or form.text is not None or call.is_whole()
+
+    def _form(self, call: ToolCall) -> CallForm | None:
+        return self.rules.decide(call, self._tool_calls.calls)
 
     def _show_call(self, call: ToolCall) -> None:
         self._shown += 1
-        if self._options.allowed is not None and call.name not in self._options.allowed:
-            return  # allowed_tools is a hard limit
-        if self._options.single_call and self._called:
-            return  # parallel_tool_calls is false
-        self._called = True
-        call_id = self._call_id(call.id)
-        item = {"type": "function_call", "status": "in_progress", "call_id": call_id, "name": call.name, "arguments": ""}
-        item, output_index = self._add_item(item, "fc")
-        place = {"item_id": item["id"], "output_index": output_index}
-        template = DeltaTemplate("response.function_call_arguments.delta", place)
-        self._open = _OpenCall(call, item, place, template)
-        self._arguments(self._open)
-
-    def _call_id(self, given: str | None) -> str:
-        """The upstream's id, unless it is missing, already used in the chain (TGI calls every call "0"), or longer than what
-        a caller may send back."""
-        usable = given and given not in self._call_ids and len(given) <= CALL_ID_LENGTH
-        call_id = given if given and usable else self._ids.item("call")
-        self._call_ids.add(call_id)
-        return call_id
-
-    def _arguments(self, current: _OpenCall) -> None:
-        for piece in current.call.take():
-            self._emitter.delta(current.template, piece)
-
-    def _close_call(self, current: _OpenCall, status: str) -> None:
-        if not current.call.arguments:
-            current.call.extend({"function": {"arguments": "{}"}})
-            self._arguments(current)
-        self._put_open()
-        item = current.item
-        self._emitter.emit(
-            "response.function_call_arguments.done", **current.place, name=item["name"], arguments=item["arguments"]
-        )
-        if status == "completed":
-            self.calls.append(item)
+        form = self._form(call)
+        if form is None:
+            return
+        call_id = None if form.served else self.rules.call_id(call.id, lambda: self._ids.item("call"))
+        item = new_item(form, call, call_id)
+        item, output_index = self._add_item(item, form.prefix)
+        self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     # -- items ----------------------------------------------------------------------------------------------------
+
+    def list_tools(self, listings: Iterable[Item]) -> list[Event]:
+        """The tools of MCP servers as items, before the first turn: ``server_label`` and ``tools`` of each."""
+        for listing in listings:
+            added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
+            item, output_index = self._add_item(added, "mcpl")
+            place = {"item_id": item["id"], "output_index": output_index}
+            self._emitter.emit("response.mcp_list_tools.in_progress", **place)
+            item |= listing
+            self._emitter.emit("response.mcp_list_tools.completed", **place)
+            self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+        return self._emitter.drain()
 
     def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:
         """The only place that mints an item's id and its ``output_index``."""
@@ -408,12 +403,18 @@ class Assembler:
         current = self._open
         if current is None:
             return
-        if isinstance(current, _OpenText):
-            self._close_part()
+        if isinstance(current, OpenText):
+            current.finish(self.sources)
             if self._options.seal and current.kind.item == "reasoning":
                 current.item["encrypted_content"] = self._options.seal(text_of(current.item))
         else:
-            self._close_call(current, status)
+            current.finish()
+        self._end_item(status)
+
+    def _end_item(self, status: str) -> None:
+        assert self._open is not None
+        item, output_index = self._open.item, self._open.place["output_index"]
         self._open = None
-        current.item["status"] = status
-        self._emitter.emit("response.output_item.done", output_index=current.place["output_index"], item=current.item)
+        item["status"] = status
+        item = shown(item, self._options.include)
+        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)

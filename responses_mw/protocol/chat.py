@@ -6,25 +6,36 @@ and the caller asks for is a 400, never dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import checks
+from .clienttools import namer
 from .dialects import Dialect
+from .forms import Offered
 from .history import to_messages
 from .request import CreateResponse
-from .types import ChatRequest, Item, Tool
+from .tools import choice_names
+from .types import ChatRequest, Item, Part, Tool
 
 
 def to_chat(
-    request: CreateResponse, items: Sequence[Item], dialect: Dialect, *, model: str, first_turn: bool = True
+    request: CreateResponse,
+    items: Sequence[Item],
+    dialect: Dialect,
+    *,
+    model: str,
+    offered: Sequence[Offered] = (),
+    own: int = 0,
+    first_turn: bool = True,
+    results: Mapping[str, str | list[Part]] | None = None,
 ) -> ChatRequest:
     """The chat request for one turn.
 
-    ``items`` is all that the model is to see, the request's own input last. ``model`` is the upstream's name. In later turns of
-    a run a forced tool is free again, else the loop would never end.
+    ``items`` is all that the model is to see; the request's own begin at ``own``. ``model`` is the upstream's name; ``offered``
+    are the functions that it may call, and ``results`` what it sees of calls in this run, by their items. In later turns of a
+    run a forced tool is free again, else the loop would never end.
     """
-    offset = len(items) - len(request.items)
     body: ChatRequest = {
         **request.extra,
         "model": model,
@@ -33,14 +44,16 @@ def to_chat(
             dialect,
             instructions=request.instructions,
             all_reasoning=request.reasoning.get("context") == "all_turns",
-            offset=offset,
+            offset=own,
+            names=namer(offered),
+            results=results or {},
         ),
     }
     _add_sampling(body, request, dialect)
     _add_output_bounds(body, request, dialect)
     _add_reasoning(body, request, dialect)
     _add_text(body, request, dialect)
-    _add_tools(body, request, dialect, first_turn=first_turn)
+    _add_tools(body, request, offered, dialect, first_turn=first_turn)
     _add_hints(body, request, dialect)
     if dialect.prefill and _is_unfinished(items):
         body |= {dialect.prefill: True, "add_generation_prompt": False}
@@ -123,34 +136,38 @@ def _response_format(wanted: dict[str, Any], dialect: Dialect) -> dict[str, Any]
     return {"type": kind, kind: schema} if schema else {"type": kind}
 
 
-def _add_tools(body: ChatRequest, request: CreateResponse, dialect: Dialect, *, first_turn: bool) -> None:
-    choice, tools = request.tool_choice, request.tools
+def _add_tools(
+    body: ChatRequest, request: CreateResponse, offered: Sequence[Offered], dialect: Dialect, *, first_turn: bool
+) -> None:
+    choice = request.tool_choice
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        names = {tool["name"] for tool in choice["tools"]}
-        tools = [tool for tool in tools if tool["name"] in names]
+        offered = _named(choice, offered)
         choice = choice.get("mode", "auto")
-    if not tools or choice == "none":
+    if not offered or choice == "none":
         return  # servers that get tools with "none" still show them to the model, which then writes calls as text
     if choice != "auto" and first_turn:
-        tools = _force(body, choice, tools, dialect)
-    body["tools"] = [_chat_tool(tool, dialect) for tool in tools]
+        offered = _force(body, choice, offered, dialect)
+    body["tools"] = [_chat_tool(one.function, dialect) for one in offered]
     if request.parallel_tool_calls is not None and dialect.parallel_tool_calls:
         body["parallel_tool_calls"] = request.parallel_tool_calls
 
 
-def _force(body: ChatRequest, choice: Any, tools: list[Tool], dialect: Dialect) -> list[Tool]:
-    """Sets ``tool_choice`` for ``required`` or a function by name; returns the tools to offer."""
+def _named(choice: dict[str, Any], offered: Sequence[Offered]) -> Sequence[Offered]:
+    names = choice_names(choice, offered)
+    return offered if names is None else [one for one in offered if one.name in names]
+
+
+def _force(body: ChatRequest, choice: Any, offered: Sequence[Offered], dialect: Dialect) -> Sequence[Offered]:
+    """Sets ``tool_choice`` for ``required``, a function by name, or any of several; returns the functions to offer."""
     if dialect.tool_choice == "refused":
         checks.unsupported("tool_choice", f"the upstream ({dialect.name}) cannot be made to call a tool.")
-    if choice == "required":
+    meant = _named(choice, offered) if isinstance(choice, dict) else offered
+    if choice == "required" or len(meant) != 1 or dialect.tool_choice == "only":
         body["tool_choice"] = "required"
-        return tools
-    name = choice["name"]
-    if dialect.tool_choice == "only":
-        body["tool_choice"] = "required"
-        return [tool for tool in tools if tool["name"] == name]
+        return meant
+    name = meant[0].name
     body["tool_choice"] = name if dialect.tool_choice == "name" else {"type": "function", "function": {"name": name}}
-    return tools
+    return offered
 
 
 def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:

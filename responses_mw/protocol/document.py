@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .request import CreateResponse
-from .types import Document, Tool
+from .types import Document, Item, Tool
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
@@ -55,7 +55,9 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _echo(tool: Tool) -> Tool:
-    """A function tool as the document shows it: these members are always there, if only as null."""
+    """A tool as the document shows it: these members of a function are always there, if only as null."""
+    if tool["type"] != "function":
+        return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
 
 
@@ -75,6 +77,19 @@ def output_text(document: Document) -> str:
     )
 
 
-def whole(document: Document) -> Document:
+def shown(item: Item, include: frozenset[str]) -> Item:
+    """The item as it leaves us: without what only who asks for it by ``include`` is shown. It is stored in any case."""
+    kind = item["type"]
+    if kind == "web_search_call":
+        hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
+        action = {name: value for name, value in item.get("action", {}).items() if name not in hidden}
+        return {**{name: value for name, value in item.items() if name not in hidden}, "action": action}
+    if kind == "code_interpreter_call" and "code_interpreter_call.outputs" not in include:
+        return {**item, "outputs": None}
+    return item
+
+
+def whole(document: Document, include: frozenset[str] = frozenset()) -> Document:
     """The document as it leaves us: with ``output_text``, which is computed and never stored."""
-    return {**document, "output_text": output_text(document)}
+    output = [shown(item, include) for item in document["output"]]
+    return {**document, "output": output, "output_text": output_text(document)}

@@ -15,6 +15,9 @@ class Options:
     think_tag: str | None = None
     allowed: frozenset[str] | None = None
     single_call: bool = False
+    most_calls: int | None = None
+    """How many calls are carried out here, at most."""
+    include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
     """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""

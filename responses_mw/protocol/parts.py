@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BadRequest
 from . import checks
 from .dialects import Dialect
-from .types import Item, Message, Part
+from .types import Message, Part
 
 Content = str | list[dict[str, Any]]
 
@@ -24,18 +24,19 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
     return content
 
 
-def to_tool_content(item: Item, dialect: Dialect, path: str) -> tuple[Message, list[dict[str, Any]]]:
+def to_tool_content(
+    call_id: str, output: str | list[Part], dialect: Dialect, path: str
+) -> tuple[Message, list[dict[str, Any]]]:
     """The message that gives the model the output of a call; and what does not go there, as the chat form has only text in it:
     the parts of a user's message that is to follow."""
-    output = item["output"]
     if isinstance(output, str):
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": output}, []
+        return {"role": "tool", "tool_call_id": call_id, "content": output}, []
     content = [PARTS[part["type"]](part, dialect, f"{path}[{index}]") for index, part in enumerate(output)]
     texts = [part["text"] for part in content if part["type"] == "text"]
     others = [part for part in content if part["type"] != "text"]
     if others:
-        others.insert(0, {"type": "text", "text": f"Returned by the tool call {item['call_id']}:"})
-    return {"role": "tool", "tool_call_id": item["call_id"], "content": "\n".join(texts)}, others
+        others.insert(0, {"type": "text", "text": f"Returned by the tool call {call_id}:"})
+    return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}, others
 
 
 def _text(part: Part, _dialect: Dialect, _path: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..errors import BadRequest
 from . import checks
 from .checks import Check
 from .items import parse_input
-from .tools import check_tool, check_tool_choice
+from .tools import check_tool_choice, check_tools
 from .types import Item, Tool
 
 INCLUDABLE = frozenset(
@@ -108,19 +108,15 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
-    tools = _tools(given.get("tools", []), limits)
-    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools)
+    tools = check_tools(given.get("tools", []), most=limits.tools)
+    items = parse_input(given.get("input", []), most=limits.items)
+    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items)
     return CreateResponse(
-        items=parse_input(given.get("input", []), most=limits.items),
+        items=items,
         extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
         tools=tools,
         **known,
     )
-
-
-def _tools(value: Any, limits: Limits) -> list[Tool]:
-    listed = checks.array(value, "tools", most=limits.tools)
-    return [check_tool(tool, f"tools[{index}]") for index, tool in enumerate(listed)]
 
 
 # -- one check for each parameter --------------------------------------------------------------------------------------

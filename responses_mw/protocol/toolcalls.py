@@ -18,17 +18,21 @@ from typing import Any
 import orjson
 
 from .checks import malformed
+from .forms import CallForm
 
 
 class ToolCall:
-    """One call as far as it is known. ``fresh`` are the pieces of arguments that nobody has taken yet."""
+    """One call as far as it is known. ``fresh`` are the pieces of arguments that nobody has taken yet; ``form`` is how it is
+    given back, once that ``is_decided``, and None if it is left out."""
 
-    __slots__ = ("_pieces", "fresh", "id", "index", "name")
+    __slots__ = ("_pieces", "form", "fresh", "id", "index", "is_decided", "name")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.id: str | None = None
         self.name = ""
+        self.form: CallForm | None = None
+        self.is_decided = False
         self.fresh: list[str] = []
         self._pieces: list[str] = []
 

@@ -1,109 +1,287 @@
-"""Tool definitions and ``tool_choice`` of a request, checked. To accept another type of tool, add a line to ``TOOLS``."""
+"""Tool definitions and ``tool_choice`` of a request, checked. To accept another type of tool, add a line to ``TOOLS`` and one
+to ``_CHOSEN``.
+
+What a type that is carried out here may say depends on settings: its members are checked where it is (``responses_mw.tools``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ..errors import BadRequest
 from . import checks
-from .items import FUNCTION_NAME
-from .types import Tool
+from .clienttools import BRINGS_TOOLS, offered
+from .forms import CallForm, Offered
+from .types import Item, Tool
 
-_NOT_YET = ("allowed_callers", "async", "defer_loading", "output_schema")
+NAME = r"[a-zA-Z0-9_-]{1,128}"
+"""Of a function, a custom tool or a namespace; what is too long for the upstream is cut on the way there."""
+
+_NOT_YET = ("allowed_callers", "async", "output_schema")
+
+
+def check_tools(value: Any, path: str = "tools", *, most: int | None = None) -> list[Tool]:
+    """``tools`` as a list of checked tools, at ``most`` so many."""
+    tools = [check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path, most=most))]
+    if not any(tool["type"] == "tool_search" for tool in tools):
+        _refuse_deferred(tools, path)
+    return tools
 
 
 def check_tool(value: Any, path: str) -> Tool:
     """One entry of ``tools``, without its nulls."""
     tool = checks.mapping(value, path)
     kind = checks.required(tool, "type", path, checks.string)
+    _refuse_not_served(kind, path)
     if kind not in TOOLS:
-        if kind in _KNOWN_ELSEWHERE:
-            checks.unsupported(f"{path}.type", f"tools of type '{kind}' are not served (yet).")
         checks.wrong_value(f"{path}.type", kind, TOOLS.keys())
     return TOOLS[kind](tool, path)
 
 
+def check_brought_tools(value: Any, path: str) -> list[Tool]:
+    """The tools of an item: those that the client carries out. Any may be deferred: a search has found them."""
+    tools = [check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path))]
+    for index, tool in enumerate(tools):
+        if tool["type"] in SERVED:
+            checks.unsupported(f"{path}[{index}].type", f"a tool of type '{tool['type']}' must stand in 'tools'.")
+    return tools
+
+
+def _refuse_not_served(kind: str, path: str) -> None:
+    if kind in NOT_SERVED:
+        checks.unsupported(f"{path}.type", f"tools of type '{kind}' are not served (yet).")
+
+
+def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
+    for index, tool in enumerate(tools):
+        where = f"{path}[{index}]"
+        if tool.get("defer_loading"):
+            why = "without a tool of type 'tool_search' that the client executes, nothing would ever load it."
+            checks.unsupported(f"{where}.defer_loading", why)
+        if tool["type"] == "namespace":
+            _refuse_deferred(tool["tools"], f"{where}.tools")
+
+
+# -- one function for each type of tool --------------------------------------------------------------------------------
+
+
 def _function(tool: Tool, path: str) -> Tool:
-    checks.required(tool, "name", path, partial(checks.string, pattern=FUNCTION_NAME))
-    if "parameters" in tool and not isinstance(tool["parameters"], dict):
-        checks.wrong_type(f"{path}.parameters", "an object", tool["parameters"])
-    if "description" in tool:
-        checks.string(tool["description"], f"{path}.description")
-    if "strict" in tool:
-        checks.boolean(tool["strict"], f"{path}.strict")
-    for name in _NOT_YET:
-        if tool.get(name):
-            checks.unsupported(f"{path}.{name}", "it is not served yet.")
+    _check_name(tool, path)
+    _check_parameters(tool, path)
+    _check_optional(tool, path, description=checks.string, strict=checks.boolean, defer_loading=checks.boolean)
+    _refuse_not_yet(tool, path)
     return tool
 
 
-TOOLS: dict[str, Callable[[Tool, str], Tool]] = {"function": _function}
+def _custom(tool: Tool, path: str) -> Tool:
+    _check_name(tool, path)
+    _check_optional(tool, path, description=checks.string, defer_loading=checks.boolean)
+    _refuse_not_yet(tool, path)
+    return {**tool, "format": _format(tool["format"], f"{path}.format")} if "format" in tool else tool
 
-_KNOWN_ELSEWHERE = frozenset(
+
+def _format(value: Any, path: str) -> dict[str, Any]:
+    checked = checks.mapping(value, path)
+    kind = checks.one_of(checks.required(checked, "type", path, checks.string), f"{path}.type", {"text", "grammar"})
+    if kind == "grammar":
+        checks.required(checked, "syntax", path, partial(checks.one_of, supported={"lark", "regex"}))
+        checks.required(checked, "definition", path, checks.string)
+    return checked
+
+
+def _namespace(tool: Tool, path: str) -> Tool:
+    _check_name(tool, path)
+    _check_optional(tool, path, description=checks.string)
+    listed = checks.required(tool, "tools", path, checks.array)
+    return {**tool, "tools": [_nested(one, f"{path}.tools[{index}]") for index, one in enumerate(listed)]}
+
+
+def _nested(value: Any, path: str) -> Tool:
+    tool = checks.mapping(value, path)
+    kind = checks.one_of(checks.required(tool, "type", path, checks.string), f"{path}.type", {"function", "custom"})
+    return TOOLS[kind](tool, path)
+
+
+def _tool_search(tool: Tool, path: str) -> Tool:
+    if checks.one_of(tool.get("execution", "server"), f"{path}.execution", {"server", "client"}) == "server":
+        checks.unsupported(f"{path}.execution", "tools are searched by the client only; set it to 'client'.")
+    _check_optional(tool, path, description=checks.string)
+    _check_parameters(tool, path)
+    return tool
+
+
+def _shell(tool: Tool, path: str) -> Tool:
+    _refuse_not_yet(tool, path)
+    environment = checks.mapping(tool.get("environment", {"type": "local"}), f"{path}.environment")
+    kind = checks.required(environment, "type", f"{path}.environment", checks.string)
+    if kind in ("container_auto", "container_reference"):
+        why = "there are no containers for shells here; 'local' gives the commands to the client."
+        checks.unsupported(f"{path}.environment.type", why)
+    checks.one_of(kind, f"{path}.environment.type", {"local"})
+    if environment.get("skills"):
+        checks.unsupported(f"{path}.environment.skills", "it is not served yet.")
+    return tool
+
+
+def _plain(tool: Tool, path: str) -> Tool:
+    _refuse_not_yet(tool, path)
+    return tool
+
+
+def _served(tool: Tool, _path: str) -> Tool:
+    return tool
+
+
+def _check_name(tool: Tool, path: str) -> None:
+    checks.required(tool, "name", path, partial(checks.string, pattern=NAME))
+
+
+def _check_parameters(tool: Tool, path: str) -> None:
+    if "parameters" in tool and not isinstance(tool["parameters"], dict):
+        checks.wrong_type(f"{path}.parameters", "an object", tool["parameters"])
+
+
+def _check_optional(tool: Tool, path: str, **members: checks.Check) -> None:
+    for name, check in members.items():
+        if name in tool:
+            check(tool[name], f"{path}.{name}")
+
+
+def _refuse_not_yet(tool: Tool, path: str) -> None:
+    for name in _NOT_YET:
+        if tool.get(name):
+            checks.unsupported(f"{path}.{name}", "it is not served yet.")
+
+
+WEB_SEARCH = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
+SERVED = WEB_SEARCH | {"code_interpreter", "mcp"}
+"""Types of tools that are carried out here."""
+
+TOOLS: dict[str, Callable[[Tool, str], Tool]] = {
+    "function": _function,
+    "custom": _custom,
+    "namespace": _namespace,
+    "tool_search": _tool_search,
+    "local_shell": _plain,
+    "shell": _shell,
+    "apply_patch": _plain,
+    **dict.fromkeys(SERVED, _served),
+}
+
+NOT_SERVED = frozenset(
     {
-        "apply_patch",
-        "code_interpreter",
         "computer",
+        "computer_use",
         "computer_use_preview",
         "container",
-        "custom",
         "file_search",
         "image_generation",
-        "local_shell",
-        "mcp",
-        "namespace",
         "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
     }
 )
+
+
+# -- tool_choice -------------------------------------------------------------------------------------------------------
 
 MODES = frozenset({"none", "auto", "required"})
 
 
-def check_tool_choice(choice: Any, tools: list[Tool]) -> Any:
-    """``choice`` is ``none``, ``auto``, ``required``, a function by name, or ``allowed_tools``; it must fit the ``tools``.
+def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = ()) -> Any:
+    """``choice`` is ``none``, ``auto``, ``required``, one tool, or ``allowed_tools``; it must fit the ``tools``, and those that
+    the request's ``items`` bring.
 
     Returned without its nulls; ``allowed_tools`` always has its ``mode``.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
-        mode, offered = choice, tools
+        mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
-        checked = _choice_object(choice, {tool["name"] for tool in tools})
-        mode, offered = checked.get("mode", "required"), checked.get("tools", tools)
-    if mode == "required" and not offered:
+        checked = _choice_object(choice, tools, [one.form for one in offered(tools, items)])
+        mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
+    if mode == "required" and not can_call:
         message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
         raise BadRequest(message, param="tool_choice", code="invalid_value")
     return checked
 
 
-def _choice_object(choice: Any, names: set[str]) -> dict[str, Any]:
+def choice_names(choice: Any, offered: Sequence[Offered]) -> frozenset[str] | None:
+    """The names of those functions that a checked ``tool_choice`` means; None for a mode, which means no function."""
+    if isinstance(choice, str):
+        return None
+    chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    return frozenset(one.name for one in offered if any(_means(single, one.form) for single in chosen))
+
+
+def _choice_object(choice: Any, tools: Sequence[Tool], forms: Sequence[CallForm]) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
-    kind = checks.required(checked, "type", "tool_choice", checks.string)
-    if kind == "function":
-        return _named(checked, "tool_choice", names)
-    if kind == "allowed_tools":
-        listed = checks.required(checked, "tools", "tool_choice", checks.array)
-        allowed = [_named(tool, f"tool_choice.tools[{index}]", names) for index, tool in enumerate(listed)]
-        mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
-        return {**checked, "mode": mode, "tools": allowed}
-    if kind in _KNOWN_ELSEWHERE:
-        checks.unsupported("tool_choice.type", f"tools of type '{kind}' are not served (yet).")
-    return checks.wrong_value("tool_choice.type", kind, {"function", "allowed_tools"})
+    if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
+        return _one_choice(checked, "tool_choice", tools, forms, {*_CHOSEN, "allowed_tools"})
+    listed = checks.required(checked, "tools", "tool_choice", checks.array)
+    allowed = [
+        _one_choice(one, f"tool_choice.tools[{index}]", tools, forms, _CHOSEN.keys()) for index, one in enumerate(listed)
+    ]
+    mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
+    return {**checked, "mode": mode, "tools": allowed}
 
 
-def _named(choice: Any, path: str, names: set[str]) -> dict[str, Any]:
+def _one_choice(
+    choice: Any, path: str, tools: Sequence[Tool], forms: Sequence[CallForm], supported: Collection[str]
+) -> dict[str, Any]:
     checked = checks.mapping(choice, path)
-    checks.one_of(checks.required(checked, "type", path, checks.string), f"{path}.type", {"function"})
-    name = checks.required(checked, "name", path, checks.string)
-    if name not in names:
-        message = f"Invalid '{path}.name': '{name}' not found in the 'tools' parameter."
-        raise BadRequest(message, param=f"{path}.name", code="invalid_value")
+    kind = checks.required(checked, "type", path, checks.string)
+    _refuse_not_served(kind, path)
+    checks.one_of(kind, f"{path}.type", supported)
+    row = _CHOSEN[kind]
+    for name in row.required:
+        checks.required(checked, name, path, checks.string)
+    for name in row.optional & checked.keys():
+        checks.string(checked[name], f"{path}.{name}")
+    if not (_is_served(checked, tools) if kind in SERVED else any(_means(checked, form) for form in forms)):
+        where = f"{path}.{(*row.required, 'type')[0]}"
+        message = f"Invalid '{where}': '{checked[where.rpartition('.')[2]]}' not found in the 'tools' parameter."
+        raise BadRequest(message, param=where, code="invalid_value")
     return checked
+
+
+def _is_served(choice: Mapping[str, Any], tools: Sequence[Tool]) -> bool:
+    """Whether there is a tool that is carried out here, and that the choice can mean."""
+    kinds = WEB_SEARCH if choice["type"] in WEB_SEARCH else {choice["type"]}
+    return any(tool["type"] in kinds and tool.get("server_label") == choice.get("server_label") for tool in tools)
+
+
+def _means(choice: Mapping[str, Any], form: CallForm) -> bool:
+    row = _CHOSEN[choice["type"]]
+    if row.items and form.item not in row.items:
+        return False
+    return all(form.members.get(row.named.get(name, name)) == choice[name] for name in row.members if name in choice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """How a choice of one type is matched with the forms of the functions."""
+
+    items: frozenset[str]
+    """Types of the calls' items; none: any."""
+    required: tuple[str, ...] = ()
+    """Members that the choice and the form have in common."""
+    optional: frozenset[str] = frozenset()
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Members that the form calls otherwise."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return (*self.required, *self.optional)
+
+
+_CHOSEN = {
+    "function": _Chosen(frozenset({"function_call"}), ("name",), frozenset({"namespace"})),
+    "custom": _Chosen(frozenset({"custom_tool_call"}), ("name",), frozenset({"namespace"})),
+    "namespace": _Chosen(frozenset(), ("name",), named={"name": "namespace"}),
+    "mcp": _Chosen(frozenset({"mcp_call", "mcp_approval_request"}), ("server_label",), frozenset({"name"})),
+    "code_interpreter": _Chosen(frozenset({"code_interpreter_call"})),
+    **dict.fromkeys(WEB_SEARCH, _Chosen(frozenset({"web_search_call"}))),
+    **{kind: _Chosen(frozenset({f"{kind}_call"})) for kind in ("apply_patch", "local_shell", "shell", "tool_search")},
+}

@@ -37,6 +37,13 @@ def from_chat(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_tools(usage: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The usage of a turn that follows the one ``before`` with the results of tools, whose tokens are counted as vLLM counts
+    them: what the prompt has grown by, less the answer that it holds now."""
+    grown = usage["input_tokens"] - before["input_tokens"] - before["output_tokens"]
+    return {**usage, "output_tokens_details": {**usage["output_tokens_details"], "tool_output_tokens": max(grown, 0)}}
+
+
 def add(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
     """The sum over the turns of a run, member by member."""
     if total is None:

@@ -96,9 +96,9 @@ def test_an_answer_that_is_cut_at_any_length_is_incomplete_and_asks_for_no_cut_c
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["completed_at"] is None
-    for call in assembling.calls:
-        assert call["status"] == "completed"
-        orjson.loads(call["arguments"])
+    for item in response["output"]:
+        if item["type"] == "function_call" and item["status"] == "completed":
+            orjson.loads(item["arguments"])
 
 
 @given(manners.answers, manners.cuts())
@@ -155,7 +155,7 @@ def test_the_turns_of_a_run_make_one_response_with_their_usage_added(
         for one in render(manner, answer, cut):
             events += assembling.feed(one)
         events += assembling.end_turn()
-        assert [call["name"] for call in assembling.calls] == [call.name for call in answer.calls[: manner.most_calls]]
+        assert assembling.is_clients is bool(answer.calls[: manner.most_calls])
         expected += manners.expected(answer, manner)
         tokens += 0 if manner.usage == "never" else 14
     assembling.conclude(1_700_000_001)

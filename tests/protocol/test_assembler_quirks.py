@@ -280,8 +280,7 @@ def test_a_call_that_was_cut_is_incomplete_and_not_asked_for() -> None:
     events += assembling.feed(chunk(finish_reason="length")) + assembling.end_turn()
     assembling.conclude(1)
     response = check(events + assembling.terminal())
-    assert response["output"][0]["status"] == "incomplete"
-    assert assembling.calls == []
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
 def test_of_two_interleaved_calls_that_were_cut_none_is_asked_for() -> None:
@@ -324,11 +323,11 @@ def test_a_turn_does_not_end_with_the_end_of_the_turn_before() -> None:
     assembling = assembler()
     assembling.feed(calls(fragment(name="f", arguments="{}"), finish_reason="tool_calls"))
     assembling.end_turn()
-    assert ([call["name"] for call in assembling.calls], assembling.finish_reason) == (["f"], "tool_calls")
+    assert (assembling.is_clients, assembling.finish_reason) == (True, "tool_calls")
     assert not assembling.ended
     assembling.feed(chunk(content="Hi"))
     assert not assembling.ended
-    assert (assembling.calls, assembling.finish_reason) == ([], None)
+    assert (assembling.is_clients, assembling.finish_reason) == (False, None)
 
 
 def test_a_turn_without_a_single_chunk_asks_for_no_calls() -> None:
@@ -336,7 +335,7 @@ def test_a_turn_without_a_single_chunk_asks_for_no_calls() -> None:
     assembling.feed(calls(fragment(name="f", arguments="{}"), finish_reason="tool_calls"))
     assembling.end_turn()
     assembling.end_turn()
-    assert (assembling.calls, assembling.finish_reason) == ([], None)
+    assert (assembling.is_clients, assembling.finish_reason) == (False, None)
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])

@@ -9,6 +9,7 @@ import pytest
 
 from responses_mw.errors import NotSupported
 from responses_mw.protocol.chat import to_chat
+from responses_mw.protocol.clienttools import offered
 from responses_mw.protocol.dialects import DIALECTS
 from responses_mw.protocol.request import parse
 
@@ -22,7 +23,7 @@ REASONING = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning
 
 def chat(dialect: str, **body: Any) -> dict[str, Any]:
     request = parse({"input": "Hi", **body})
-    return to_chat(request, request.items, DIALECTS[dialect], model="m")
+    return to_chat(request, request.items, DIALECTS[dialect], model="m", offered=offered(request.tools, request.items))
 
 
 def refused(dialect: str, param: str, **body: Any) -> None:

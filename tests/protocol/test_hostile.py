@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from responses_mw.errors import APIError, UpstreamError
 from responses_mw.protocol import document
 from responses_mw.protocol.chat import to_chat
+from responses_mw.protocol.clienttools import offered
 from responses_mw.protocol.chunks import as_chunk
 from responses_mw.protocol.dialects import DIALECTS
 from responses_mw.protocol.options import Options
@@ -145,7 +146,8 @@ def test_any_request_is_chat_in_any_dialect_or_a_400(body: Any, dialect: str, fi
         return
     try:
         items = [item for item in request.items if item["type"] != "item_reference"]  # they are resolved by then
-        chat = to_chat(request, items, DIALECTS[dialect], model="m", first_turn=first)
+        functions = offered(request.tools, items)
+        chat = to_chat(request, items, DIALECTS[dialect], model="m", offered=functions, first_turn=first)
     except APIError as error:
         assert error.status in (400, 413)
         return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from openai.types.responses import (
     ResponseFunctionToolCall,
+    ResponseInputItemParam,
     ResponseOutputMessage,
     ResponseOutputText,
     ResponseReasoningItem,
@@ -14,6 +15,7 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.protocol.items import ITEMS, NOT_SERVED
 from responses_mw.protocol.request import PARAMETERS, REFUSED, Limits, parse
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -94,6 +96,68 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name", "invalid_value"),
         ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"input": "x", "tools": [{"type": "wand"}]}, "tools[0].type", "invalid_value"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input[0].type", "unsupported_parameter"),
+        (
+            {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]},
+            "input[0].input",
+            "missing_required_parameter",
+        ),
+        ({"input": [{"type": "custom_tool_call_output", "call_id": "c"}]}, "input[0].output", "missing_required_parameter"),
+        (
+            {"input": [{"type": "tool_search_call", "call_id": "c", "arguments": "{}"}]},
+            "input[0].arguments",
+            "invalid_type",
+        ),
+        (
+            {"input": [{"type": "tool_search_call", "execution": "server", "arguments": {}}]},
+            "input[0].execution",
+            "unsupported_parameter",
+        ),
+        (
+            {"input": [{"type": "tool_search_output", "call_id": "c", "tools": [{"type": "function"}]}]},
+            "input[0].tools[0].name",
+            "missing_required_parameter",
+        ),
+        ({"input": [{"type": "additional_tools", "role": "user", "tools": []}]}, "input[0].role", "invalid_value"),
+        (
+            {"input": [{"type": "local_shell_call", "call_id": "c", "action": {"command": "ls"}}]},
+            "input[0].action.command",
+            "invalid_type",
+        ),
+        ({"input": [{"type": "local_shell_call_output", "output": "x"}]}, "input[0].id", "missing_required_parameter"),
+        (
+            {"input": [{"type": "shell_call", "call_id": "c", "action": {"commands": [1]}}]},
+            "input[0].action.commands[0]",
+            "invalid_type",
+        ),
+        (
+            {"input": [{"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "", "stderr": ""}]}]},
+            "input[0].output[0].outcome",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"type": "apply_patch_call", "call_id": "c", "operation": {"type": "create_file", "path": "a"}}]},
+            "input[0].operation.diff",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"type": "apply_patch_call_output", "call_id": "c", "status": "done"}]},
+            "input[0].status",
+            "invalid_value",
+        ),
+        ({"input": [{"type": "mcp_call", "id": "i", "name": "f"}]}, "input[0].server_label", "missing_required_parameter"),
+        (
+            {"input": [{"type": "mcp_approval_response", "approval_request_id": "q"}]},
+            "input[0].approve",
+            "missing_required_parameter",
+        ),
+        (
+            {"input": [{"type": "code_interpreter_call", "id": "i", "outputs": [{"type": "logs"}]}]},
+            "input[0].outputs[0].logs",
+            "missing_required_parameter",
+        ),
+        ({"input": [{"type": "web_search_call", "id": "i", "action": "x"}]}, "input[0].action", "invalid_type"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice", "invalid_value"),
         (
             {"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
@@ -146,6 +210,13 @@ def test_what_the_official_client_gave_may_come_back_with_all_its_nulls() -> Non
     parsed = parse({"input": [*dumped, output]}).items
     assert [item["type"] for item in parsed] == ["reasoning", "message", "function_call", "function_call_output"]
     assert all(value is not None for item in parsed for value in item.values())
+
+
+def test_every_item_of_the_official_client_is_taken_or_refused_by_name() -> None:
+    types = [get_type_hints(member)["type"] for member in get_args(ResponseInputItemParam)]
+    kinds = {str(get_args(get_args(one)[0] if type(None) in get_args(one) else one)[0]) for one in types}
+    assert len(kinds) > 30
+    assert kinds == ITEMS.keys() | NOT_SERVED
 
 
 def test_a_bare_string_is_a_message_of_the_user() -> None:

@@ -1,0 +1,235 @@
+"""What the entries of ``tools`` that are served here bring into a run. To serve another kind, add a class, and a line to
+``ENTRIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from ..config import Settings
+from ..errors import NotSupported
+from ..protocol.forms import CallForm, Offered
+from ..protocol.toolcalls import parse_arguments
+from ..protocol.types import Item, Tool
+from . import web_search
+from .code_interpreter import CodeInterpreter, check_code_interpreter, named_container
+from .mcp import MCPServers, check_mcp_tool
+from .mcp import echo as mcp_echo
+from .result import Result
+from .search import open_provider
+from .web_search import WebSearch, check_web_search
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What an entry stands on: the ``earlier`` items of the chain and of the input, and what goes along with its requests."""
+
+    settings: Settings
+    http: httpx.AsyncClient
+    servers: MCPServers
+    earlier: Sequence[Item]
+    trace_headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A function that is carried out here: ``call`` takes the model's arguments, and never raises."""
+
+    offered: Offered
+    call: Callable[[str], Awaitable[Result]]
+
+
+class Entry:
+    """One entry of ``tools`` in one run. It is opened once, and closed in any case."""
+
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        """What the answer may cite."""
+        return ()
+
+    async def open(self) -> list[Served]:
+        """The functions that it brings. Raises ``APIError`` where it cannot be used."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Ends what is under way."""
+
+
+class MCPEntry(Entry):
+    """An MCP server."""
+
+    def __init__(self, tool: Tool, ground: Ground) -> None:
+        self._tool = tool
+        self._servers = ground.servers
+        self.label = str(tool["server_label"])
+        self._connection: Connection = ground.servers.open(tool, trace_headers=ground.trace_headers)
+        listed = (item for item in reversed(ground.earlier) if item["type"] == "mcp_list_tools")
+        self._known = next((item["tools"] for item in listed if item["server_label"] == self.label), None)
+        self.listing: Item | None = None
+        """The tools of the server, where it had to be asked for them."""
+
+    async def open(self) -> list[Served]:
+        tools = self._known
+        if tools is None:
+            listed = await self._connection.list_tools()
+            tools = [tool for tool in listed if self._servers.is_allowed(self._tool, tool["name"], tool.get("annotations"))]
+            self.listing = {"server_label": self.label, "tools": tools}
+        return [self._served(tool) for tool in tools if self._allows(tool)]
+
+    def approved(self, request: Item) -> Served:
+        """The call that an ``mcp_approval_request`` asked for, as a function of its own."""
+        name = request["name"]
+        form = self._form(name, approval_request_id=request["id"])
+        return Served(Offered({"type": "function", "name": request["id"]}, form), partial(self._call, name))
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    def _allows(self, tool: dict[str, Any]) -> bool:
+        return self._servers.is_allowed(self._tool, tool["name"], tool.get("annotations"))
+
+    def _served(self, tool: dict[str, Any]) -> Served:
+        name = tool["name"]
+        function = {"type": "function", "name": name, "parameters": tool["input_schema"]}
+        if tool.get("description"):
+            function["description"] = tool["description"]
+        waits = self._servers.needs_approval(self._tool, name, tool.get("annotations"))
+        form = self._approval_form(name) if waits else self._form(name)
+        return Served(Offered(function, form), partial(self._call, name))
+
+    def _form(self, name: str, **members: Any) -> CallForm:
+        return CallForm(
+            item="mcp_call",
+            prefix="mcp",
+            members={"approval_request_id": None, "name": name, "server_label": self.label, "output": None, "error": None}
+            | members,
+            text="arguments",
+            events="mcp_call_arguments",
+            done=("arguments",),
+            begins=("mcp_call.in_progress",),
+            ends=("mcp_call.completed", "mcp_call.failed"),
+            served=True,
+        )
+
+    def _approval_form(self, name: str) -> CallForm:
+        members = {"name": name, "server_label": self.label}
+        return CallForm(
+            item="mcp_approval_request", prefix="mcpr", members=members, made=lambda text: {"arguments": text or "{}"}
+        )
+
+    async def _call(self, name: str, arguments: str) -> Result:
+        given = parse_arguments(arguments or "{}")
+        if given is None:
+            return _not_json(arguments)
+        return await self._connection.call(name, given)
+
+
+class WebSearchEntry(Entry):
+    """Web search. Without access to the live web there is nothing to search in: then the model is not offered it."""
+
+    def __init__(self, tool: Tool, ground: Ground) -> None:
+        self._offers = tool.get("external_web_access", True)
+        self._connection: Connection | None = None
+        if not self._offers:
+            return
+        provider = open_provider(ground.settings, ground.http, partial(self._call_mcp, ground))
+        assert provider is not None, "the tool has been checked"
+        self._search = WebSearch(tool, provider, ground.settings, ground.earlier)
+
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        return self._search.sources if self._offers else ()
+
+    async def open(self) -> list[Served]:
+        if not self._offers:
+            return []
+        form = CallForm(
+            item="web_search_call",
+            prefix="ws",
+            made=lambda arguments: {"action": self._search.action(arguments)},
+            begins=("web_search_call.in_progress",),
+            runs=("web_search_call.searching",),
+            ends=("web_search_call.completed",),
+            served=True,
+        )
+        return [Served(Offered(self._search.definition(), form), self._search.call)]
+
+    async def aclose(self) -> None:
+        if self._connection is not None:
+            await self._connection.aclose()
+
+    async def _call_mcp(self, ground: Ground, arguments: dict[str, Any]) -> Result:
+        """For the provider ``mcp``: ``web_search_tool`` is a tool of one of the operator's servers."""
+        label, _, name = (ground.settings.web_search_tool or "").partition("/")
+        if self._connection is None:
+            self._connection = ground.servers.open({"type": "mcp", "server_label": label}, trace_headers=ground.trace_headers)
+        return await self._connection.call(name, arguments)
+
+
+class CodeInterpreterEntry(Entry):
+    """The sandbox, with the container of the last call in the chain."""
+
+    def __init__(self, tool: Tool, ground: Ground) -> None:
+        calls = (item for item in reversed(ground.earlier) if item["type"] == "code_interpreter_call")
+        last = next((item.get("container_id") for item in calls), None)
+        self._python = CodeInterpreter(
+            ground.settings, named_container(tool) or last or None, trace_headers=ground.trace_headers
+        )
+
+    async def open(self) -> list[Served]:
+        form = CallForm(
+            item="code_interpreter_call",
+            prefix="ci",
+            members={"container_id": self._python.container_id or "", "outputs": None},
+            text="code",
+            argument="code",
+            events="code_interpreter_call_code",
+            done=("code",),
+            begins=("code_interpreter_call.in_progress",),
+            runs=("code_interpreter_call.interpreting",),
+            ends=("code_interpreter_call.completed",),
+            served=True,
+        )
+        return [Served(Offered(self._python.definition(), form), self._call)]
+
+    async def aclose(self) -> None:
+        await self._python.aclose()
+
+    async def _call(self, arguments: str) -> Result:
+        given = parse_arguments(arguments)
+        code = given.get("code") if given else None
+        return await self._python.call(code if isinstance(code, str) else arguments)
+
+
+def _not_json(arguments: str) -> Result:
+    text = "The arguments are not a JSON object."
+    error = {"type": "mcp_protocol_error", "code": -32602, "message": text}
+    return Result(f"{text} They were: {arguments[:200]}", {"error": error}, failed=True)
+
+
+def _check_mcp(tool: Tool, path: str, settings: Settings) -> Tool:
+    try:
+        import mcp  # noqa: F401
+    except ModuleNotFoundError:
+        raise NotSupported("MCP needs the extra responses-mw[mcp], which is not installed here.", param=path) from None
+    return check_mcp_tool(tool, path, settings)
+
+
+ENTRIES: dict[str, Callable[[Tool, Ground], Entry]] = {
+    "mcp": MCPEntry,
+    "code_interpreter": CodeInterpreterEntry,
+    **dict.fromkeys(web_search.TYPES, WebSearchEntry),
+}
+CHECKS: dict[str, Callable[[Tool, str, Settings], Tool]] = {
+    "mcp": _check_mcp,
+    "code_interpreter": check_code_interpreter,
+    **dict.fromkeys(web_search.TYPES, check_web_search),
+}
+ECHOES: dict[str, Callable[[Tool], Tool]] = {"mcp": mcp_echo}

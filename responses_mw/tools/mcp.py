@@ -1,0 +1,268 @@
+"""What an ``mcp`` entry of ``tools`` means: which server, what it is sent, which of its tools may be called, and which at once.
+
+1. A server is one that the request names by ``server_url``, or one of the operator's, by ``server_label`` or ``connector_id``.
+2. What the operator set for a server goes to that server only: a ``server_url`` of the request's gets nothing of it, even under
+   the same label.
+3. Secrets are in no echo: a chained request sends them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from ..config import Settings, ToolServer
+from ..errors import BadRequest
+from ..protocol import checks
+from ..protocol.types import Tool
+from .guard import Resolve, fault_of, resolve
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
+SANDBOX_LABEL = "code_interpreter"
+"""Without a server configured under it, the label stands for the sandbox."""
+
+_LONGEST_LABEL, _LONGEST_URL, _LONGEST_TEXT = 64, 2048, 16_384
+_MOST_HEADERS, _MOST_HEADER_BYTES = 64, 16_384
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
+_VISIBLE = re.compile(r"[\t\x20-\x7e]*")
+# Set by the connection, its transport or the protocol; or meant for one hop.
+_RESERVED_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "keep-alive",
+        "last-event-id",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_SERVED = {
+    "tunnel_id": "there are no tunnels here: use server_url.",
+    "defer_loading": "it is not served yet.",
+    "allowed_callers": "it is not served yet.",
+}
+_NAMED = ("server_url", "connector_id")
+_SECRET = ("headers", "authorization")
+
+
+def check_installed(path: str) -> None:
+    """Refuses the tool at ``path`` where the package that it needs is not there."""
+    if find_spec("mcp") is None:
+        checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed here.")
+
+
+# -- checks --------------------------------------------------------------------------------------------------------------------
+
+
+def check_mcp_tool(tool: Tool, path: str, settings: Settings) -> Tool:
+    """An ``mcp`` entry of ``tools`` without its nulls, checked; ``path`` is where it stands (``tools[2]``)."""
+    check_installed(path)
+    for name, why in _NOT_SERVED.items():
+        if tool.get(name):
+            checks.unsupported(f"{path}.{name}", why)
+    checked = checks.members(tool, path, {**_CHECKS, "server_url": partial(_server_url, settings)})
+    label = checks.required(checked, "server_label", path, checks.string)
+    _check_server(checked, label, path, settings)
+    if "authorization" in checked and "authorization" in map(str.lower, checked.get("headers", ())):
+        message = f"'{path}.authorization' and an Authorization header in '{path}.headers' cannot be used together."
+        raise BadRequest(message, param=f"{path}.authorization", code="invalid_value")
+    return checked
+
+
+def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None:
+    named = [name for name in _NAMED if name in tool]
+    if len(named) == 2:
+        message = f"Only one of '{path}.server_url' and '{path}.connector_id' can be given."
+        raise BadRequest(message, param=f"{path}.connector_id", code="invalid_value")
+    if "connector_id" in tool and tool["connector_id"] not in settings.connectors:
+        why = f"no connector '{tool['connector_id'][:64]}' is configured (setting connectors)."
+        checks.unsupported(f"{path}.connector_id", why)
+    if not named and _configured(tool, settings) is None:
+        message = (
+            f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (setting mcp_servers)."
+        )
+        raise BadRequest(message, param=f"{path}.server_url", code="missing_required_parameter")
+
+
+def _server_url(settings: Settings, value: Any, path: str) -> str:
+    url = checks.string(value, path, longest=_LONGEST_URL)
+    fault = fault_of(url, allow_private=settings.allow_private_urls)
+    if fault is not None:
+        raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
+    return url
+
+
+def _headers(value: Any, path: str) -> dict[str, str]:
+    headers = checks.mapping(value, path)
+    if len(headers) > _MOST_HEADERS:
+        raise BadRequest(f"Invalid '{path}': more than {_MOST_HEADERS} headers.", param=path, code="invalid_value")
+    for name, content in headers.items():
+        where = f"{path}.{name[:64]}"
+        if not _TOKEN.fullmatch(name) or name.lower() in _RESERVED_HEADERS or name.lower().startswith("mcp-"):
+            raise BadRequest(f"Invalid '{where}': this header cannot be set.", param=where, code="invalid_value")
+        _header_value(content, where)
+    if sum(len(name) + len(content) for name, content in headers.items()) > _MOST_HEADER_BYTES:
+        raise BadRequest(f"Invalid '{path}': more than {_MOST_HEADER_BYTES} bytes.", param=path, code="invalid_value")
+    return headers
+
+
+def _header_value(value: Any, path: str) -> str:
+    """What can stand in a header; the message does not show it, as it may be a secret."""
+    if not _VISIBLE.fullmatch(checks.string(value, path, longest=_LONGEST_TEXT)):
+        raise BadRequest(f"Invalid '{path}': it has characters that a header cannot have.", param=path, code="invalid_value")
+    return str(value)
+
+
+def _allowed(value: Any, path: str) -> Any:
+    return _names(value, path) if isinstance(value, list) else _filter(value, path)
+
+
+def _names(value: Any, path: str) -> list[str]:
+    return [checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path))]
+
+
+def _filter(value: Any, path: str) -> dict[str, Any]:
+    return checks.members(value, path, {"tool_names": _names, "read_only": checks.boolean}, others="refuse")
+
+
+def _approval(value: Any, path: str) -> Any:
+    if isinstance(value, str):
+        return checks.one_of(value, path, {"always", "never"})
+    return checks.members(value, path, {"always": _filter, "never": _filter}, others="refuse")
+
+
+_CHECKS: dict[str, checks.Check] = {
+    "server_label": partial(checks.string, longest=_LONGEST_LABEL, pattern=LABEL),
+    "connector_id": checks.string,
+    "allowed_tools": _allowed,
+    "require_approval": _approval,
+    "headers": _headers,
+    "authorization": _header_value,
+    "server_description": partial(checks.string, longest=_LONGEST_TEXT),
+}
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------------------
+
+
+def echo(tool: Tool) -> Tool:
+    """The tool as a response may show it: without ``headers`` and ``authorization``, and of ``server_url`` only the origin, as
+    paths and queries carry keys too."""
+    shown = {name: value for name, value in tool.items() if name not in _SECRET}
+    if "server_url" in shown:
+        url = httpx.URL(shown["server_url"])
+        bare = url.copy_with(raw_path=b"/", fragment=None)
+        shown["server_url"] = str(bare) + ("" if url.raw_path == b"/" else "<redacted>")
+    return shown
+
+
+# -- servers -------------------------------------------------------------------------------------------------------------------
+
+
+class MCPServers:
+    """The MCP servers that requests can use, by ``settings``. ``resolve`` resolves the hosts of the URLs that requests name.
+
+    The tools given to its methods have passed ``check_mcp_tool``.
+    """
+
+    def __init__(self, settings: Settings, *, resolve: Resolve = resolve) -> None:
+        self._settings = settings
+        self._resolve = resolve
+
+    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None) -> Connection:
+        """A connection for one run, which closes it. Nothing is sent yet. ``trace_headers`` go along with each request."""
+        from .connection import Connection
+        from .session import Bounds, Target
+
+        server = _configured(tool, self._settings)
+        headers = {**(trace_headers or {}), **_headers_of(tool, server)}
+        target = Target(
+            label=tool["server_label"],
+            url=tool["server_url"] if server is None else server.url,
+            headers=headers,
+            allow_private=server is not None or self._settings.allow_private_urls,
+            credentials_of_caller=server is None or any(name in tool for name in _SECRET),
+        )
+        settings = self._settings
+        bounds = Bounds(settings.tool_timeout, settings.connect_timeout, settings.max_tool_output_bytes, settings.mcp_max_tools)
+        return Connection(target, bounds, resolve=self._resolve)
+
+    def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
+        """Whether the server's tool ``name`` may be offered and called: by the request, and by the operator."""
+        server = _configured(tool, self._settings)
+        limits = [tool.get("allowed_tools"), _plain(server.allowed_tools) if server else None]
+        return all(limit is None or _matches(limit, name, annotations) for limit in limits)
+
+    def needs_approval(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
+        """Whether a call of the server's tool ``name`` waits for an ``mcp_approval_response``.
+
+        What the request says counts, else what the operator set, else it does. A tool that is in both filters does.
+        """
+        server = _configured(tool, self._settings)
+        rule = tool.get("require_approval", _plain(server.require_approval) if server else None)
+        if rule is None or isinstance(rule, str):
+            return rule != "never"
+        if "always" in rule and _matches(rule["always"], name, annotations):
+            return True
+        return not ("never" in rule and _matches(rule["never"], name, annotations))
+
+
+def _configured(tool: Tool, settings: Settings) -> ToolServer | None:
+    """The operator's server that the tool means, if it does."""
+    if "server_url" in tool:
+        return None
+    if "connector_id" in tool:
+        return settings.connectors.get(tool["connector_id"])
+    label = tool["server_label"]
+    if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
+        return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
+    return settings.mcp_servers.get(label)
+
+
+def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
+    """What the server is sent. Of the operator's headers a request replaces ``authorization`` only: others may tell the server
+    whom it can trust."""
+    headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
+    if "authorization" in tool:
+        headers["authorization"] = _bearer(tool["authorization"])
+    if server is None:
+        return headers
+    own = {name.lower(): value.get_secret_value() for name, value in server.headers.items()}
+    if server.authorization is not None:
+        own["authorization"] = _bearer(server.authorization.get_secret_value())
+    return {**own, **{name: value for name, value in headers.items() if name == "authorization" or name not in own}}
+
+
+def _bearer(token: str) -> str:
+    return token if token.lower().startswith("bearer ") else f"Bearer {token}"
+
+
+def _plain(rule: Any) -> Any:
+    return rule.model_dump(exclude_none=True) if hasattr(rule, "model_dump") else rule
+
+
+def _matches(rule: list[str] | dict[str, Any], name: str, annotations: Mapping[str, Any] | None) -> bool:
+    """Whether a tool is in a list of names, or fits all that a filter asks."""
+    if isinstance(rule, list):
+        return name in rule
+    read_only = bool((annotations or {}).get("readOnlyHint", False))
+    return ("tool_names" not in rule or name in rule["tool_names"]) and rule.get("read_only", read_only) == read_only

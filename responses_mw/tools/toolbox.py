@@ -1,0 +1,139 @@
+"""The tools of one run that are carried out here, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import httpx
+
+from ..config import Settings
+from ..errors import APIError, BadRequest
+from ..protocol.forms import CallForm, Offered
+from ..protocol.types import Chunk, Item, Tool
+from .entries import CHECKS, ECHOES, ENTRIES, Entry, Ground, MCPEntry, Served
+from .mcp import MCPServers
+from .result import Result
+
+
+class Tools:
+    """What all runs have in common: the settings, and the client for what the operator has set up."""
+
+    def __init__(self, settings: Settings, http: httpx.AsyncClient) -> None:
+        self._settings = settings
+        self._http = http
+        self._servers = MCPServers(settings)
+
+    def check(self, tools: Sequence[Tool]) -> list[Tool]:
+        """The entries of a request's ``tools``, those that are served here checked. Raises ``BadRequest``."""
+        return [
+            CHECKS[tool["type"]](tool, f"tools[{index}]", self._settings) if tool["type"] in CHECKS else tool
+            for index, tool in enumerate(tools)
+        ]
+
+    def echo(self, tools: Iterable[Tool]) -> list[Tool]:
+        """The entries as a response may show them, and a store may keep them: without secrets."""
+        return [ECHOES[tool["type"]](tool) if tool["type"] in ECHOES else tool for tool in tools]
+
+    def toolbox(
+        self, tools: Iterable[Tool], items: Sequence[Item], own: Sequence[Item], headers: Mapping[str, str]
+    ) -> Toolbox | None:
+        """The toolbox of a run; None if none of its checked ``tools`` is served here.
+
+        ``items`` are all that the model is to see, of which ``own`` are the request's. Of the caller's ``headers``, those of
+        a trace go along. Raises ``BadRequest`` for an approval of something that was not asked for.
+        """
+        trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        ground = Ground(self._settings, self._http, self._servers, items, trace)
+        entries = [ENTRIES[tool["type"]](tool, ground) for tool in tools if tool["type"] in ENTRIES]
+        return Toolbox(entries, _approved(items, own)) if entries else None
+
+
+class Toolbox:
+    """Opened once, before the first turn, and closed in any case."""
+
+    def __init__(self, entries: Sequence[Entry], approved: Sequence[Item]) -> None:
+        """``approved``: the approval requests whose calls may be carried out now."""
+        self._entries = entries
+        self._requests = approved
+        self._served: list[Served] = []
+        self.approved: Chunk | None = None
+        """The approved calls, as the model would make them."""
+
+    async def open(self) -> None:
+        """Finds out what the entries offer, all at a time. Raises ``APIError`` where one cannot be used."""
+        brought: list[list[Served]] = [[] for _ in self._entries]
+
+        async def open_entry(index: int, entry: Entry) -> None:
+            brought[index] = await entry.open()
+
+        try:
+            async with anyio.create_task_group() as group:
+                for index, entry in enumerate(self._entries):
+                    group.start_soon(open_entry, index, entry)
+        except ExceptionGroup as faults:
+            raise _first(faults) from None
+        self._served = [served for entry in brought for served in entry]
+        self._add_approved()
+
+    @property
+    def offered(self) -> list[Offered]:
+        """The functions, under the names that they have at home."""
+        return [served.offered for served in self._served]
+
+    @property
+    def listings(self) -> list[Item]:
+        """The tools of each MCP server that had to be asked for them."""
+        return [entry.listing for entry in self._entries if isinstance(entry, MCPEntry) and entry.listing is not None]
+
+    @property
+    def sources(self) -> list[Mapping[str, Any]]:
+        return [source for entry in self._entries for source in entry.sources]
+
+    async def call(self, form: CallForm, arguments: str) -> Result:
+        """Carries out one call of the function that was offered with that ``form``."""
+        served = next(served for served in self._served if served.offered.form is form)
+        return await served.call(arguments)
+
+    async def aclose(self) -> None:
+        async with anyio.create_task_group() as group:
+            for entry in self._entries:
+                group.start_soon(entry.aclose)
+
+    def _add_approved(self) -> None:
+        calls: list[dict[str, Any]] = []
+        servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPEntry)}
+        for request in self._requests:
+            if request["server_label"] not in servers:
+                message = f"The MCP server '{request['server_label']}' of the approved call is not in 'tools'."
+                raise BadRequest(message, param="tools", code="invalid_value")
+            served = servers[request["server_label"]].approved(request)
+            self._served.append(served)
+            function = {"name": request["id"], "arguments": request["arguments"]}
+            calls.append({"index": len(calls), "id": request["id"], "function": function})
+        if calls:
+            self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
+
+
+def _approved(items: Sequence[Item], own: Sequence[Item]) -> list[Item]:
+    """The approval requests that the request's own input approves, and that were not carried out yet."""
+    requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
+    carried_out = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    approved = []
+    for index, item in enumerate(own):
+        if item["type"] != "mcp_approval_response":
+            continue
+        asked = item["approval_request_id"]
+        if asked not in requests:
+            where = f"input[{index}].approval_request_id"
+            raise BadRequest(f"No approval request found with id '{asked}'.", param=where, code="invalid_value")
+        if item["approve"] and asked not in carried_out:
+            approved.append(requests[asked])
+    return approved
+
+
+def _first(faults: ExceptionGroup[Exception]) -> Exception:
+    """One fault of several: the caller's own first."""
+    inner = [_first(fault) if isinstance(fault, ExceptionGroup) else fault for fault in faults.exceptions]
+    return min(inner, key=lambda fault: fault.status if isinstance(fault, APIError) else 600)

@@ -1,0 +1,208 @@
+"""A scripted model behind a Chat Completions server that refuses what a strict one would.
+
+A script has one turn for the prompt and one after each tool result: which of them is due shows in the messages, so a request
+that is sent again gets the same answer again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+ChatRequest = dict[str, Any]
+Delta = dict[str, Any]
+Turn = Callable[[ChatRequest], Delta]
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_PIECE = 7
+
+
+class Unexpected(Exception):
+    """The request is not what the script goes on from."""
+
+
+@dataclass
+class Model:
+    """Plays ``turns``; ``faults`` are what it had to say against the requests, ``played`` the turns that came about."""
+
+    turns: tuple[Turn, ...] = ()
+    faults: list[str] = field(default_factory=list)
+    played: set[int] = field(default_factory=set)
+    requests: list[ChatRequest] = field(default_factory=list)
+
+    def begin(self, turns: tuple[Turn, ...]) -> None:
+        self.turns, self.faults, self.played, self.requests = turns, [], set(), []
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse(
+            {"object": "list", "data": [{"id": "scripted", "object": "model", "created": 1, "owned_by": "vllm"}]}
+        )
+
+    async def _chat(self, http: Request) -> Response:
+        request: ChatRequest = await http.json()
+        self.requests.append(request)
+        if faults := list(nonsense(request)):
+            self.faults += faults
+            return JSONResponse({"object": "error", "message": "; ".join(faults), "type": "BadRequestError", "code": 400}, 400)
+        return StreamingResponse(_frames(self._play(request), request["model"]), media_type="text/event-stream")
+
+    def _play(self, request: ChatRequest) -> Delta:
+        number = results(request)
+        if number >= len(self.turns):
+            self.faults.append(f"there are {number} tool results, and the script has but {len(self.turns)} turns")
+            return say("I am done.")
+        try:
+            delta = self.turns[number](request)
+        except Unexpected as error:
+            self.faults.append(f"turn {number}: {error}")
+            return say("I am at a loss.")
+        self.played.add(number)
+        return delta
+
+
+def results(request: ChatRequest) -> int:
+    """How many tool results there are."""
+    return sum(message["role"] == "tool" for message in request["messages"])
+
+
+def _frames(delta: Delta, model: str) -> Iterator[bytes]:
+    envelope = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
+    reason = "tool_calls" if delta.get("tool_calls") else "stop"
+    choices: list[tuple[Delta, str | None]] = [({"role": "assistant", "content": ""}, None)]
+    choices += [(piece, None) for piece in _pieces(delta)]
+    choices.append(({}, reason))
+    for piece, finish in choices:
+        yield _frame({**envelope, "choices": [{"index": 0, "delta": piece, "finish_reason": finish}]})
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    yield _frame({**envelope, "choices": [], "usage": usage})
+    yield b"data: [DONE]\n\n"
+
+
+def _frame(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def _pieces(delta: Delta) -> Iterator[Delta]:
+    """The delta as a server streams it: a few characters at a time."""
+    text = delta.get("content", "")
+    for start in range(0, len(text), _PIECE):
+        yield {"content": text[start : start + _PIECE]}
+    for index, call in enumerate(delta.get("tool_calls", ())):
+        function = call["function"]
+        head = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
+        yield {"tool_calls": [head]}
+        for start in range(0, len(function["arguments"]), _PIECE):
+            fragment = {"arguments": function["arguments"][start : start + _PIECE]}
+            yield {"tool_calls": [{"index": index, "function": fragment}]}
+
+
+# -- what a strict server refuses ----------------------------------------------------------------------------------------
+
+
+def nonsense(request: ChatRequest) -> Iterator[str]:
+    """What is wrong with a chat request."""
+    functions = [tool.get("function", {}) for tool in request.get("tools", [])]
+    names = [function.get("name", "") for function in functions]
+    yield from (f"the tool name {name!r} is not allowed" for name in names if not _NAME.fullmatch(name))
+    yield from (f"the tool {name!r} is there twice" for name in {name for name in names if names.count(name) > 1})
+    for function in functions:
+        if function.get("parameters", {"type": "object"}).get("type") != "object":
+            yield f"the parameters of {function.get('name')!r} are no object"
+    yield from _broken_turns(request["messages"])
+
+
+def _broken_turns(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Calls without a result, results without a call, arguments that are no JSON."""
+    waiting: set[str] = set()
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                yield f"the result {message['tool_call_id']!r} belongs to no call"
+            waiting.discard(message["tool_call_id"])
+            continue
+        yield from (f"the call {call!r} has no result" for call in sorted(waiting))
+        waiting = {call["id"] for call in message.get("tool_calls") or ()}
+        for call in message.get("tool_calls") or ():
+            try:
+                json.loads(call["function"]["arguments"])
+            except ValueError:
+                yield f"the arguments of {call['function']['name']!r} are no JSON"
+    yield from (f"the call {call!r} has no result" for call in sorted(waiting))
+
+
+# -- turns ---------------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> Delta:
+    return {"content": text}
+
+
+def answer(text: str) -> Turn:
+    return lambda _: say(text)
+
+
+def call(name: str, **arguments: Any) -> Turn:
+    """Calls the tool whose name ends so: what stands before it, of a namespace, is not the client's."""
+
+    def turn(request: ChatRequest) -> Delta:
+        return _call(offered(request, name)["name"], arguments, request)
+
+    return turn
+
+
+def write(name: str, text: str) -> Turn:
+    """Calls a tool that takes one text, whatever that is called."""
+
+    def turn(request: ChatRequest) -> Delta:
+        tool = offered(request, name)
+        texts = [
+            key for key, schema in tool.get("parameters", {}).get("properties", {}).items() if schema.get("type") == "string"
+        ]
+        if len(texts) != 1:
+            raise Unexpected(f"{name} should take one text, but takes {texts}")
+        return _call(tool["name"], {texts[0]: text}, request)
+
+    return turn
+
+
+def after(expected: str, turn: Turn) -> Turn:
+    """Goes on with ``turn`` where the last tool result has the expected text in it."""
+
+    def checked(request: ChatRequest) -> Delta:
+        result = json.dumps(request["messages"][-1].get("content"), ensure_ascii=False)
+        if expected not in result:
+            raise Unexpected(f"the tool result should have {expected!r} in it, but is {result[:300]}")
+        return turn(request)
+
+    return checked
+
+
+def offered(request: ChatRequest, name: str) -> dict[str, Any]:
+    functions = [tool["function"] for tool in request.get("tools", [])]
+    found = [function for function in functions if function["name"] == name]
+    found = found or [function for function in functions if function["name"].endswith(name)]
+    if len(found) != 1:
+        names = ", ".join(function["name"] for function in functions) or "none"
+        raise Unexpected(f"no tool {name} is offered, only: {names}")
+    return dict(found[0])
+
+
+def _call(name: str, arguments: dict[str, Any], request: ChatRequest) -> Delta:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"tool_calls": [{"id": f"call_{results(request)}", "type": "function", "function": function}]}

@@ -1,0 +1,16 @@
+"""What several tests of tools need."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def free_url() -> Iterator[str]:
+    """A URL at which nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/mcp"

@@ -1,0 +1,157 @@
+"""What the search providers answer, in their own shapes, and a server that answers so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+import anyio.lowlevel
+from starlette.types import Receive, Scope, Send
+
+SEARXNG = {
+    "query": "capital of france",
+    "number_of_results": 0,
+    "results": [
+        {
+            "url": "https://en.wikipedia.org/wiki/Paris",
+            "title": "Paris - Wikipedia",
+            "content": "Paris is the capital and largest city of France.",
+            "publishedDate": None,
+            "thumbnail": "",
+            "engine": "startpage",
+            "template": "default.html",
+            "parsed_url": ["https", "en.wikipedia.org", "/wiki/Paris", "", "", ""],
+            "img_src": "",
+            "priority": "",
+            "engines": ["startpage", "brave"],
+            "positions": [1, 1],
+            "score": 4.0,
+            "category": "general",
+        },
+        {
+            "url": "https://www.britannica.com/place/Paris",
+            "title": "Paris | Definition, Map, Population",
+            "content": "Paris, city and capital of France, situated in the north-central part of the country.",
+            "engine": "brave",
+            "parsed_url": ["https", "www.britannica.com", "/place/Paris", "", "", ""],
+            "engines": ["brave"],
+            "positions": [2],
+            "score": 0.5,
+            "category": "general",
+        },
+    ],
+    "answers": [],
+    "corrections": [],
+    "infoboxes": [],
+    "suggestions": ["capital of france before paris"],
+    "unresponsive_engines": [["duckduckgo", "CAPTCHA"]],
+}
+
+TAVILY = {
+    "query": "capital of france",
+    "follow_up_questions": None,
+    "answer": None,
+    "images": [],
+    "results": [
+        {
+            "url": "https://en.wikipedia.org/wiki/Paris",
+            "title": "Paris - Wikipedia",
+            "content": "Paris is the capital and largest city of France.",
+            "score": 0.91,
+            "raw_content": None,
+        },
+        {
+            "url": "https://www.britannica.com/place/Paris",
+            "title": "Paris | Definition, Map, Population",
+            "content": "Paris, city and capital of France.",
+            "score": 0.83,
+            "raw_content": None,
+        },
+    ],
+    "response_time": 1.09,
+    "request_id": "123e4567-e89b-12d3-a456-426614174111",
+}
+
+BRAVE = {
+    "type": "search",
+    "query": {"original": "capital of france", "show_strict_warning": False, "country": "us", "more_results_available": True},
+    "mixed": {"type": "mixed", "main": [{"type": "web", "index": 0, "all": False}], "top": [], "side": []},
+    "web": {
+        "type": "search",
+        "family_friendly": True,
+        "results": [
+            {
+                "title": "Paris - Wikipedia",
+                "url": "https://en.wikipedia.org/wiki/Paris",
+                "is_source_local": False,
+                "is_source_both": False,
+                "description": "Paris is the capital &amp; largest city of France. It&#x27;s on the Seine.",
+                "page_age": "2026-10-01T10:00:00",
+                "profile": {"name": "Wikipedia", "url": "https://en.wikipedia.org/wiki/Paris", "long_name": "en.wikipedia.org"},
+                "language": "en",
+                "family_friendly": True,
+                "type": "search_result",
+                "subtype": "generic",
+                "meta_url": {"scheme": "https", "netloc": "en.wikipedia.org", "hostname": "en.wikipedia.org", "path": "› wiki"},
+                "extra_snippets": ["The City of Paris is the centre of the &Icirc;le-de-France region."],
+            },
+            {
+                "title": "Paris | Definition, Map, Population",
+                "url": "https://www.britannica.com/place/Paris",
+                "description": "Paris, city and capital of France.",
+                "type": "search_result",
+            },
+        ],
+    },
+}
+
+
+@dataclass
+class Asked:
+    method: str
+    path: str
+    headers: dict[str, str]
+    parameters: dict[str, str]
+    """Of the query string, or the members of a JSON body."""
+    json: Any = None
+
+
+@dataclass
+class SearchServer:
+    """Answers every request with ``status`` and ``answer`` (JSON, or bytes as they are); not at all when ``silent``."""
+
+    answer: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    silent: bool = False
+    asked: list[Asked] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        self.asked.append(await _read(scope, receive))
+        if self.silent:
+            while (await receive())["type"] != "http.disconnect":
+                await anyio.lowlevel.checkpoint()
+            return
+        body = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _read(scope: Scope, receive: Receive) -> Asked:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    query = {name: values[0] for name, values in parse_qs(scope["query_string"].decode()).items()}
+    headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+    return Asked(scope["method"], scope["path"], headers, query, json.loads(body) if body else None)

@@ -1,0 +1,157 @@
+"""The code interpreter, with the real sandbox behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from responses_mw import Settings
+from responses_mw.errors import BadRequest
+from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, named_container
+from sandbox.conftest import launcher, levels
+
+TOKEN = "a-token-of-the-sandbox"
+CONFIGURED = Settings(sandbox_url="http://sandbox:8090")
+
+
+@pytest.fixture(scope="session")
+def settings() -> Iterator[Settings]:
+    """Settings that name a running sandbox, which wants a token."""
+    with ExitStack() as stack:
+        sandbox = launcher(stack)(levels()[0], token=TOKEN)
+        yield Settings(sandbox_url=sandbox.url, sandbox_token=TOKEN)
+
+
+def logs(text: str) -> list[dict[str, str]]:
+    return [{"type": "logs", "logs": text}]
+
+
+async def test_code_runs_and_its_output_is_told(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("print('hello'); 6 * 7")
+    assert result.content == "hello\n42"
+    assert result.members == {"container_id": interpreter.container_id, "outputs": logs("hello\n42")}
+    assert not result.failed
+
+
+async def test_variables_stay_within_a_run_and_across_a_chain(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("n = 6")
+        assert result.members["outputs"] == []
+        assert (await interpreter.call("n * 7")).content == "42"
+    async with CodeInterpreter(settings, result.members["container_id"]) as later:
+        assert (await later.call("n + 1")).content == "7"
+
+
+async def test_calls_made_at_the_same_time_share_the_container(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        results = await asyncio.gather(*(interpreter.call(f"x{n} = {n}") for n in range(3)))
+        assert (await interpreter.call("x0 + x1 + x2")).content == "3"
+    assert len({result.members["container_id"] for result in results}) == 1
+
+
+async def test_an_error_of_the_code_is_no_failure(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("1 / 0")
+    assert "ZeroDivisionError" in result.content
+    assert not result.failed
+
+
+async def test_files_that_were_written_are_listed(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("_ = open('a.txt', 'w').write('abc')")
+    assert result.members["outputs"] == logs("Files: a.txt (3 bytes)")
+
+
+async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(settings: Settings) -> None:
+    async with CodeInterpreter(settings, "cntr_of_yesterday") as interpreter:
+        result = await interpreter.call("6 * 7")
+    assert (
+        result.content == "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n42"
+    )
+    assert result.members == {"container_id": interpreter.container_id, "outputs": logs("42")}
+    assert interpreter.container_id != "cntr_of_yesterday"
+
+
+async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("import os; os._exit(3)")
+        assert result.failed
+        assert "is lost, with its variables and files" in result.content
+        assert "container_id" in result.members
+        assert (await interpreter.call("6 * 7")).content == "42"
+
+
+async def test_code_that_takes_too_long_is_a_failure(settings: Settings) -> None:
+    async with CodeInterpreter(settings) as interpreter:
+        result = await interpreter.call("while True: pass")
+    assert result.failed
+    assert "is lost" in result.content
+
+
+async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
+    async with CodeInterpreter(Settings(sandbox_url=free_url)) as interpreter:
+        result = await interpreter.call("6 * 7")
+    assert result.failed
+    assert "cannot be reached" in result.content
+    assert "container_id" not in result.members
+
+
+async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_it(settings: Settings) -> None:
+    wrong = Settings(sandbox_url=settings.sandbox_url, sandbox_token="wrong")
+    async with CodeInterpreter(wrong) as interpreter:
+        result = await interpreter.call("6 * 7")
+    assert result.failed
+    assert "refused the credentials" in result.content
+    assert "wrong" not in result.content
+
+
+def test_the_function_takes_a_name_that_is_free() -> None:
+    assert CodeInterpreter.definition()["name"] == "python"
+    assert CodeInterpreter.definition({"python"})["name"] == "code_interpreter"
+    assert list(CodeInterpreter.definition()["parameters"]["properties"]) == ["code"]
+
+
+def tool(container: Any = None, **members: Any) -> dict[str, Any]:
+    return {"type": "code_interpreter", "container": {"type": "auto"} if container is None else container, **members}
+
+
+@pytest.mark.parametrize(
+    ("given", "container"),
+    [
+        (tool(), None),
+        (tool("cntr_1"), "cntr_1"),
+        (tool({"type": "auto", "file_ids": [], "network_policy": {"type": "disabled"}}), None),
+    ],
+)
+def test_a_container_is_named_or_left_to_us(given: dict[str, Any], container: str | None) -> None:
+    assert named_container(check_code_interpreter(given, "tools[0]", CONFIGURED)) == container
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"type": "code_interpreter"}, "container"),
+        (tool(1), "container"),
+        (tool("c" * 129), "container"),
+        (tool({}), "container.type"),
+        (tool({"type": "manual"}), "container.type"),
+        (tool({"type": "auto", "file_ids": ["file_1"]}), "container.file_ids"),
+        (tool({"type": "auto", "memory_limit": "4g"}), "container.memory_limit"),
+        (tool({"type": "auto", "network_policy": {"type": "allowlist"}}), "container.network_policy"),
+        (tool(allowed_callers=["programmatic"]), "allowed_callers"),
+    ],
+)
+def test_what_cannot_be_done_is_a_400(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        check_code_interpreter(given, "tools[1]", CONFIGURED)
+    assert raised.value.param == f"tools[1].{param}"
+
+
+def test_without_a_sandbox_it_says_what_to_set() -> None:
+    with pytest.raises(BadRequest, match="sandbox_url"):
+        check_code_interpreter(tool(), "tools[0]", Settings())

@@ -1,0 +1,237 @@
+"""Where URLs of a request may lead."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.tools.guard import AddressRefused, GuardedTransport, Resolve, checked_addresses, fault_of, is_public, resolve
+
+from .servers import answering
+
+if TYPE_CHECKING:
+    from conftest import Serve
+
+PRIVATE_V4 = [
+    "0.0.0.0",
+    "10.0.0.1",
+    "100.64.0.1",
+    "100.100.100.200",
+    "127.0.0.1",
+    "127.255.255.254",
+    "168.63.129.16",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "224.0.0.1",
+    "239.255.255.250",
+    "240.0.0.1",
+    "255.255.255.255",
+]
+PRIVATE_V6 = [
+    "::",
+    "::1",
+    "::7f00:1",
+    "::ffff:0:7f00:1",
+    "::ffff:10.0.0.1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fe80::1",
+    "fe80::1%eth0",
+    "fec0::1",
+    "ff02::1",
+    "100::1",
+    "2001::1",
+    "2001:db8::1",
+    "2002:7f00:1::1",
+    "2002:808:808::1",
+    "3fff::1",
+    "5f00::1",
+    "64:ff9b::a00:1",
+    "64:ff9b:1::808:808",
+    "2600:1f00::5efe:a00:1",
+    "2600::200:5efe:a00:1",
+]
+PUBLIC = ("1.1.1.1", "8.8.8.8", "172.32.0.1", "2606:4700::1111", "2a00:1450:4001::200e", "::ffff:8.8.8.8", "64:ff9b::808:808")
+
+
+def resolver(*answers: Sequence[str]) -> Resolve:
+    """Gives the answers one after the other, the last one again and again."""
+    left = list(answers)
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return resolve
+
+
+@pytest.mark.parametrize("address", [*PRIVATE_V4, *PRIVATE_V6])
+def test_an_address_that_is_not_of_the_internet_is_not_public(address: str) -> None:
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_an_address_of_the_internet_is_public(address: str) -> None:
+    assert is_public(ip_address(address))
+
+
+@given(st.ip_addresses(v=4))
+def test_wrapped_addresses_are_as_public_as_what_they_wrap(inner: IPv4Address) -> None:
+    for prefix in (0xFFFF << 32, int(IPv6Address("64:ff9b::"))):
+        assert is_public(IPv6Address(prefix | int(inner))) == is_public(inner)
+    assert not is_public(IPv6Address(int(IPv6Address("2002::")) | int(inner) << 80))
+    assert not is_public(IPv6Address(int(inner)))
+
+
+FORMS: tuple[Callable[[int], str], ...] = (
+    str,
+    hex,
+    lambda n: f"0{n:o}",
+    lambda n: ".".join(f"0{byte:o}" for byte in n.to_bytes(4, "big")),
+    lambda n: ".".join(hex(byte) for byte in n.to_bytes(4, "big")),
+    lambda n: f"{n >> 24}.{n & 0xFFFFFF}",
+    lambda n: f"{n >> 24}.{n >> 16 & 255}.{n & 0xFFFF}",
+    lambda n: f"::ffff:{IPv4Address(n)}",
+    lambda n: IPv6Address(0xFFFF << 32 | n).exploded,
+    lambda n: f"64:ff9b::{n >> 16:x}:{n & 0xFFFF:x}",
+)
+
+
+@given(st.sampled_from(PRIVATE_V4), st.sampled_from(FORMS))
+async def test_no_way_to_write_a_private_address_passes(address: str, form: Callable[[int], str]) -> None:
+    host = form(int(IPv4Address(address)))
+    with pytest.raises(AddressRefused):
+        await checked_addresses(host, 80, allow_private=False, resolve=resolve)
+
+
+async def test_one_private_address_of_a_host_is_enough_to_refuse_it() -> None:
+    with pytest.raises(AddressRefused):
+        await checked_addresses("a.example", 80, allow_private=False, resolve=resolver(["8.8.8.8", "::1"]))
+
+
+async def test_private_addresses_can_be_allowed() -> None:
+    found = await checked_addresses("a.example", 80, allow_private=True, resolve=resolver(["10.0.0.1"]))
+    assert found == ["10.0.0.1"]
+
+
+async def test_a_host_without_an_address_cannot_be_reached() -> None:
+    with pytest.raises(httpx.ConnectError, match="cannot be resolved"):
+        await checked_addresses("a.example", 80, allow_private=False, resolve=resolver([]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a.example",
+        "ftp://a.example",
+        "file:///etc/passwd",
+        "http://",
+        "http:///x",
+        "https://key@a.example/",
+        "http://a:b@c/",
+        "http://127.0.0.1/",
+        "http://[::1]/",
+        "http://[fe80::1%25eth0]/",
+        "http://a.example:0/",
+        "http://a.example:99999/",
+        "http://[::1",
+        "http://a\nb/",
+    ],
+)
+def test_a_url_that_is_wrong_by_itself_is_told(url: str) -> None:
+    assert fault_of(url, allow_private=False)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a.example", "https://a.example:8443/mcp?x=y", "http://8.8.8.8/", "HTTPS://[2606:4700::1]/"]
+)
+def test_a_good_url_has_no_fault(url: str) -> None:
+    assert fault_of(url, allow_private=False) is None
+
+
+async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_that_was_checked(serve: Serve) -> None:
+    url = httpx.URL(serve(answering(200, b"here")))
+    asked: list[str] = []
+
+    async def rebinding(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
+
+    transport = GuardedTransport(allow_private=True, resolve=rebinding)
+    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+        response = await client.get(f"http://name.example:{url.port}/")
+    assert response.text == "here"
+    assert asked == ["name.example"]
+    assert response.request.headers["host"] == f"name.example:{url.port}"
+
+
+async def test_a_name_that_turns_private_is_refused_at_the_next_connection(serve: Serve) -> None:
+    url = serve(answering(200))
+    async with httpx.AsyncClient(transport=GuardedTransport(resolve=resolver(["127.0.0.1"])), trust_env=False) as client:
+        with pytest.raises(AddressRefused, match=r"'name\.example' is not at a public address"):
+            await client.get(f"http://name.example:{httpx.URL(url).port}/")
+
+
+async def test_a_redirect_to_a_private_address_is_refused(serve: Serve) -> None:
+    inner = serve(answering(200, b"secret"))
+    outer = httpx.URL(serve(answering(302, headers=[(b"location", inner.encode())])))
+
+    class Lenient(GuardedTransport):
+        """Takes the first server for public, and nothing else."""
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            guard = lenient if request.url.host == "public.example" else strict
+            return await guard.handle_async_request(request)
+
+    lenient, strict = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.1"])), GuardedTransport()
+    async with lenient, strict, httpx.AsyncClient(transport=Lenient(), follow_redirects=True, trust_env=False) as client:
+        with pytest.raises(AddressRefused):
+            await client.get(f"http://public.example:{outer.port}/")
+
+
+async def test_the_next_address_is_tried_where_one_takes_no_connection(serve: Serve) -> None:
+    url = httpx.URL(serve(answering(200, b"here")))
+    transport = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.9", "127.0.0.1"]))
+    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+        assert (await client.get(f"http://name.example:{url.port}/")).text == "here"
+
+
+async def test_the_certificate_must_be_that_of_the_name() -> None:
+    """The handshake asks for the name of the URL, not for the address that it is sent to."""
+    asked: list[str | None] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = lambda _socket, name, _context: asked.append(name)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def shake() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                try:
+                    context.wrap_socket(connection, server_side=True)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=shake)
+        thread.start()
+        transport = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.1"]))
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"https://name.example:{listener.getsockname()[1]}/")
+        thread.join(10)
+    assert asked == ["name.example"]

@@ -1,0 +1,435 @@
+"""One MCP server as a run uses it: what it lists, what its tools return, and all that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
+from responses_mw.tools.connection import Connection
+from responses_mw.tools.session import Bounds, Target
+
+from .servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from conftest import Serve
+
+Connect = Callable[..., Connection]
+LABEL = "weather"
+
+
+def streamable(**options: Any) -> ASGIApp:
+    return weather().streamable_http_app(**options)
+
+
+APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
+    "streamable": (streamable, "/mcp"),
+    "streamable as JSON": (lambda: streamable(json_response=True, stateless_http=True), "/mcp"),
+    "streamable with sessions": (lambda: Older(streamable()), "/mcp"),
+    "SSE": (lambda: weather().sse_app(), "/sse"),
+}
+
+
+def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> Connection:
+    return Connection(Target(LABEL, url, headers or {}, allow_private=private), Bounds(**{"timeout": 10, **bounds}))
+
+
+@pytest.fixture(params=APPS)
+def server(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., str]:
+    """Serves the weather over each transport, within what ``wrap`` adds, and gives its URL."""
+    make, path = APPS[request.param]
+
+    def start(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> str:
+        return serve(wrap(make())) + path
+
+    return start
+
+
+# -- what works -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_tools_are_listed_as_the_item_has_them(server: Callable[..., str]) -> None:
+    async with connection(server()) as weather:
+        tools = {tool["name"]: tool for tool in await weather.list_tools()}
+    listed = tools["get_weather"]
+    assert listed["description"] == "The weather of a city."
+    assert listed["input_schema"]["properties"]["city"]["type"] == "string"
+    assert listed["annotations"] == {"readOnlyHint": True}
+    assert "annotations" not in tools["sleep"]
+
+
+async def test_a_tool_is_called(server: Callable[..., str]) -> None:
+    async with connection(server()) as weather:
+        result = await weather.call("get_weather", {"city": "Paris"})
+    assert result.content == "Sunny in Paris."
+    assert result.members == {"output": "Sunny in Paris."}
+    assert not result.failed
+
+
+async def test_several_calls_share_a_session_and_run_at_the_same_time(server: Callable[..., str]) -> None:
+    watched: list[Watched] = []
+
+    def watch(app: ASGIApp) -> ASGIApp:
+        watched.append(Watched(app))
+        return watched[0]
+
+    async with connection(server(watch), timeout=30) as weather, asyncio.TaskGroup() as calls:
+        slow = calls.create_task(weather.call("sleep", {"seconds": 60}))
+        quick = [calls.create_task(weather.call("get_weather", {"city": str(n)})) for n in range(5)]
+        await asyncio.wait(quick)
+        assert not slow.done()
+        slow.cancel()
+    assert [call.result().content for call in quick] == [f"Sunny in {n}." for n in range(5)]
+    assert watched[0].rpc.count("tools/call") == 6
+    assert watched[0].rpc.count("notifications/initialized") <= 1
+
+
+async def test_it_can_be_used_and_closed_by_different_tasks(server: Callable[..., str]) -> None:
+    weather = connection(server())
+    await asyncio.create_task(weather.list_tools())
+    result = await asyncio.create_task(weather.call("get_weather", {"city": "Rome"}))
+    await asyncio.create_task(weather.aclose())
+    assert result.content == "Sunny in Rome."
+
+
+async def test_headers_and_trace_context_go_along(serve: Serve) -> None:
+    given = {"authorization": f"Bearer {TOKEN}", "x-key": "k", "traceparent": "00-1-2-01"}
+    async with connection(serve(Bearer(streamable())) + "/mcp", headers=given) as weather:
+        result = await weather.call("headers", {})
+    assert isinstance(result.content, str)
+    received = json.loads(result.content)
+    assert given.items() <= received.items()
+    assert received["accept-encoding"] == "identity"
+
+
+async def test_a_session_of_the_server_is_given_back(serve: Serve) -> None:
+    watched = Watched(Older(streamable()))
+    async with connection(serve(watched) + "/mcp") as weather:
+        await weather.list_tools()
+    assert watched.methods[-1] == "DELETE"
+
+
+async def test_nothing_is_sent_before_it_is_needed(serve: Serve) -> None:
+    watched = Watched(streamable())
+    async with connection(serve(watched) + "/mcp"):
+        pass
+    assert watched.methods == []
+
+
+# -- what tools return ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(serve: Serve) -> str:
+    return serve(streamable()) + "/mcp"
+
+
+async def test_images_are_parts_for_the_model_and_described_in_the_item(plain: str) -> None:
+    async with connection(plain) as weather:
+        result = await weather.call("picture", {})
+    assert result.content == [
+        {"type": "input_text", "text": "A pixel:"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"},
+    ]
+    assert result.members == {"output": "A pixel:\n[image/png, 32 bytes]"}
+
+
+async def test_resources_links_and_audio_are_told_as_text(plain: str) -> None:
+    async with connection(plain) as weather:
+        result = await weather.call("assorted", {})
+    assert result.content == (
+        "[resource file:///note.txt]\na note\n"
+        "[resource file:///a.zip of type application/zip, 3 bytes: it is not text]\n"
+        "[resource b: file:///b.txt] another\n"
+        "[audio of type audio/wav, 3 bytes: it cannot be played to you]\n"
+        "[an image of type image/png that cannot be shown]"
+    )
+
+
+async def test_structured_content_stands_in_for_a_missing_text(plain: str) -> None:
+    async with connection(plain) as weather:
+        result = await weather.call("structured", {})
+    assert result.content == '{"degrees":21}'
+
+
+async def test_long_output_is_cut_with_a_remark(plain: str) -> None:
+    async with connection(plain, output_bytes=1001) as weather:
+        result = await weather.call("long", {"size": 1000})
+    assert result.content == "é" * 500 + "\n... (2000 bytes in all)"
+
+
+async def test_an_image_that_is_too_large_is_left_out(plain: str) -> None:
+    async with connection(plain, output_bytes=20) as weather:
+        result = await weather.call("picture", {})
+    assert result.content == "A pixel:\n[image/png, 32 bytes] left out: it is too large"
+
+
+async def test_an_answer_without_end_is_not_taken(plain: str) -> None:
+    async with connection(plain, output_bytes=1024) as weather:
+        result = await weather.call("long", {"size": 1_000_000})
+        assert result.failed
+        assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
+
+
+# -- what goes wrong in a call --------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_fails_is_a_failed_result(server: Callable[..., str]) -> None:
+    async with connection(server()) as weather:
+        result = await weather.call("fail", {"why": "no clouds"})
+    assert result.failed
+    assert "no clouds" in result.content
+    assert result.members["error"]["type"] == "mcp_tool_execution_error"
+    assert "no clouds" in result.members["error"]["content"][0]["text"]
+
+
+async def test_a_tool_that_is_unknown_is_a_failed_result(server: Callable[..., str]) -> None:
+    async with connection(server()) as weather:
+        result = await weather.call("nothing", {})
+    assert result.failed
+    assert result.members["error"]["type"] in ("mcp_protocol_error", "mcp_tool_execution_error")
+
+
+@pytest.mark.parametrize("server", ["streamable", "SSE"], indirect=True)
+async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server: Callable[..., str]) -> None:
+    url = server()
+    async with connection(url, timeout=2) as weather:
+        assert not (await weather.call("get_weather", {"city": "Bonn"})).failed
+        result = await weather.call("sleep", {"seconds": 30})
+        assert result.failed
+        assert result.members["error"] == {
+            "type": "http_error", "code": 504, "message": "the call took longer than 2 s and was ended"
+        }  # fmt: skip
+        assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
+async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serve, content_type: bytes) -> None:
+    async with connection(serve(Breaking(streamable(), content_type)) + "/mcp") as weather:
+        async with asyncio.timeout(5):
+            result = await weather.call("get_weather", {"city": "Paris"})
+        assert result.failed
+        assert LABEL in result.members["error"]["message"]
+        assert len(await weather.list_tools()) > 1
+
+
+async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
+    async with connection(free_url) as weather:
+        result = await weather.call("get_weather", {"city": "Paris"})
+    assert result.members["error"] == {
+        "type": "http_error", "code": 502, "message": "MCP server 'weather': it cannot be reached."
+    }  # fmt: skip
+
+
+async def test_a_session_that_the_server_forgot_is_begun_anew(serve: Serve) -> None:
+    """As after a restart of the server: the first call fails, for it may have run; the next one has a new session."""
+    now = Replaceable([Older(streamable()), Older(streamable())])
+    async with connection(serve(now) + "/mcp") as weather:
+        assert not (await weather.call("get_weather", {"city": "Rome"})).failed
+        now.replaced = True
+        assert (await weather.call("get_weather", {"city": "Rome"})).failed
+        assert not (await weather.call("get_weather", {"city": "Rome"})).failed
+
+
+class Replaceable:
+    """Two servers, each with its lifespan; requests go to the first until it is ``replaced``."""
+
+    def __init__(self, apps: Sequence[ASGIApp]) -> None:
+        self.replaced = False
+        self._apps = apps
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self._apps[self.replaced](scope, receive, send)
+            return
+        from conftest import lifespan
+
+        await receive()
+        async with lifespan(self._apps[0]), lifespan(self._apps[1]):
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+# -- what goes wrong before -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[..., str], status: int) -> None:
+    url = server(lambda app: Bearer(app, status))
+    async with connection(url, headers={"authorization": "Bearer wrong"}) as weather:
+        with pytest.raises(Unauthorized, match="MCP server 'weather': it refused the credentials") as raised:
+            await weather.list_tools()
+    assert raised.value.param == "tools"
+    assert "wrong" not in raised.value.message
+
+
+async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
+    target = Target(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
+    async with Connection(target, Bounds()) as weather:
+        with pytest.raises(UpstreamError) as raised:
+            await weather.list_tools()
+    assert raised.value.status == 424
+
+
+@pytest.mark.parametrize(
+    ("app", "told"),
+    [
+        (answering(500), "HTTP status 500"),
+        (answering(404), "HTTP status 404"),
+        (answering(200, b"<html>", [(b"content-type", b"text/html")]), "it refused the session"),
+        (answering(200, b"{}"), "it refused the session"),
+        (answering(200, b"x", [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]), "compressed"),
+    ],
+)
+async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve, app: ASGIApp, told: str) -> None:
+    async with connection(serve(app) + "/mcp?key=secret") as weather:
+        with pytest.raises(UpstreamError, match=told) as raised:
+            await weather.list_tools()
+    error = raised.value
+    assert (error.status, error.code, error.param) == (424, "external_connector_error", "tools")
+    assert LABEL in error.message
+    assert "secret" not in error.message
+
+
+async def test_a_server_that_is_away_is_a_424(free_url: str) -> None:
+    async with connection(free_url) as weather:
+        with pytest.raises(UpstreamError, match="cannot be reached"):
+            await weather.list_tools()
+
+
+async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        else:
+            await answering(200)(scope, receive, send)
+
+    async with connection(serve(silent), timeout=0.3) as weather:
+        with pytest.raises(UpstreamError, match="did not answer in time"):
+            await weather.list_tools()
+
+
+async def test_too_many_tools_are_a_424(plain: str) -> None:
+    async with connection(plain, tools=3) as weather:
+        with pytest.raises(UpstreamError, match="more than 3 tools"):
+            await weather.list_tools()
+
+
+async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> None:
+    watched = Watched(streamable())
+    url = serve(watched).replace("127.0.0.1", "localhost")
+    async with connection(url + "/mcp", private=False) as weather:
+        with pytest.raises(BadRequest, match="MCP server 'weather': its URL does not lead to a public address"):
+            await weather.list_tools()
+    assert watched.methods == []
+
+
+async def test_a_redirect_to_another_origin_is_not_followed(serve: Serve) -> None:
+    watched = Watched(streamable())
+    inner = serve(watched) + "/mcp"
+    async with connection(serve(answering(307, headers=[(b"location", inner.encode())]))) as weather:
+        with pytest.raises(UpstreamError):
+            await weather.list_tools()
+    assert watched.methods == []
+
+
+# -- how it ends ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_ends_the_requests_under_way_at_once(server: Callable[..., str]) -> None:
+    watched: list[Watched] = []
+
+    def watch(app: ASGIApp) -> ASGIApp:
+        watched.append(Watched(app))
+        return watched[0]
+
+    url = server(watch)
+    carrier = "GET" if url.endswith("/sse") else "tools/call"
+    weather = connection(url)
+    await weather.call("get_weather", {"city": "Rome"})
+    call = asyncio.create_task(weather.call("sleep", {"seconds": 30}))
+    async with asyncio.timeout(5):
+        while watched[0].rpc.count("tools/call") < 2:
+            await asyncio.sleep(0.01)
+        await weather.aclose()
+        result = await call
+        assert result.failed
+        while carrier not in watched[0].left:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(server: Callable[..., str]) -> None:
+    async with connection(server()) as weather:
+        await weather.call("get_weather", {"city": "Rome"})
+        call = asyncio.create_task(weather.call("sleep", {"seconds": 30}))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not (await weather.call("get_weather", {"city": "Rome"})).failed
+
+
+async def test_calls_of_a_server_that_hangs_can_be_cancelled_at_once(serve: Serve) -> None:
+    """The SDK takes five seconds for that, each: it tells the server, one after the other."""
+    hanging = Wedging(Older(streamable()))
+    weather = connection(serve(hanging) + "/mcp", timeout=30)
+    await weather.call("get_weather", {"city": "Rome"})
+    hanging.wedged = True
+    calls = [asyncio.create_task(weather.call("get_weather", {"city": "Rome"})) for _ in range(4)]
+    while hanging.waiting < 4:
+        await asyncio.sleep(0.01)
+    for call in calls:
+        call.cancel()
+    async with asyncio.timeout(4):
+        await asyncio.wait(calls)
+        await weather.aclose()
+        while hanging.waiting:
+            await asyncio.sleep(0.01)
+
+
+async def test_cancelled_while_it_opens_it_leaves_nothing_behind(serve: Serve) -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            reached.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+        else:
+            await answering(200)(scope, receive, send)
+
+    reached, left = threading.Event(), threading.Event()
+    async with connection(serve(silent)) as weather:
+        call = asyncio.create_task(weather.list_tools())
+        assert await asyncio.to_thread(reached.wait, 5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.to_thread(left.wait, 5)
+
+
+async def test_a_closed_connection_calls_nothing(plain: str) -> None:
+    weather = connection(plain)
+    await weather.aclose()
+    assert (await weather.call("get_weather", {"city": "Rome"})).failed
+
+
+async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    given = {"authorization": f"Bearer {TOKEN}"}
+    for app in (streamable(), Older(streamable()), Breaking(streamable(), b"application/json")):
+        async with connection(serve(Bearer(app)) + "/mcp?key=secret", headers=given) as weather:
+            await weather.list_tools()
+            await weather.call("get_weather", {"city": "Atlantis"})
+            await weather.call("fail", {"why": "Atlantis"})
+    ours = [record.getMessage() for record in caplog.records if record.threadName == "MainThread"]
+    assert not [line for line in ours if "Atlantis" in line or "secret" in line or TOKEN in line]

@@ -1,0 +1,225 @@
+"""The tool: what it accepts, what the model and the caller get, and how results are numbered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseFunctionWebSearch
+from pydantic import ValidationError
+
+from responses_mw import Settings
+from responses_mw.errors import BadRequest
+from responses_mw.protocol.citations import citations
+from responses_mw.tools.search import Found, Query, SearchFailed
+from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
+
+TAVILY = Settings(web_search="tavily", web_search_key="secret")
+
+
+class Shelf:
+    """A provider that finds what it was given, whatever is asked."""
+
+    def __init__(self, *found: Found, error: str | None = None) -> None:
+        self.found, self.error = list(found), error
+        self.queries: list[Query] = []
+
+    async def search(self, query: Query) -> list[Found]:
+        self.queries.append(query)
+        if self.error:
+            raise SearchFailed(self.error)
+        return self.found
+
+
+A = Found("A", "https://a.example/1", "about a")
+B = Found("B", "https://b.example/1", "about b")
+C = Found("C", "https://sub.a.example/1", "about c")
+
+
+def search(shelf: Shelf, settings: Settings = TAVILY, earlier: Any = (), **tool: Any) -> WebSearch:
+    checked = check_web_search({"type": "web_search", **tool}, "tools[0]", settings)
+    return WebSearch(checked, shelf, settings, earlier)
+
+
+def asking(query: str) -> str:
+    return json.dumps({"query": query})
+
+
+# -- what a request may say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_every_name_of_the_tool_is_accepted(kind: str) -> None:
+    assert check_web_search({"type": kind}, "tools[0]", TAVILY) == {"type": kind}
+
+
+def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
+    tool = {
+        "type": "web_search",
+        "external_web_access": True,
+        "filters": {"allowed_domains": ["example.com", "münchen.de"], "blocked_domains": None},
+        "search_context_size": "low",
+        "user_location": {
+            "type": "approximate",
+            "city": "Zürich",
+            "country": "ch",
+            "region": None,
+            "timezone": "Europe/Zurich",
+        },
+    }
+    checked = check_web_search(tool, "tools[0]", TAVILY)
+    assert checked["filters"] == {"allowed_domains": ["example.com", "münchen.de"]}
+    assert checked["user_location"] == {"type": "approximate", "city": "Zürich", "country": "ch", "timezone": "Europe/Zurich"}
+
+
+@pytest.mark.parametrize(
+    ("member", "param"),
+    [
+        ({"external_web_access": "no"}, "external_web_access"),
+        ({"search_content_types": ["text", "image"]}, "search_content_types[1]"),
+        ({"search_context_size": "huge"}, "search_context_size"),
+        ({"filters": {"allowed_domains": ["https://example.com"]}}, "filters.allowed_domains[0]"),
+        ({"filters": {"allowed_domains": ["a.com\n$site=b.com"]}}, "filters.allowed_domains[0]"),
+        ({"filters": {"allowed_domains": ["ü" * 80 + ".de"]}}, "filters.allowed_domains[0]"),
+        ({"filters": {"blocked_domains": ["a.com"] * 101}}, "filters.blocked_domains"),
+        ({"filters": {"domains": []}}, "filters.domains"),
+        ({"user_location": {"type": "exact"}}, "user_location.type"),
+        ({"user_location": {"type": "approximate", "country": "Germany"}}, "user_location.country"),
+        ({"user_location": {"type": "approximate", "city": "Bonn\r\nX-Evil: 1"}}, "user_location.city"),
+        ({"user_location": {"type": "approximate", "street": "1"}}, "user_location.street"),
+        ({"return_token_budget": 5}, "return_token_budget"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_web_search({"type": "web_search", **member}, "tools[3]", TAVILY)
+    assert caught.value.param == f"tools[3].{param}"
+    assert caught.value.status == 400
+
+
+def test_without_a_provider_the_refusal_says_what_to_set() -> None:
+    with pytest.raises(BadRequest, match="'web_search'") as caught:
+        check_web_search({"type": "web_search", "external_web_access": True}, "tools[0]", Settings())
+    assert caught.value.param == "tools[0].type"
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        ({"web_search": "searxng"}, "web_search_url"),
+        ({"web_search": "tavily"}, "web_search_key"),
+        ({"web_search": "brave"}, "web_search_key"),
+        ({"web_search": "mcp"}, "web_search_tool"),
+        ({"web_search": "mcp", "web_search_tool": "search"}, "label/tool"),
+        ({"web_search": "mcp", "web_search_tool": "finder/search"}, "mcp_servers"),
+        ({"web_search": "searxng", "web_search_url": "searx.example"}, "http://"),
+    ],
+)
+def test_incomplete_settings_are_refused_at_the_start(settings: dict[str, Any], lacking: str) -> None:
+    with pytest.raises(ValidationError, match=lacking):
+        Settings(**settings)
+
+
+# -- what the model gets -------------------------------------------------------------------------------------------------
+
+
+async def test_the_model_reads_numbered_results_and_the_item_shows_query_and_sources() -> None:
+    result = await search(Shelf(A, B)).call(asking(" capital of france "))
+    assert not result.failed
+    assert "[1] A\nhttps://a.example/1\nabout a" in result.content
+    assert "[2] B\nhttps://b.example/1\nabout b" in result.content
+    assert result.members["action"] == {
+        "type": "search",
+        "query": "capital of france",
+        "queries": ["capital of france"],
+        "sources": [{"type": "url", "url": A.url}, {"type": "url", "url": B.url}],
+    }
+    assert result.members["results"][1] == {"number": 2, "url": B.url, "title": "B", "snippet": "about b"}
+    item = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": result.members["action"]}
+    assert ResponseFunctionWebSearch.model_validate(item).action.type == "search"
+
+
+async def test_an_address_keeps_its_number_over_all_the_searches_of_a_chain() -> None:
+    shelf = Shelf(A, B)
+    first = search(shelf)
+    item = {"type": "web_search_call", **(await first.call(asking("a"))).members}
+    later = search(shelf, earlier=[item, {"type": "message"}])
+    shelf.found = [B, C, B]
+    assert [result["number"] for result in (await later.call(asking("b"))).members["results"]] == [2, 3]
+    shelf.found = [A]
+    assert [result["number"] for result in (await later.call(asking("c"))).members["results"]] == [1]
+    assert [source["url"] for source in later.sources] == [A.url, B.url, C.url]
+    assert [one["url"] for one in citations("[3] [1]", later.sources)] == [C.url, A.url]
+
+
+@pytest.mark.parametrize(("size", "count", "length"), [("low", 3, 500), ("medium", 6, 1_000), ("high", 10, 3_000)])
+async def test_the_context_size_bounds_results_and_excerpts(size: str, count: int, length: int) -> None:
+    shelf = Shelf(*(Found("T " * 500, f"https://example.com/{n}", "x" * 5_000) for n in range(30)))
+    result = await search(shelf, search_context_size=size).call(asking("a"))
+    assert len(result.members["results"]) == count
+    assert all(len(one["snippet"]) == length + len(" ...") for one in result.members["results"])
+    assert len(result.content) < count * (length + 400) + 300
+    assert shelf.queries[0].count == count
+    assert shelf.queries[0].thorough == (size == "high")
+
+
+async def test_the_setting_bounds_the_results_too() -> None:
+    settings = Settings(web_search="tavily", web_search_key="secret", web_search_results=2)
+    shelf = Shelf(A, B, C)
+    assert len((await search(shelf, settings).call(asking("a"))).members["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"allowed_domains": ["a.example"]}, [A, C]),
+        ({"allowed_domains": ["A.EXAMPLE"], "blocked_domains": ["sub.a.example"]}, [A]),
+        ({"blocked_domains": ["a.example"]}, [B]),
+        ({"allowed_domains": ["example"]}, [A, B, C]),
+        ({"allowed_domains": ["xample"]}, []),
+    ],
+)
+async def test_results_outside_the_filters_are_dropped(filters: dict[str, Any], expected: list[Found]) -> None:
+    shelf = Shelf(A, B, C, Found("", "", "a text of no address"), Found("", "http://[", "broken"))
+    result = await search(shelf, filters=filters).call(asking("a"))
+    assert [one["url"] for one in result.members["results"]] == [one.url for one in expected]
+    assert ("found nothing" in result.content) == (not expected)
+
+
+async def test_domains_in_other_scripts_are_compared_as_they_stand_in_urls() -> None:
+    there = Found("M", "https://www.xn--mnchen-3ya.de/a", "text")
+    other = Found("M", "https://www.münchen.de/b", "text")
+    result = await search(Shelf(there, other, A), filters={"allowed_domains": ["münchen.de"]}).call(asking("a"))
+    assert [one["url"] for one in result.members["results"]] == [there.url, other.url]
+
+
+async def test_results_that_nobody_can_open_are_dropped() -> None:
+    shelf = Shelf(Found("x", "javascript:alert(1)", "x"), Found("x", "", ""), Found("x", "https://a/" + "x" * 3000, "x"), A)
+    assert [one["url"] for one in (await search(shelf).call(asking("a"))).members["results"]] == [A.url]
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[]", '"a"', "{}", '{"query": 1}', '{"query": "  "}'])
+async def test_arguments_without_a_query_are_a_failure_that_the_model_reads(arguments: str) -> None:
+    shelf = Shelf(A)
+    result = await search(shelf).call(arguments)
+    assert result.failed
+    assert '"query"' in result.content
+    assert result.members["action"] == {"type": "search", "query": "", "queries": [""]}
+    assert shelf.queries == []
+
+
+async def test_a_search_that_failed_tells_the_model_why() -> None:
+    result = await search(Shelf(error="The search provider did not answer in time.")).call(asking("secret plan"))
+    assert result.failed
+    assert result.content == "The search failed: The search provider did not answer in time."
+    assert result.members["action"] == {"type": "search", "query": "secret plan", "queries": ["secret plan"]}
+    assert result.members["error"] == result.content
+
+
+async def test_the_offered_function_takes_what_the_tool_reads() -> None:
+    tool = search(Shelf(A))
+    definition = tool.definition()
+    assert definition["name"] == "web_search"
+    assert definition["parameters"]["required"] == ["query"]
+    assert not (await tool.call(json.dumps(dict.fromkeys(definition["parameters"]["required"], "x")))).failed

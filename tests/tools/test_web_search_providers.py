@@ -1,0 +1,322 @@
+"""Each provider against a server that answers in its shape, and all of them against one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from responses_mw import Settings
+from responses_mw.errors import APIError
+from responses_mw.protocol.types import Part
+from responses_mw.tools.result import Result
+from responses_mw.tools.search import Found, Place, Provider, Query, SearchFailed, open_provider
+from responses_mw.tools.search.fetch import LARGEST_ANSWER
+from responses_mw.tools.search.mcp_tool import MCPTool
+
+from .search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
+
+if TYPE_CHECKING:
+    from conftest import Serve
+
+SHAPES = {"searxng": SEARXNG, "tavily": TAVILY, "brave": BRAVE}
+Open = Callable[..., Provider]
+
+
+@pytest.fixture
+def server() -> SearchServer:
+    return SearchServer()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Open:
+    """A provider by name, with its server behind it."""
+
+    def make(name: str, **settings: Any) -> Provider:
+        server.answer = SHAPES[name] if server.answer is None else server.answer
+        settings = {"web_search_url": serve(server) + "/", "web_search_key": "secret-key", **settings}
+        made = open_provider(Settings(web_search=name, **settings), http)
+        assert made is not None
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_the_results_of_every_provider_are_read(provider: Open, name: str) -> None:
+    found = await provider(name).search(Query("capital of france"))
+    assert [(one.title, one.url) for one in found] == [
+        ("Paris - Wikipedia", "https://en.wikipedia.org/wiki/Paris"),
+        ("Paris | Definition, Map, Population", "https://www.britannica.com/place/Paris"),
+    ]
+    assert all("capital" in one.text for one in found)
+
+
+# -- what each is asked --------------------------------------------------------------------------------------------------
+
+
+async def test_searxng_is_asked_for_json_in_the_language_of_the_place(provider: Open, server: SearchServer) -> None:
+    await provider("searxng").search(Query("wetter", place=Place("AT", city="Wien")))
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("GET", "/search")
+    assert asked.parameters == {"q": "wetter", "format": "json", "language": "de-AT"}
+    assert asked.headers["authorization"] == "Bearer secret-key"
+
+
+async def test_searxng_gets_domains_as_operators_as_long_as_they_are_few(provider: Open, server: SearchServer) -> None:
+    searxng = provider("searxng")
+    await searxng.search(Query("a", allowed=("x.com",)))
+    await searxng.search(Query("a", allowed=("x.com", "y.com"), blocked=("z.com",)))
+    await searxng.search(Query("a", allowed=tuple(f"x{n}.com" for n in range(11))))
+    assert [asked.parameters["q"] for asked in server.asked] == [
+        "a site:x.com",
+        "a (site:x.com OR site:y.com) -site:z.com",
+        "a",
+    ]
+
+
+async def test_searxng_whose_engines_are_all_away_has_failed(provider: Open, server: SearchServer) -> None:
+    server.answer = {**SEARXNG, "results": []}
+    with pytest.raises(SearchFailed, match="engines"):
+        await provider("searxng").search(Query("a"))
+    server.answer = {**SEARXNG, "results": [], "unresponsive_engines": []}
+    assert await provider("searxng").search(Query("a")) == []
+
+
+async def test_tavily_filters_by_itself_and_knows_countries_by_name(provider: Open, server: SearchServer) -> None:
+    query = Query("a", 50, ("x.com",), ("y.com",), Place("GB", timezone="Europe/London"), thorough=True)
+    await provider("tavily").search(query)
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("POST", "/search")
+    assert asked.headers["authorization"] == "Bearer secret-key"
+    assert asked.json == {
+        "query": "a",
+        "max_results": 20,
+        "search_depth": "advanced",
+        "include_domains": ["x.com"],
+        "exclude_domains": ["y.com"],
+        "country": "united kingdom",
+    }
+
+
+async def test_tavily_is_asked_for_no_more_than_is_wanted(provider: Open, server: SearchServer) -> None:
+    await provider("tavily").search(Query("a", 3, place=Place("XK")))
+    assert server.asked[0].json == {"query": "a", "max_results": 3, "search_depth": "basic"}
+
+
+async def test_brave_gets_the_place_as_headers_and_the_filters_as_a_goggle(provider: Open, server: SearchServer) -> None:
+    place = Place("CH", "Kanton Zürich", "Zürich", "Europe/Zurich")
+    found = await provider("brave").search(Query("a", 50, ("x.com", "y.com"), ("z.com",), place, thorough=True))
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("GET", "/res/v1/web/search")
+    assert asked.headers["x-subscription-token"] == "secret-key"
+    assert asked.parameters == {
+        "q": "a",
+        "count": "20",
+        "text_decorations": "false",
+        "result_filter": "web",
+        "goggles": "$discard\n$site=x.com\n$site=y.com\n$discard,site=z.com",
+        "country": "CH",
+        "extra_snippets": "true",
+    }
+    place_headers = {name: value for name, value in asked.headers.items() if name.startswith("x-loc-")}
+    assert place_headers == {
+        "x-loc-country": "CH",
+        "x-loc-state-name": "Kanton Zurich",
+        "x-loc-city": "Zurich",
+        "x-loc-timezone": "Europe/Zurich",
+    }
+    assert found[0].text.splitlines() == [
+        "Paris is the capital & largest city of France. It's on the Seine.",
+        "The City of Paris is the centre of the Île-de-France region.",
+    ]
+
+
+async def test_brave_is_not_asked_what_it_would_refuse(provider: Open, server: SearchServer) -> None:
+    brave = provider("brave")
+    await brave.search(Query("word " * 80, place=Place("IS", "CA", "東京")))
+    await brave.search(Query("x" * 500))
+    first, second = server.asked
+    assert "country" not in first.parameters
+    assert len(first.parameters["q"].split()) == 50
+    assert len(second.parameters["q"]) == 400
+    assert first.headers["x-loc-state"] == "CA"
+    assert first.headers["x-loc-country"] == "IS"
+    assert "x-loc-city" not in first.headers
+
+
+async def test_brave_without_web_results_found_nothing(provider: Open, server: SearchServer) -> None:
+    server.answer = {"type": "search", "query": {"original": "a"}}
+    assert await provider("brave").search(Query("a")) == []
+
+
+async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, server: SearchServer) -> None:
+    server.answer = {
+        "web": {"results": [None, 1, {"title": 5, "url": "https://a", "description": None, "extra_snippets": [1, "b"]}]}
+    }
+    assert await provider("brave").search(Query("a")) == [Found("", "https://a", "b")]
+
+
+# -- servers that fail ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("status", "meaning"), [(401, "key"), (403, "refused"), (429, "too often"), (432, "plan"), (500, "error"), (302, "error")]
+)
+async def test_an_error_of_the_provider_is_told_without_its_details(
+    provider: Open, server: SearchServer, name: str, status: int, meaning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.status, server.answer = status, {"detail": {"error": "the key secret-key is bad for 'my query'"}}
+    server.headers = {"location": "http://127.0.0.1:1/"}
+    with pytest.raises(SearchFailed, match=meaning) as caught:
+        await provider(name).search(Query("my query"))
+    for told in (str(caught.value), caplog.text):
+        assert "secret-key" not in told
+        assert "my query" not in told
+    assert f"{name} " in caplog.text
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"<html>", b"{", {"results": 5, "web": {"results": "x"}}, [1], "text", 7, {"web": [3], "results": {"a": 1}}],
+    ids=repr,
+)
+async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
+    provider: Open, server: SearchServer, name: str, answer: Any
+) -> None:
+    server.answer = answer
+    try:
+        found = await provider(name).search(Query("a"))
+    except SearchFailed:
+        return
+    assert found == []
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
+    server.silent = True
+    with pytest.raises(SearchFailed, match="in time"):
+        await provider(name, web_search_timeout=0.05).search(Query("a"))
+
+
+async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    made = open_provider(Settings(web_search="searxng", web_search_url=url), http)
+    assert made is not None
+    with pytest.raises(SearchFailed, match="cannot be reached"):
+        await made.search(Query("a"))
+
+
+async def test_an_answer_that_grows_beyond_all_bounds_is_given_up(provider: Open, server: SearchServer) -> None:
+    server.headers = {"content-encoding": "gzip"}
+    server.answer = gzip.compress(b'{"results": []' + b" " * LARGEST_ANSWER + b"}")
+    with pytest.raises(SearchFailed, match="too much"):
+        await provider("searxng").search(Query("a"))
+
+
+async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, server: SearchServer) -> None:
+    server.silent = True
+    task = asyncio.create_task(provider("searxng").search(Query("a")))
+    while not server.asked:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# -- a tool of an MCP server ---------------------------------------------------------------------------------------------
+
+
+def mcp(result: Result, asked: list[dict[str, Any]] | None = None) -> Provider:
+    async def call(arguments: dict[str, Any]) -> Result:
+        if asked is not None:
+            asked.append(arguments)
+        return result
+
+    settings = Settings(
+        web_search="mcp", web_search_tool="finder/search", mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}}
+    )
+    made = open_provider(settings, httpx.AsyncClient(verify=False), call)
+    assert made is not None
+    return made
+
+
+PAGES = [Found("A", "https://a.example/x", "about a"), Found("B", "https://b.example/y", "about b")]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"results": [{"title": "A", "url": "https://a.example/x", "content": "about a"}, {"name": "B", "link": "https://b.example/y", "snippet": "about b"}]},
+        [{"title": "A", "url": "https://a.example/x", "text": "about a"}, {"title": "B", "url": "https://b.example/y", "description": "about b"}],
+        {"web": {"results": [{"title": "A", "url": "https://a.example/x", "description": "about a"}, {"title": "B", "href": "https://b.example/y", "content": "about b"}]}},
+        {"results": None, "organic": [{"title": "A", "link": "https://a.example/x", "snippet": "about a"}, {"title": "B", "link": "https://b.example/y", "snippet": "about b"}]},
+    ],
+)  # fmt: skip
+async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -> None:
+    asked: list[dict[str, Any]] = []
+    assert await mcp(Result(json.dumps(document)), asked).search(Query("a b")) == PAGES
+    assert asked == [{"query": "a b"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Title: A\nURL: https://a.example/x\nDescription: about a\n\nTitle: B\nURL: https://b.example/y\nDescription: about b",
+        "**Title:** A\n**URL:** https://a.example/x\n---\n**Title:** B\n**URL:** https://b.example/y",
+        "Found two:\n\n1. [A](https://a.example/x) - about a\n\n2. [B](https://b.example/y) - about b",
+    ],
+)
+async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
+    found = await mcp(Result(text)).search(Query("a"))
+    assert [(one.title.strip("* "), one.url) for one in found] == [("A", PAGES[0].url), ("B", PAGES[1].url)]
+    assert all(one.text in text for one in found)
+
+
+async def test_text_without_urls_is_shown_as_it_is() -> None:
+    assert await mcp(Result("Paris is the capital.")).search(Query("a")) == [Found("", "", "Paris is the capital.")]
+    assert await mcp(Result(" ")).search(Query("a")) == []
+
+
+async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
+    parts: list[Part] = [
+        {"type": "input_text", "text": "[A](https://a.example/x)"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+        {"type": "input_text", "text": "[B](https://b.example/y)"},
+    ]
+    assert [one.title for one in await mcp(Result(parts)).search(Query("a"))] == ["A", "B"]
+
+
+@pytest.mark.parametrize("content", ["no such tool", ""])
+async def test_a_search_tool_that_failed_has_failed(content: str) -> None:
+    with pytest.raises(SearchFailed, match=content or "failed"):
+        await mcp(Result(content, failed=True)).search(Query("a"))
+
+
+async def test_a_search_tool_whose_server_is_away_has_failed() -> None:
+    async def call(_: dict[str, Any]) -> Result:
+        raise APIError("The MCP server 'finder' cannot be reached.")
+
+    with pytest.raises(SearchFailed, match="'finder' cannot be reached"):
+        await MCPTool(call).search(Query("a"))
+
+
+async def test_nothing_serves_the_search_where_none_is_set(http: httpx.AsyncClient) -> None:
+    assert open_provider(Settings(), http) is None
