@@ -40,6 +40,11 @@ class Sealer:
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))
 
+    @property
+    def key_ids(self) -> list[str]:
+        """What tells the keys from others without telling anything of them; that of the key that seals comes first."""
+        return list(self._keys)
+
     def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
         nonce = secrets.token_bytes(_NONCE)
         sealed = nonce + self._keys[self._first].encrypt(nonce, data, _associated(purpose, owner))

@@ -31,13 +31,23 @@ class Background:
         self._followers = followers
         self._sealer = sealer
         self._settings = settings
+        self._keys_agree = settings.redis is None  # what is embedded has no other replicas
 
-    def check_secrets(self) -> None:
-        """Raises ``NotSupported`` where other replicas could not open the credential that a job runs with."""
+    async def check_secrets(self) -> None:
+        """Raises ``NotSupported`` where other replicas could not open the credential that a job runs with, ``Unavailable``
+        where that cannot be told."""
         if self._settings.redis is not None and not self._sealer.is_shared:
             raise NotSupported(
                 "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS), the same on every replica: "
                 "the credential that a job runs with is stored encrypted.",
+                param="background",
+            )
+        if not self._keys_agree:
+            self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
+        if not self._keys_agree:
+            raise NotSupported(
+                "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS) that are the same on every replica: "
+                "this one's are not those of the others.",
                 param="background",
             )
 
@@ -47,8 +57,10 @@ class Background:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
         start = b"".join([event.frame for event in run.assembler.start(queued=True)])
         document, owner = run.document, run.ground.owner
-        request = {name: value for name, value in body.items() if name != "input"}
-        sealed = self._sealer.seal(orjson.dumps(run.caller.headers), purpose=purpose(document["id"]), owner=owner)
+        request = {name: value for name, value in body.items() if name not in ("input", "tools")}
+        # Tools hold credentials too: those of MCP servers.
+        secrets = {"headers": run.caller.headers, "tools": body.get("tools")}
+        sealed = self._sealer.seal(orjson.dumps(secrets), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
         await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))
         try:
@@ -108,5 +120,5 @@ class Background:
 
 
 def purpose(response_id: str) -> str:
-    """What the envelope of a job's credential is for."""
+    """What the envelope of a job's secrets is for."""
     return f"job {response_id}"

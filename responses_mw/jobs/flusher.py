@@ -44,6 +44,11 @@ class Held:
         """Whether more was made than the events that tell that it runs."""
         return self.next_number + self._count > _NO_OUTPUT
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was made that does not stand in the log yet."""
+        return self.sending is not None or self._count > 0
+
     def write(self, events: Iterable[Event]) -> None:
         for event in events:
             data = event.frame
@@ -82,6 +87,12 @@ class Flusher:
         held.write(events)
         self._dirty[held] = None
         self._woken.set()
+
+    async def written(self, held: Held) -> None:
+        """Waits until all that was made so far stands in the log."""
+        while held.is_behind and held.stopped != LOST:
+            held.sent.clear()
+            await held.sent.wait()
 
     async def last(self, held: Held) -> None:
         """Waits until nothing is under way, and takes no more: what is still pending goes with the job's end."""

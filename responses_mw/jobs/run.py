@@ -66,13 +66,16 @@ class JobRunner:
             await self._end(held, run)
 
     async def _resume(self, job: Job) -> Run:
-        caller = Caller(job.owner, self._headers(job), self._scope)
+        secrets = self._secrets(job)
+        caller = Caller(job.owner, secrets["headers"], self._scope)
+        # Items that bring tools are parsed with them; the ones that run have their ids.
+        parsed = parse({**job.body, "tools": secrets["tools"], "input": job.input}, self._limits)
         # It is streamed from the upstream in any case: somebody may follow it.
-        request = replace(parse({**job.body, "input": []}, self._limits), items=job.input, stream=True)
+        request = replace(parsed, items=job.input, stream=True)
         return await self._runner.resume(request, caller, dict(job.document), job.token)
 
-    def _headers(self, job: Job) -> dict[str, str]:
-        """The caller's, which the job runs with."""
+    def _secrets(self, job: Job) -> dict[str, Any]:
+        """What the job runs with: the caller's ``headers``, and the ``tools``."""
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
         try:
@@ -81,8 +84,8 @@ class JobRunner:
             if self._sealer.is_shared:
                 raise
             raise Unauthorized("The credential that the response was created with is lost: set secret_keys.") from None
-        headers: dict[str, str] = orjson.loads(opened)
-        return headers
+        secrets: dict[str, Any] = orjson.loads(opened)
+        return secrets
 
     async def _produce(self, held: Held, run: Run) -> None:
         """All events but the terminal one. A stop cancels it here, which closes the upstream's connection."""
@@ -104,6 +107,8 @@ class JobRunner:
         async with aclosing(self._runner.turns(run, lambda assembler: assembler.resume(number))) as batches:
             async for events in batches:
                 self._flusher.write(held, events)
+                if run.assembler.asked:  # who takes over must know of the calls that were carried out
+                    await self._flusher.written(held)
                 if held.size > self._longest_log:
                     fail(run, UpstreamError("The answer is longer than what is stored."))
                     return

@@ -21,7 +21,7 @@ from ..replies import Answer
 from ..state import Conversation, Page, State
 from ..upstream import Caller, Upstream
 from .listing import listed, shown
-from .reading import Reader, check_include, paging
+from .reading import Reader, included, paging
 
 MOST_ITEMS = 20  # that one request may add
 
@@ -64,7 +64,7 @@ class ConversationRoutes:
 
     async def create_items(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}/items``"""
-        check_include(request)
+        include = included(request)
         state, caller = await self._verified(request)
         body = await self._body(request, "items")
         if "items" not in body:
@@ -72,24 +72,23 @@ class ConversationRoutes:
         await state.conversations.get(_id(request), caller.owner)
         items = await _items(body["items"], _id(request).removeprefix("conv_"), state, caller.owner)
         await state.conversations.append(_id(request), items, caller.owner)
-        return Answer(listed(Page(items, has_more=False)))
+        return Answer(listed(Page(items, has_more=False), include))
 
     async def items(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items``"""
-        check_include(request)
-        asked = paging(request)
+        include, asked = included(request), paging(request)
         state, caller = await self._verified(request)
         page = await state.conversations.items(
             _id(request), caller.owner, after=asked.after, limit=asked.limit, order=asked.order
         )
-        return Answer(listed(page))
+        return Answer(listed(page, include))
 
     async def item(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
-        check_include(request)
+        include = included(request)
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
-        return Answer(shown(await state.conversations.item(_id(request), item_id, caller.owner)))
+        return Answer(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
         """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from ..config import Settings
 from ..errors import BadRequest, TooLarge
@@ -35,7 +35,7 @@ class Reader:
         self._settings = settings
         self._forwarded = frozenset(["authorization", *settings.forward_headers])
 
-    def caller(self, request: Request) -> Caller:
+    def caller(self, request: HTTPConnection) -> Caller:
         headers: dict[str, str] = {}
         for name, value in request.headers.items():
             if name in self._forwarded:
@@ -92,8 +92,8 @@ def flag(request: Request, name: str) -> bool:
     return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
 
 
-def check_include(request: Request) -> None:
-    """What ``include`` may ask for is stored and given in any case; what it may not is an error."""
+def included(request: Request) -> frozenset[str]:
+    """What ``include`` asks for. All of it is stored; most of it is given in any case."""
     query = request.query_params
-    for value in [*query.getlist("include"), *query.getlist("include[]")]:
-        checks.one_of(value, "include", INCLUDABLE)
+    values = [*query.getlist("include"), *query.getlist("include[]")]
+    return frozenset(checks.one_of(value, "include", INCLUDABLE) for value in values)

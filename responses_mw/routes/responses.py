@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from ..config import Settings
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
+from ..prompts import Prompts
 from ..protocol import checks
 from ..protocol.document import whole
 from ..protocol.request import CreateResponse, Limits, parse
@@ -18,7 +19,7 @@ from ..runner import Runner
 from ..state import State
 from ..upstream import Caller, Upstream
 from .listing import listed
-from .reading import Reader, check_include, flag, number, paging
+from .reading import Reader, flag, included, number, paging
 
 LAST_NUMBER = 2**53
 
@@ -31,6 +32,7 @@ class ResponseRoutes:
         state: State | None,
         background: Background | None,
         reader: Reader,
+        prompts: Prompts,
         settings: Settings,
     ) -> None:
         self._runner = runner
@@ -38,12 +40,13 @@ class ResponseRoutes:
         self._state = state
         self._background = background
         self._reader = reader
+        self._prompts = prompts
         self._settings = settings
         self._limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
-        body = await self._reader.json(request)
+        body = self._prompts.resolve(await self._reader.json(request))
         parsed = parse(body, self._limits)
         if parsed.background:
             return await self._create_in_background(parsed, body, self._reader.caller(request))
@@ -54,22 +57,22 @@ class ResponseRoutes:
     async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
         if self._background is None:
             raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
-        self._background.check_secrets()
         await self._upstream.verify(caller)
+        await self._background.check_secrets()
         document = await self._background.create(await self._runner.prepare(parsed, caller), body)
         if parsed.stream:
             return FollowReply(self._background.follow(document), self._settings)
-        return Answer(whole(document))
+        return Answer(whole(document, parsed.include))
 
     async def connect(self, request: Request) -> ASGIApp:
         """``GET /v1/responses``: the WebSocket's upgrade, where the server in front of us takes it for a plain request."""
         if request.headers.get("upgrade", "").lower() == "websocket":
-            raise UpgradeRequired("WebSockets are not served yet; use HTTP.", headers={"upgrade": "HTTP/1.1"})
+            raise UpgradeRequired("WebSockets are not served here; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}``"""
-        check_include(request)
+        include = included(request)
         streamed, after = flag(request, "stream"), _starting_after(request)
         flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
         state, background, caller, response_id = await self._stored(request)
@@ -78,7 +81,7 @@ class ResponseRoutes:
             await background.settle(response_id)
             stored = await state.responses.get(response_id, caller.owner)
         if not streamed:
-            return Answer(whole(stored.document))
+            return Answer(whole(stored.document, include))
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
             raise BadRequest(message, param="stream", code="not_a_background_response")
@@ -97,13 +100,12 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}/input_items``"""
-        check_include(request)
-        asked = paging(request)
+        include, asked = included(request), paging(request)
         state, _, caller, response_id = await self._stored(request)
         page = await state.responses.input_items(
             response_id, caller.owner, after=asked.after, before=asked.before, limit=asked.limit, order=asked.order
         )
-        return Answer(listed(page))
+        return Answer(listed(page, include))
 
     async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
         """What a request about a stored response needs, once its credential is known to be good."""

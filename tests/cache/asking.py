@@ -1,0 +1,133 @@
+"""Requests, the answers to them, and a server of embeddings that knows what is near to what."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from protocol.replay import check
+from responses_mw import Settings
+from responses_mw.cache import Cache, Hit, Key, Miss, Policy, mark
+from responses_mw.ids import RunIds
+from responses_mw.protocol import document
+from responses_mw.protocol.assembler import Assembler
+from responses_mw.protocol.options import Options
+from responses_mw.protocol.request import CreateResponse, parse
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+ALICE, BOB = "a" * 32, "b" * 32
+SECRET = "a secret of at least thirty-two characters"
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 3}}
+
+EXACT = Policy("exact", 60, 0.95)
+SEMANTIC = Policy("semantic", 60, 0.95)
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**{"cache_embedding_model": "embed", "upstream": "http://upstream", **given})
+
+
+def asked(question: str = "What is the capital of France?", **fields: Any) -> CreateResponse:
+    return parse({"model": "m", "input": question, **fields})
+
+
+def key(cache: Cache, question: str = "What is the capital of France?", owner: str = ALICE, **fields: Any) -> Key:
+    request = asked(question, **fields)
+    made = cache.key(request, request.items, owner=owner, model="m", headers={})
+    assert made is not None
+    return made
+
+
+def answered(
+    *texts: tuple[str, str], finish: str = "stop", usage: dict[str, Any] | None = USAGE, **fields: Any
+) -> dict[str, Any]:
+    """The document of an answer of these texts, each ``content`` or ``reasoning``, as an upstream would have streamed it."""
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts or [("content", "Paris.")]
+    ]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "usage": usage})
+    return run(asked(**fields), chunks)[1]
+
+
+def run(request: CreateResponse, chunks: list[dict[str, Any]], kind: str | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """The events and the document that an assembler makes of ``chunks``; of a hit of that ``kind``."""
+    ids = RunIds()
+    created = document.create(request, response_id=ids.response, model="m", created_at=1)
+    assembler = Assembler(created, ids, Options(summary=request.wants_summary))
+    events = assembler.start()
+    for chunk in chunks:
+        events += assembler.feed(chunk)
+    events += assembler.end_turn()
+    if kind is not None:
+        mark(assembler.response, kind)
+    assembler.conclude(2)
+    events += assembler.terminal()
+    check(events)
+    return events, assembler.response
+
+
+def told(hit: Hit | Miss) -> str:
+    """The text of a hit."""
+    assert isinstance(hit, Hit), hit
+    return document.output_text(run(asked(), hit.chunks)[1])
+
+
+async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | None = None, **options: Any) -> str:
+    """What is answered to a key: by the cache (``told again: ...``), or ``answer``, which is kept then."""
+    found = await cache.lookup(one, policy, **options)
+    if isinstance(found, Hit):
+        return f"told again: {told(found)}"
+    async with cache.flight(found):
+        if answer is not None:
+            await cache.keep(found, answered(("content", answer)))
+    return answer or "nothing"
+
+
+@dataclass
+class EmbeddingServer:
+    """``/v1/embeddings`` of vectors that the test tells; of other texts, vectors that are far from all others."""
+
+    dimensions: int = 16
+    vectors: dict[str, list[float]] = field(default_factory=dict)
+    requests: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    status: int = 200
+    answer: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        body = orjson.loads((await receive())["body"])
+        self.requests.append((headers, body))
+        vector = self.vectors.get(body["input"]) or pseudo_random(body["input"], self.dimensions)
+        sent = (
+            self.answer
+            if self.answer is not None
+            else orjson.dumps({"data": [{"embedding": vector, "index": 0}], "model": body["model"]})
+        )
+        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": sent})
+
+    def near(self, one: str, other: str, similarity: float) -> None:
+        """Makes two texts similar by so much."""
+        first = pseudo_random(one, self.dimensions)
+        aside = pseudo_random(one + " aside", self.dimensions)
+        along = sum(a * b for a, b in zip(first, aside, strict=True))
+        aside = _unit([a - along * b for a, b in zip(aside, first, strict=True)])
+        away = math.sqrt(1 - similarity**2)
+        self.vectors |= {one: first, other: [similarity * a + away * b for a, b in zip(first, aside, strict=True)]}
+
+
+def pseudo_random(text: str, dimensions: int) -> list[float]:
+    digest = hashlib.shake_256(text.encode("utf-8", "surrogatepass")).digest(4 * dimensions)
+    return _unit([int.from_bytes(digest[4 * n : 4 * n + 4], "big") / 2**31 - 1 for n in range(dimensions)])
+
+
+def _unit(vector: list[float]) -> list[float]:
+    length = math.sqrt(sum(number**2 for number in vector))
+    return [number / length for number in vector]

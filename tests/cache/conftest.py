@@ -1,0 +1,94 @@
+"""Caches on a Valkey without and with search, and a real server of embeddings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from responses_mw.cache import Cache, Embeddings
+from responses_mw.sealing import Sealer
+from responses_mw.state import connect
+from state.servers import Server
+
+from .asking import EmbeddingServer, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from conftest import Serve
+    from state.servers import Plain
+
+    OpenCache = Callable[..., Cache]
+
+SEARCH_MODULE = Path(os.environ.get("RESPONSES_MW_TEST_SEARCH_MODULE", f"{sys.prefix}/redisearch.so"))
+"""RediSearch, as ``scripts/redisearch`` fetches it; it is not ours to distribute."""
+
+
+@pytest.fixture(scope="session")
+def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("cache"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def searching_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if not SEARCH_MODULE.exists():
+        pytest.skip("no RediSearch: scripts/redisearch fetches it")
+    server = Server(tmp_path_factory.mktemp("searching"), "--loadmodule", str(SEARCH_MODULE))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(plain_server: Server) -> Iterator[Plain]:
+    """A plain client of the empty server without search."""
+    with plain_server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(params=["scan", "index"])
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty server of either kind."""
+    server: Server = request.getfixturevalue("plain_server" if request.param == "scan" else "searching_server")
+    with server.client() as client:
+        client.flushall()
+    return server.url
+
+
+@pytest.fixture
+def embedding_server() -> EmbeddingServer:
+    return EmbeddingServer()
+
+
+@pytest.fixture
+async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIterator[OpenCache]:
+    """Makes a cache, a replica, of a URL and settings; it is closed when the test ends."""
+    async with AsyncExitStack() as stack:
+        transport = await stack.enter_async_context(httpx.AsyncHTTPTransport())
+        embeddings_url = serve(embedding_server, lifespan="off")
+
+        def open_cache(url: str, sealer: Sealer | None = None, **given: Any) -> Cache:
+            client = connect(url, timeout=2.0)
+            stack.push_async_callback(client.aclose)
+            chosen = settings(**{"cache_timeout": 2.0, "cache_embedding_timeout": 2.0, "upstream": embeddings_url, **given})
+            assert chosen.upstream is not None
+            return Cache(client, Embeddings(transport, chosen.upstream, chosen), sealer or Sealer(), chosen)
+
+        yield open_cache
+
+
+@pytest.fixture
+def cache(open_cache: OpenCache, plain_server: Server, server: Plain) -> Cache:
+    """A cache in the empty server without search."""
+    assert server.dbsize() == 0
+    return open_cache(plain_server.url)

@@ -1,0 +1,427 @@
+"""Hits and misses: what is the same question, for whom, for how long, and at what price."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw.cache import Hit, Miss
+from responses_mw.ids import RunIds
+from responses_mw.sealing import Sealer
+from state.servers import wire
+
+from .asking import ALICE, BOB, EXACT, SECRET, SEMANTIC, EmbeddingServer, answered, ask, asked, key, run, told
+
+if TYPE_CHECKING:
+    from responses_mw.cache import Cache
+    from state.servers import Plain, Server
+
+    from .conftest import OpenCache
+
+Q = "What is the capital of France?"
+SAME = "Tell me the capital of France."
+
+
+async def test_the_same_question_is_answered_again_by_any_replica(open_cache: OpenCache, url: str) -> None:
+    one, other = open_cache(url), open_cache(url)
+    assert await ask(one, key(one), answer="Paris.") == "Paris."
+    assert await ask(other, key(other)) == "told again: Paris."
+    assert await ask(other, key(other, "What is the capital of Spain?")) == "nothing"
+
+
+async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: Cache) -> None:
+    first = answered(("reasoning", "Easy."), ("content", "Paris."))
+    miss = await cache.lookup(key(cache), EXACT)
+    assert isinstance(miss, Miss)
+    assert miss.header == "miss"
+    assert await cache.keep(miss, first)
+    hit = await cache.lookup(key(cache), EXACT)
+    assert isinstance(hit, Hit)
+    assert hit.header == f"exact; similarity=1.0000; age={hit.age}"
+    events, document = run(asked(), hit.chunks, hit.kind)
+    assert events[-1].type == "response.completed"
+    assert document["id"] != first["id"]
+    assert document["usage"] == {**first["usage"], "cache": "exact"}
+
+
+async def test_what_means_the_same_is_answered_again_if_it_is_near_enough(
+    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+) -> None:
+    cache = open_cache(url)
+    embedding_server.near(Q, SAME, 0.97)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    hit = await cache.lookup(key(cache, SAME), SEMANTIC)
+    assert told(hit) == "Paris."
+    assert isinstance(hit, Hit)
+    assert hit.kind == "semantic"
+    assert hit.similarity == pytest.approx(0.97, abs=1e-3)
+    assert hit.header.startswith("semantic; similarity=0.97")
+    assert isinstance(await cache.lookup(key(cache, SAME), replace(SEMANTIC, threshold=0.98, write=False)), Miss)
+    assert isinstance(await cache.lookup(key(cache, SAME), replace(EXACT, write=False)), Miss)
+
+
+async def test_the_guard_refuses_what_is_near_and_another_question(
+    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+) -> None:
+    cache = open_cache(url)
+    other = "What is the capital of Finland?"
+    embedding_server.near(Q, other, 0.999)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert isinstance(await cache.lookup(key(cache, other), SEMANTIC), Miss)
+    assert cache.counts["refused"] == 1
+
+
+async def test_the_next_is_looked_at_where_the_nearest_is_refused(
+    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+) -> None:
+    cache = open_cache(url)
+    wrong = "What is the capital of Finland?"
+    embedding_server.near(SAME, Q, 0.96)
+    embedding_server.vectors[wrong] = embedding_server.vectors[SAME]
+    await ask(cache, key(cache, wrong), SEMANTIC, answer="Helsinki.")
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert told(await cache.lookup(key(cache, SAME), SEMANTIC)) == "Paris."
+
+
+async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_only(
+    cache: Cache, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), EXACT, answer="Paris.")
+    assert isinstance(await cache.lookup(key(cache, SAME), SEMANTIC), Miss)
+    assert told(await cache.lookup(key(cache), SEMANTIC)) == "Paris."
+
+
+async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
+    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    cache = open_cache(plain_server.url, cache_longest_text=10)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert embedding_server.requests == []
+    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
+    assert server.keys("rmw:*:v:*") == []
+
+
+# -- whose it is -----------------------------------------------------------------------------------------------------------
+
+
+async def test_two_owners_never_share_an_answer(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
+    cache = open_cache(url)
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache, owner=ALICE), SEMANTIC, answer="Alice's")
+    assert await ask(cache, key(cache, owner=BOB), SEMANTIC) == "nothing"
+    assert await ask(cache, key(cache, SAME, owner=BOB), SEMANTIC, answer="Bob's") == "Bob's"
+    assert await ask(cache, key(cache, owner=ALICE), SEMANTIC) == "told again: Alice's"
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"instructions": "Be brief."}, {"temperature": 0}, {"top_p": 0.5}, {"model": "n"}, {"max_output_tokens": 9}, {"seed": 1},
+    {"text": {"format": {"type": "json_object"}}}, {"reasoning": {"effort": "low"}}, {"user": "somebody"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
+async def test_each_field_of_the_partition_alone_turns_a_hit_into_a_miss(
+    cache: Cache, embedding_server: EmbeddingServer, fields: dict[str, Any]
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    for text in (Q, SAME):
+        assert await ask(cache, key(cache, text, **fields), SEMANTIC) == "nothing"
+
+
+async def test_an_entry_that_somebody_forged_or_moved_is_a_miss_and_no_error(
+    cache: Cache, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    (body,) = server.keys("rmw:{c:*}:b:*")
+    kept = server.get(body)
+    others = key(cache, "Who are you?")
+    server.set(body.replace(key(cache).exact.encode(), others.exact.encode()), kept, px=60_000)
+    assert await ask(cache, others) == "nothing", "it belongs to another question"
+    for forged in (
+        b"0:Cjunk",
+        b"0:C{}",
+        b"0:",
+        b"",
+        b"0:S123",
+        b'0:C{"v":1,"key":"%s","texts":[["x"]]}' % key(cache).exact.encode(),
+    ):
+        server.set(body, forged, px=60_000)
+        assert await ask(cache, key(cache), EXACT) == "nothing"
+        assert await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
+
+
+# -- what is kept, and for how long ----------------------------------------------------------------------------------------
+
+
+async def test_an_entry_lives_as_long_as_was_fixed_when_it_was_kept(cache: Cache, server: Plain) -> None:
+    await ask(cache, key(cache), replace(EXACT, ttl=50), answer="Paris.")
+    (body,) = server.keys("rmw:{c:*}:b:*")
+    server.pexpire(body, 20_000)
+    hit = await cache.lookup(key(cache), replace(EXACT, ttl=60))
+    assert isinstance(hit, Hit)
+    assert hit.age == 30
+    assert server.pttl(body) <= 20_000, "a hit does not renew it"
+
+
+async def test_no_key_stays_for_ever(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
+    cache = open_cache(url)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    with connect_plain(url) as looking:
+        stay = [one for one in looking.keys("*") if looking.pttl(one) == -1]
+    assert stay == [b"rmw:{c}:owners"]
+
+
+def connect_plain(url: str) -> Plain:
+    import redis
+
+    return redis.Redis.from_url(url)
+
+
+async def test_neither_question_nor_instructions_are_in_redis(cache: Cache, server: Plain) -> None:
+    await ask(cache, key(cache, "A confidential question?", instructions="secret rules"), SEMANTIC, answer="An answer.")
+    everything = b"".join(_dump(server, one) for one in server.keys("*"))
+    assert b"An answer." in everything
+    for word in (b"confidential", b"question", b"secret", b"rules"):
+        assert word not in everything
+
+
+async def test_with_secret_keys_the_answer_is_not_either(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
+    cache = open_cache(plain_server.url, Sealer([SECRET]))
+    await ask(cache, key(cache), SEMANTIC, answer="An answer.")
+    assert b"An answer." not in b"".join(_dump(server, one) for one in server.keys("*"))
+    assert await ask(cache, key(cache)) == "told again: An answer."
+
+
+def _dump(server: Plain, name: bytes) -> bytes:
+    readers = {b"string": "GET", b"hash": "HGETALL", b"zset": "ZRANGE"}
+    kind = server.type(name)
+    arguments = (0, -1) if kind == b"zset" else ()
+    return name + repr(server.execute_command(readers[kind], name, *arguments)).encode()
+
+
+async def test_refresh_asks_again_and_keeps_the_new_answer(cache: Cache) -> None:
+    await ask(cache, key(cache), answer="Paris.")
+    refreshing = replace(EXACT, read=False)
+    assert await ask(cache, key(cache), refreshing, answer="Still Paris.") == "Still Paris."
+    assert await ask(cache, key(cache)) == "told again: Still Paris."
+
+
+async def test_refresh_keeps_a_vector_too(cache: Cache, embedding_server: EmbeddingServer) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris.")
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+
+
+async def test_no_store_reads_and_keeps_nothing(cache: Cache) -> None:
+    reading = replace(EXACT, write=False)
+    assert await ask(cache, key(cache), reading, answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache), answer="Lyon.") == "Lyon."
+    assert await ask(cache, key(cache), reading) == "told again: Lyon."
+
+
+@pytest.mark.parametrize("document", [answered(finish="length"), answered(("refusal", "No."))])
+async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, document: dict[str, Any]) -> None:
+    miss = await cache.lookup(key(cache), EXACT)
+    assert isinstance(miss, Miss)
+    assert not await cache.keep(miss, document)
+    assert await ask(cache, key(cache)) == "nothing"
+
+
+async def test_an_answer_that_is_too_large_is_not_kept(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
+    cache = open_cache(plain_server.url, cache_entry_bytes=1000)
+    await ask(cache, key(cache), answer="x" * 1000)
+    assert server.keys("rmw:{c:*}:b:*") == []
+    await ask(cache, key(cache), answer="x" * 100)
+    assert len(server.keys("rmw:{c:*}:b:*")) == 1
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
+    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    assert server.dbsize() == 0
+    async with wire(plain_server.port) as counted:
+        cache = open_cache(counted.url)
+        await cache.start()
+        await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+        embedding_server.requests.clear()
+        before = counted.trips
+        await ask(cache, key(cache), SEMANTIC)
+        assert (counted.trips - before, embedding_server.requests) == (1, [])
+
+
+@pytest.mark.parametrize(("policy", "trips"), [(EXACT, 1), (SEMANTIC, 2)], ids=["exact", "semantic"])
+async def test_a_miss_costs_one_round_trip_and_one_more_to_compare(
+    open_cache: OpenCache, plain_server: Server, server: Plain, policy: Any, trips: int
+) -> None:
+    assert server.dbsize() == 0
+    async with wire(plain_server.port) as counted:
+        cache = open_cache(counted.url)
+        await cache.start()
+        await ask(cache, key(cache, "Who?"), policy, answer="Me.")
+        before = counted.trips
+        assert isinstance(await cache.lookup(key(cache), policy), Miss)
+        assert counted.trips - before == trips
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_redis_that_is_away_is_a_miss(open_cache: OpenCache) -> None:
+    cache = open_cache("redis://127.0.0.1:1")
+    await cache.start()
+    assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris.") == "Paris."
+    assert (cache.counts["failed"], cache.counts["miss"]) == (2, 2)
+
+
+async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> None:
+    never = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await never.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(hang, "127.0.0.1", 0)
+    cache = open_cache(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", cache_timeout=0.05)
+    async with asyncio.timeout(1.5):  # less than the two seconds of the client
+        assert await ask(cache, key(cache)) == "nothing"
+    never.set()
+    listener.close()
+
+
+async def test_embeddings_that_fail_are_a_miss_and_the_answer_is_kept_by_its_text(
+    cache: Cache, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.status = 503
+    assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
+    assert cache.counts["failed"] == 1
+
+
+async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    server.delete(*server.keys("rmw:{c:*}:b:*"))
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
+    await ask(cache, key(cache), SEMANTIC, answer="Paris!")
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris!"
+
+
+async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
+    assert server.dbsize() == 0
+    one, other = open_cache(plain_server.url, Sealer([SECRET])), open_cache(plain_server.url, Sealer(["b" * 40]))
+    await ask(one, key(one), answer="Paris.")
+    assert await ask(other, key(other)) == "nothing"
+
+
+# -- forgetting ------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_deleted_is_not_told_again(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
+    cache = open_cache(url)
+    embedding_server.near(Q, SAME, 1.0)
+    document = answered()
+    miss = await cache.lookup(key(cache), SEMANTIC)
+    assert isinstance(miss, Miss)
+    await cache.keep(miss, document)
+    assert not await cache.forget(BOB, document["id"])
+    assert not await cache.forget(ALICE, RunIds().response)
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    assert await cache.forget(ALICE, document["id"])
+    assert not await cache.forget(ALICE, document["id"])
+    assert await ask(cache, key(cache), SEMANTIC) == await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
+    assert (await cache.stats(ALICE)).bytes == 0
+
+
+async def test_a_purge_empties_what_it_names_and_counts_it(open_cache: OpenCache, url: str) -> None:
+    cache = open_cache(url)
+    for owner in (ALICE, BOB):
+        for n in range(3):
+            await ask(cache, key(cache, f"Question {n}?", owner), SEMANTIC, answer="Paris.")
+            await ask(cache, key(cache, "Question?", owner, instructions=str(n)), SEMANTIC, answer="Paris.")
+    stats = await cache.stats()
+    assert (stats.owners, stats.entries, stats.partitions) == (2, 12, 8)
+    assert stats.bytes > 0
+    assert await cache.purge(ALICE) == 6
+    assert (await cache.stats(ALICE)).entries == 0
+    assert await ask(cache, key(cache, "Question 1?", BOB)) == "told again: Paris."
+    assert await ask(cache, key(cache, "Question 1?", ALICE)) == "nothing"
+    assert await cache.purge() == 6
+    assert (await cache.stats()).owners == 0
+    with connect_plain(url) as looking:
+        assert [one for one in looking.keys("*") if b":b:" in one or b":v" in one] == []
+
+
+async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cache: Cache) -> None:
+    miss = await cache.lookup(key(cache), EXACT)
+    assert isinstance(miss, Miss)
+    async with cache.flight(miss):
+        await cache.purge(ALICE)
+        assert not await cache.keep(miss, answered())
+    assert await ask(cache, key(cache), answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache)) == "told again: Paris."
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_of_a_partition_that_is_full_the_oldest_go(
+    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
+) -> None:
+    cache = open_cache(url, cache_partition_entries=3)
+    for n in range(5):
+        await ask(cache, key(cache, f"Question {n}?"), SEMANTIC, answer=str(n))
+    assert (await cache.stats()).entries == 3
+    for n in range(5):
+        assert await ask(cache, key(cache, f"Question {n}?"), SEMANTIC) == (f"told again: {n}" if n >= 2 else "nothing")
+    await ask(cache, key(cache, "Question?", instructions="another partition"), SEMANTIC, answer="5")
+    assert (await cache.stats()).entries == 4
+
+
+async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    assert server.dbsize() == 0
+    narrow = open_cache(plain_server.url, cache_partition_bytes=3000)
+    for n in range(6):
+        await ask(narrow, key(narrow, f"Question {n}?"), answer="x" * 1000)
+    assert (await narrow.stats(ALICE)).entries == 2
+    await narrow.purge()
+    owned = open_cache(plain_server.url, cache_owner_entries=16, cache_owner_bytes=16 * 3000)
+    for n in range(60):  # a sixteenth for each of sixteen shards
+        await ask(owned, key(owned, "Question?", instructions=str(n)), answer="x" * 1000)
+    stats = await owned.stats(ALICE)
+    assert stats.entries <= 16
+    assert stats.bytes <= 16 * 3000
+
+
+async def test_what_has_expired_is_swept_when_the_next_is_kept(cache: Cache, server: Plain) -> None:
+    await ask(cache, key(cache, "One?"), replace(EXACT, ttl=1), answer="1")
+    before = (await cache.stats(ALICE)).bytes
+    while server.keys("rmw:{c:*}:b:*"):
+        await asyncio.sleep(0.05)
+    assert (await cache.stats(ALICE)).entries == 0
+    await ask(cache, key(cache, "Two?"), EXACT, answer="2")
+    assert (await cache.stats(ALICE)).bytes == pytest.approx(before, abs=2)
+
+
+async def test_every_step_of_the_cache_works_in_a_client_that_must_repeat_scripts(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    cache = open_cache(plain_server.url)
+    await ask(cache, key(cache), answer="Paris.")
+    server.script_flush()
+    assert await ask(cache, key(cache)) == "told again: Paris."
+    server.script_flush()
+    assert await cache.purge() == 1

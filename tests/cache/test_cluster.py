@@ -1,0 +1,38 @@
+"""The cache in a Redis Cluster: every step keeps to one slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from state.test_topologies import cluster, cluster_url
+
+from .asking import ALICE, BOB, SEMANTIC, EmbeddingServer, ask, key
+
+if TYPE_CHECKING:
+    from state.servers import Server
+
+    from .conftest import OpenCache
+
+__all__ = ["cluster"]
+
+Q, SAME = "What is the capital of France?", "Tell me the capital of France."
+
+
+async def test_everything_works_in_a_cluster(
+    open_cache: OpenCache,
+    cluster: list[Server],
+    embedding_server: EmbeddingServer,
+) -> None:
+    cache = open_cache(cluster_url(cluster), cache_partition_entries=2)
+    await cache.start()
+    embedding_server.near(Q, SAME, 0.97)
+    for owner in (ALICE, BOB):
+        for n in range(4):
+            await ask(cache, key(cache, f"Question {n}?", owner), SEMANTIC, answer=str(n))
+        await ask(cache, key(cache, owner=owner), SEMANTIC, answer="Paris.")
+    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    assert (await cache.stats()).entries == 4
+    assert await cache.purge(ALICE) == 2
+    assert not await cache.forget(BOB, "resp_unknown")
+    assert await cache.purge() == 2

@@ -1,0 +1,48 @@
+"""``responses-mw cache``: what the cache holds, and how it is emptied."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from .asking import ALICE, BOB, ask, key
+
+if TYPE_CHECKING:
+    from responses_mw.cache import Cache
+    from state.servers import Server
+
+
+async def run(*arguments: str) -> tuple[int, str]:
+    """Its exit status, and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "responses_mw", "cache", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    printed, _ = await process.communicate()
+    return process.returncode or 0, printed.decode()
+
+
+async def test_it_tells_what_is_kept_and_empties_it_for_one_owner_or_for_all(cache: Cache, plain_server: Server) -> None:
+    for owner in (ALICE, BOB):
+        await ask(cache, key(cache, owner=owner), answer="Paris.")
+    redis = f"--redis={plain_server.url}"
+    status, printed = await run("stats", redis)
+    assert (status, "2 entries of 2 owners, in 2 partitions" in printed) == (0, True)
+    status, printed = await run("purge", redis, "--allow-eviction", f"--owner={ALICE}")
+    assert (status, "1 entries removed" in printed) == (0, True)
+    assert await ask(cache, key(cache, owner=ALICE)) == "nothing"
+    assert await ask(cache, key(cache, owner=BOB)) == "told again: Paris."
+    await run("purge", redis)
+    assert await ask(cache, key(cache, owner=BOB)) == "nothing"
+
+
+async def test_what_it_cannot_do_it_says() -> None:
+    for arguments, said in (
+        (["stats"], "--redis"),
+        (["stats", "--redis=redis://127.0.0.1:1"], "unavailable"),
+        (["dump", "--redis=redis://127.0.0.1:1"], "'stats' or 'purge'"),
+        (["purge", "--redis=redis://127.0.0.1:1", "--owner=A{b}"], "lower-case"),
+    ):
+        status, printed = await run(*arguments)
+        assert (status, said in printed) == (1, True), printed

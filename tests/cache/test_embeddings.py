@@ -1,0 +1,116 @@
+"""Embeddings: what is asked, with whose credential, and that a failure is no more than a failure."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+
+from responses_mw.cache import Embeddings
+from responses_mw.cache.embeddings import NoEmbedding
+from responses_mw.cache.vectors import packed, packed_wide, unpacked, vector_of
+
+from .asking import EmbeddingServer, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import Serve
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[httpx.AsyncHTTPTransport]:
+    async with httpx.AsyncHTTPTransport() as transport:
+        yield transport
+
+
+CALLER = {"authorization": "Bearer the caller's", "x-session-id": "7"}
+
+
+async def test_the_upstream_is_asked_as_the_caller(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
+) -> None:
+    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_dimensions=16))
+    vector = await embeddings.embed("Hi", CALLER)
+    assert float(np.linalg.norm(vector)) == pytest.approx(1)
+    ((headers, body),) = embedding_server.requests
+    assert body == {"model": "embed", "dimensions": 16, "input": "Hi"}
+    assert headers["authorization"] == "Bearer the caller's"
+
+
+async def test_the_operators_key_takes_the_place_of_the_callers(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
+) -> None:
+    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(upstream_api_key="operator")).embed(
+        "Hi", CALLER
+    )
+    assert embedding_server.requests[0][0]["authorization"] == "Bearer operator"
+
+
+@pytest.mark.parametrize("key", [None, "own"])
+async def test_another_server_never_sees_a_header_of_the_caller(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, key: str | None
+) -> None:
+    given = settings(
+        cache_embedding_url=serve(embedding_server, lifespan="off") + "/v1/",
+        cache_embedding_key=key,
+        upstream_api_key="for the upstream",
+    )
+    await Embeddings(transport, "http://upstream", given).embed("Hi", CALLER)
+    headers, _ = embedding_server.requests[0]
+    assert headers.get("authorization") == ("Bearer own" if key else None)
+    assert "x-session-id" not in headers
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{}", b"[]", b'{"data": []}', b'{"data": [{}]}', b'{"data": [{"embedding": "AAAA"}]}', b'{"data": [{"embedding": []}]}',
+     b'{"data": [{"embedding": [0, 0]}]}', b'{"data": [{"embedding": [1e999, 0]}]}', b'{"data": [{"embedding": [null, 1]}]}',
+     b'{"data": [{"embedding": [[1], [2]]}]}', b'{"data": [{"embedding": [1, 2, 3]}]}', b'{"data": {"embedding": 1}}'],
+)  # fmt: skip
+async def test_an_answer_that_is_no_vector_is_no_embedding(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, answer: bytes
+) -> None:
+    embedding_server.answer = answer
+    with pytest.raises(NoEmbedding):
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_dimensions=16)).embed(
+            "Hi"
+        )
+
+
+async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.status = 500
+    with pytest.raises(NoEmbedding, match="500"):
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings()).embed("Hi")
+    with pytest.raises(NoEmbedding):
+        await Embeddings(transport, "http://127.0.0.1:1", settings()).embed("Hi")
+
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    begun = time.monotonic()
+    with pytest.raises(NoEmbedding, match="Timeout"):
+        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache_embedding_timeout=0.05)).embed("Hi")
+    assert time.monotonic() - begun < 5
+
+
+def test_spaces_differ_by_model_size_and_namespace() -> None:
+    transport = httpx.AsyncHTTPTransport()
+    given: list[dict[str, Any]] = [
+        {}, {"cache_embedding_model": "other"}, {"cache_embedding_dimensions": 8}, {"cache_namespace": "b"},
+    ]  # fmt: skip
+    spaces = {Embeddings(transport, "http://u", settings(**one)).space for one in given}
+    assert len(spaces) == 4
+
+
+def test_both_kept_forms_hold_the_same_numbers() -> None:
+    vector = vector_of([0.1, -0.7, 0.3])
+    narrow, wide = unpacked([packed(vector)], 3)[0], np.frombuffer(packed_wide(vector), "<f4")
+    assert narrow.tolist() == wide.tolist()
+    assert narrow == pytest.approx(vector, abs=1e-3)

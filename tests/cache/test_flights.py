@@ -1,0 +1,174 @@
+"""Single flight: of those who ask the same at the same time, one makes the answer, on any replica; nobody waits too long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.cache import Hit, Miss
+from scripted import Signal
+
+from .asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, key
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Serve
+    from responses_mw.cache import Cache
+    from state.servers import Plain, Server
+
+    from .conftest import OpenCache
+
+Q, SAME = "What is the capital of France?", "Tell me the capital of France."
+
+
+@pytest.fixture
+def replicas(open_cache: OpenCache, plain_server: Server, server: Plain) -> tuple[Cache, Cache]:
+    assert server.dbsize() == 0
+    return open_cache(plain_server.url), open_cache(plain_server.url)
+
+
+async def begun(cache: Cache) -> Miss:
+    miss = await cache.lookup(key(cache), EXACT)
+    assert isinstance(miss, Miss)
+    return miss
+
+
+async def waiting(cache: Cache, *, streamed: bool = False) -> asyncio.Task[Hit | Miss]:
+    task = asyncio.create_task(cache.lookup(key(cache), EXACT, streamed=streamed))
+    await asyncio.sleep(0.1)
+    assert not task.done(), "it waits"
+    return task
+
+
+async def test_of_many_who_ask_at_once_one_makes_the_answer(replicas: tuple[Cache, Cache]) -> None:
+    made = 0
+
+    async def one(cache: Cache) -> str:
+        nonlocal made
+        found = await cache.lookup(key(cache), EXACT)
+        if isinstance(found, Hit):
+            return "hit"
+        async with cache.flight(found):
+            made += 1
+            await asyncio.sleep(0.1)
+            await cache.keep(found, answered())
+        return "made"
+
+    results = await asyncio.gather(*(one(replicas[n % 2]) for n in range(20)))
+    assert (made, results.count("made"), results.count("hit")) == (1, 1, 19)
+
+
+async def test_who_waits_goes_on_when_the_maker_fails_or_is_cancelled(replicas: tuple[Cache, Cache]) -> None:
+    one, other = replicas
+
+    async def fly() -> None:
+        async with one.flight(await begun(one)):
+            await asyncio.Event().wait()
+
+    flying = asyncio.create_task(fly())
+    await asyncio.sleep(0.05)
+    waits = await waiting(other)
+    flying.cancel()
+    await asyncio.gather(flying, return_exceptions=True)
+    async with asyncio.timeout(2):
+        found = await waits
+    assert isinstance(found, Miss)
+    assert found.token is not None, "now it makes the answer for others"
+
+
+async def test_those_who_wait_for_what_cannot_be_kept_go_on_at_once_and_together(replicas: tuple[Cache, Cache]) -> None:
+    one, other = replicas
+    miss = await begun(one)
+    waits = [await waiting(other), await waiting(other)]
+    await one.keep(miss, answered(finish="length"))
+    async with asyncio.timeout(2):
+        for found in await asyncio.gather(*waits):
+            assert isinstance(found, Miss)
+            assert found.token is None, "nobody waits for it again"
+
+
+async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    assert server.dbsize() == 0
+    cache = open_cache(plain_server.url, cache_wait=0.2)
+    await begun(cache)
+    assert isinstance(await (await waiting(cache)), Miss)
+    patient = open_cache(plain_server.url, cache_wait=60)
+    since = time.monotonic()
+    assert isinstance(await (await waiting(patient, streamed=True)), Miss)
+    assert time.monotonic() - since < 10
+
+
+async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server: Plain) -> None:
+    async with cache.flight(await begun(cache)):
+        (flight,) = server.keys("*:f:*")
+        server.pexpire(flight, 2000)
+        async with asyncio.timeout(4):
+            while server.pttl(flight) < 3000:
+                await asyncio.sleep(0.05)
+    assert server.keys("*:f:*") == []
+
+
+async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[Cache, Cache], server: Plain) -> None:
+    one, other = replicas
+    await begun(one)
+    (flight,) = server.keys("*:f:*")
+    assert 0 < server.pttl(flight) <= 5000
+    waits = await waiting(other)
+    server.delete(flight)
+    async with asyncio.timeout(2):
+        assert isinstance(await waits, Miss)
+
+
+async def test_nobody_ends_the_flight_of_another(replicas: tuple[Cache, Cache], server: Plain) -> None:
+    one, other = replicas
+    late = await begun(one)
+    server.delete(*server.keys("*:f:*"))
+    await begun(other)
+    async with one.flight(late):
+        pass
+    assert len(server.keys("*:f:*")) == 1
+
+
+async def test_a_semantic_hit_frees_those_who_wait_for_the_same_text(
+    replicas: tuple[Cache, Cache], server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    cache, _ = replicas
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    assert server.keys("*:f:*") == []
+
+
+async def test_a_request_that_only_refreshes_waits_for_nobody(cache: Cache) -> None:
+    await begun(cache)
+    async with asyncio.timeout(2):
+        refreshing = replace(EXACT, read=False)
+        assert await ask(cache, key(cache), refreshing, answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache)) == "told again: Paris."
+
+
+async def test_a_look_up_that_is_cancelled_leaves_no_flight(
+    open_cache: OpenCache, serve: Serve, plain_server: Server, server: Plain
+) -> None:
+    asked = Signal()
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    cache = open_cache(plain_server.url, upstream=serve(silent, lifespan="off"), cache_embedding_timeout=60)
+    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC))
+    await asked.wait()
+    assert len(server.keys("*:f:*")) == 1
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    assert server.keys("*:f:*") == []

@@ -1,0 +1,130 @@
+"""The guard: which texts may share an answer, however near they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.cache.guard import Signature, difference, signature
+
+
+def reason(one: str, other: str, *, strict: bool = True) -> str | None:
+    return difference(signature(one), signature(other), strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is the capital of France?", "Tell me the capital of France."),
+        ("What is the capital of France?", "what's the capital of france"),
+        ("How do I reset my password?", "How can I reset my password"),
+        ("How to fix a flat tire", "How do you repair a flat tire?"),
+        ("Could you please explain recursion?", "What is recursion?"),
+        ("I can't log in.", "I cannot log in"),
+        ("a list of 1,000 words", "a list of 1000 words"),
+        ("five apples", "5 apples"),
+        ("a run of 10 kilometers", "a run of 10 km"),
+        ("the meeting on Jan 5", "the meeting on January 5"),
+        ("Wie heißt die Hauptstadt?", "wie heißt die hauptstadt"),
+        ("东京有多少人？", "东京有多少人"),
+        ("x = [1, 2]", "x = [1, 2]"),
+    ],
+)
+def test_the_same_in_other_words_goes_together(one: str, other: str) -> None:
+    assert reason(one, other) is None
+    assert reason(other, one) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        ("What happened in 1989?", "What happened in 1998?", "numbers"),
+        ("the first president", "the second president", "numbers"),
+        ("five apples", "6 apples", "numbers"),
+        ("-5 degrees outside", "5 degrees outside", "numbers"),
+        ("from 5 to 10 apples", "from 10 to 5 apples", "numbers"),
+        ("fünf Äpfel", "sechs Äpfel", "numbers"),
+        ("trois pommes", "quatre pommes", "numbers"),
+        ("tres manzanas", "cuatro manzanas", "numbers"),
+        ("10 km of road", "10 miles of road", "units"),
+        ("the meeting on Monday", "the meeting on Tuesday", "dates"),
+        ("the weather today", "the weather tomorrow", "dates"),
+        ("Is it safe to eat?", "Is it not safe to eat?", "negations"),
+        ("I can eat it", "I can't eat it", "negations"),
+        ("with sugar", "without sugar", "negations"),
+        ("Das ist gut", "Das ist nicht gut", "negations"),
+        ("c'est bon", "ce n'est pas bon", "negations"),
+        ("es bueno", "no es bueno", "negations"),
+        ('Translate "cat"', 'Translate "dog"', "quoted"),
+        ("read /etc/passwd", "read /etc/shadow", "literals"),
+        ("the function getName", "the function getname", "literals"),
+        ("I met Anna in town", "I met Berta in town", "names"),
+        ("How old is Paris?", "How old is London?", "names"),
+        ("Before the meal", "After the meal", "critical"),
+        ("Is tea better than coffee?", "Is tea worse than coffee?", "critical"),
+        ("all birds fly", "some birds fly", "critical"),
+        ("When was it built?", "Where was it built?", "critical"),
+        ("must I pay taxes", "should I pay taxes", "critical"),
+        ("Is Rust faster than Go?", "Is Go faster than Rust?", "order"),
+        ("Does the dog bite the man?", "Does the man bite the dog?", "order"),
+        ("fly from here to Rome", "fly to Rome from here", "order"),
+        ("Is cheese healthy?", "cheese healthy", "kind"),
+        ("How do I open a window?", "open a window", "kind"),
+        ("5 € a piece", "5 $ a piece", "literals"),
+        ("what is it?", "what is he?", "script"),
+        ("东京有多少人", "大阪有多少人", "script"),
+        ("x = [1, 2]", "x = [1, 3]", "script"),
+        ("if a:\n  b", "if a:\n    b", "script"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
+def test_what_does_not_ask_the_same_is_told_apart(one: str, other: str, why: str, strict: bool) -> None:
+    assert reason(one, other, strict=strict) == reason(other, one, strict=strict) == why
+
+
+def test_other_words_are_told_apart_only_if_it_is_strict() -> None:
+    one, other = "How do I reset my password?", "How do I change my password?"
+    assert (reason(one, other), reason(one, other, strict=False)) == ("words", None)
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_it_is_symmetric_and_lets_a_text_pass_for_itself(one: str, other: str) -> None:
+    assert reason(one, one) is None
+    assert (reason(one, other) is None) == (reason(other, one) is None)
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_what_the_strict_guard_lets_pass_the_loose_one_does_too(one: str, other: str) -> None:
+    if reason(one, other) is None:
+        assert reason(one, other, strict=False) is None
+
+
+words = st.sampled_from(["the", "cat", "sees", "two", "red", "dogs", "not", "before", "Anna", "meets", "7", "birds"])
+
+
+@given(st.lists(words, min_size=1, max_size=8), st.integers(0, 7), st.sampled_from(["not", "8", "before", "Zoe"]))
+def test_a_word_that_counts_added_anywhere_is_always_noticed(text: list[str], place: int, added: str) -> None:
+    longer = [*text[:place], added, *text[place:]]
+    assert added in text or reason(" ".join(text), " ".join(longer)) is not None
+
+
+@given(st.permutations(["Anna", "Berta", "sees", "dogs"]), st.permutations(["Anna", "Berta", "sees", "dogs"]))
+def test_the_same_words_in_another_order_are_always_noticed(one: list[str], other: list[str]) -> None:
+    assert (reason(" ".join(one), " ".join(other)) is None) == (one == other)
+
+
+@given(st.text(max_size=80))
+def test_a_signature_survives_json_and_holds_no_word_of_the_text(text: str) -> None:
+    made = signature("confidential " + text, salt="partition")
+    written = orjson.dumps(asdict(made))
+    assert b"confidential" not in written
+    assert Signature.of(orjson.loads(written)) == made
+
+
+def test_signatures_of_two_partitions_have_nothing_in_common() -> None:
+    one, other = signature("the same text", salt="one"), signature("the same text", salt="other")
+    assert not set(one.words) & set(other.words)

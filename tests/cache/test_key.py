@@ -1,0 +1,182 @@
+"""The partition: everything that shapes an answer, but for the last user text."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from responses_mw.cache.key import NEUTRAL, Key, key_of
+from responses_mw.protocol.request import CreateResponse
+
+from .asking import ALICE, BOB, asked
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+
+SHAPING: dict[str, Any] = {
+    "extra": {"seed": 1},
+    "frequency_penalty": 0.5,
+    "include": frozenset({"reasoning.encrypted_content"}),
+    "instructions": "Be brief.",
+    "max_output_tokens": 5,
+    "max_tool_calls": 3,
+    "model": "n",
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.5,
+    "prompt_cache_key": "customer 7",
+    "reasoning": {"effort": "low"},
+    "safety_identifier": "somebody",
+    "temperature": 0.0,
+    "text": {"format": {"type": "json_object"}},
+    "tool_choice": "none",
+    "tools": [FUNCTION],
+    "top_logprobs": 0,
+    "top_p": 0.5,
+    "truncation": "auto",
+    "user": "somebody",
+}
+"""Of each member of a request that is part of the partition, a value that is not its default."""
+
+OTHERS: dict[str, Any] = {
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "metadata": {"a": "b"},
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_obfuscation": False},
+    "prompt_cache_options": {"a": 1},
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+}
+
+
+def made(request: CreateResponse, items: list[dict[str, Any]] | None = None, **told: Any) -> Key | None:
+    return key_of(request, request.items if items is None else items, **{"owner": ALICE, "model": "m", **told})
+
+
+def partition(request: CreateResponse, items: list[dict[str, Any]] | None = None, **told: Any) -> str:
+    key = made(request, items, **told)
+    assert key is not None
+    return key.partition
+
+
+def test_of_every_member_of_a_request_it_is_decided_whether_it_shapes_the_answer() -> None:
+    members = {field.name for field in fields(CreateResponse)}
+    assert SHAPING.keys() == members - NEUTRAL
+    assert OTHERS.keys() | {"items", "background", "cache"} == NEUTRAL
+
+
+@pytest.mark.parametrize("name", SHAPING)
+def test_each_member_that_shapes_the_answer_makes_another_partition_by_itself(name: str) -> None:
+    request = asked()
+    if name == "tools":  # which are offered to nobody, or the request would not be cacheable
+        request = replace(request, tool_choice="none")
+    changed = replace(request, **{name: SHAPING[name]})
+    assert changed != request
+    assert partition(changed) != partition(request)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_other_member_does(name: str) -> None:
+    changed = replace(asked(), **{name: OTHERS[name]})
+    assert changed != asked()
+    assert partition(changed) == partition(asked())
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"owner": BOB}, {"model": "other"}, {"deployment": "other"}, {"headers": {"x-variant": "b"}}],
+    ids=lambda told: next(iter(told)),
+)
+def test_so_does_whose_it_is_and_what_answers_it(told: dict[str, Any]) -> None:
+    assert partition(asked(), **told) != partition(asked())
+
+
+def test_headers_of_tracing_and_the_credential_shape_nothing() -> None:
+    assert partition(asked(), headers={"traceparent": "00-1", "authorization": "Bearer x"}) == partition(asked())
+
+
+def text(words: str, role: str = "user", kind: str = "input_text", **members: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": words}], **members}
+
+
+HISTORY = [text("Hello", id="msg_1"), text("Hi!", "assistant", "output_text"), text("And you?")]
+HISTORIES = {
+    "a text": [text("Hallo"), *HISTORY[1:]],
+    "a role": [text("Hello", "developer"), *HISTORY[1:]],
+    "the order": [HISTORY[1], HISTORY[0], HISTORY[2]],
+    "one item less": HISTORY[1:],
+    "reasoning": [HISTORY[0], {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}, *HISTORY[1:]],
+    "a call": [HISTORY[0], {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, *HISTORY[1:]],
+    "a member that is not known": [HISTORY[0], {**HISTORY[1], "phase": "commentary"}, HISTORY[2]],
+    "a member of the last turn": [*HISTORY[:2], text("And you?", name="Bob")],
+}
+
+
+@pytest.mark.parametrize("changed", HISTORIES)
+def test_the_whole_history_is_part_of_it(changed: str) -> None:
+    assert partition(asked(), HISTORIES[changed]) != partition(asked(), HISTORY)
+
+
+def test_ids_of_items_are_no_part_of_it() -> None:
+    again = [{**item, "id": f"msg_{n}", "status": "completed"} for n, item in enumerate(HISTORY)]
+    assert partition(asked(), again) == partition(asked(), HISTORY)
+
+
+def test_a_chain_and_the_same_items_given_at_once_are_the_same_question() -> None:
+    chained = replace(asked(), previous_response_id="resp_1")
+    assert made(chained, HISTORY) == made(asked(), HISTORY)
+
+
+def test_the_last_text_makes_another_entry_of_the_same_partition() -> None:
+    one, other = made(asked("One?")), made(asked("Other?"))
+    assert one is not None
+    assert other is not None
+    assert one.partition == other.partition
+    assert (one.text, one.exact) != (other.text, other.exact)
+
+
+IMAGE = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "https://example.com/a.png"}]}
+TWO_PARTS = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}] * 2}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [],
+        [text("Hi", "assistant", "output_text")],
+        [text("Be brief", "system")],
+        [text("Hi"), {"type": "function_call_output", "call_id": "c", "output": "1"}],
+        [TWO_PARTS],
+        [text("   ")],
+        [IMAGE],
+        [IMAGE, text("What is it?")],
+        [{"type": "item_reference", "id": "msg_1"}, text("And you?")],
+        [text("Hi"), {"type": "function_call_output", "call_id": "c", "output": IMAGE["content"]}, text("And you?")],
+    ],
+)
+def test_what_does_not_end_in_one_text_of_a_user_or_has_more_than_texts_in_it_is_not_cacheable(
+    items: list[dict[str, Any]],
+) -> None:
+    assert made(asked(), items) is None
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"background": True},
+        {"tools": [FUNCTION]},
+        {"tools": [FUNCTION], "tool_choice": "required"},
+        {"top_logprobs": 2},
+        {"include": frozenset({"message.output_text.logprobs"})},
+    ],
+)
+def test_what_could_call_a_tool_or_runs_in_the_background_or_asks_for_probabilities_is_not_cacheable(
+    members: dict[str, Any],
+) -> None:
+    assert made(replace(asked(), **members)) is None
+
+
+def test_the_field_of_the_cache_itself_shapes_nothing() -> None:
+    assert partition(asked(cache="exact")) == partition(asked(cache={"mode": "semantic"})) == partition(asked())

@@ -1,0 +1,109 @@
+"""What a request may ask of the cache, and what it gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.cache import Policy, policy_of
+from responses_mw.cache.policy import MODES
+from responses_mw.errors import BadRequest
+
+from .asking import settings
+
+
+def policy(body: Any = None, header: str | None = None, *, stored: bool = True, **given: Any) -> Policy:
+    return policy_of(body, header, settings(**given), stored=stored)
+
+
+def test_it_is_off_unless_somebody_asks() -> None:
+    assert policy().is_off
+    assert policy(cache="exact").mode == "exact"
+    assert policy("exact").mode == "exact"
+    assert policy(header="semantic").mode == "semantic"
+
+
+def test_body_and_header_can_say_the_same() -> None:
+    body = {"mode": "semantic", "ttl": 60, "threshold": 0.99, "no_store": True, "refresh": True}
+    header = "Semantic; TTL=60; threshold=0.99; no-store; refresh"
+    expected = Policy("semantic", 60, 0.99, read=False, write=False)
+    assert policy(body) == policy(header=header) == expected
+    assert expected.is_off
+
+
+def test_where_both_speak_the_body_counts() -> None:
+    assert policy({"mode": "exact"}, "semantic; ttl=5") == policy({"mode": "exact", "ttl": 5})
+
+
+def test_a_request_gets_no_more_than_the_operator_allows() -> None:
+    assert policy("semantic", cache_highest="exact").mode == "exact"
+    assert policy("semantic", cache_highest="off").is_off
+    assert policy("semantic", cache_embedding_model=None).mode == "exact"
+    got = policy({"mode": "semantic", "ttl": 10**6, "threshold": 0.1}, cache_ttl=100)
+    assert (got.ttl, got.threshold) == (100, 0.95)
+
+
+@pytest.mark.parametrize("ways", [["body"], ["header"], []])
+def test_a_way_that_the_operator_does_not_listen_to_can_only_ask_for_less(ways: list[str]) -> None:
+    def asking(way: str, mode: str) -> Policy:
+        body = {"mode": mode, "ttl": 7} if way == "body" else None
+        return policy(body, f"{mode}; ttl=7" if way == "header" else None, cache="exact", cache_ask=ways)
+
+    for way in ("body", "header"):
+        assert asking(way, "semantic").mode == ("semantic" if way in ways else "exact")
+        assert asking(way, "semantic").ttl == 7
+        assert asking(way, "off").is_off
+
+
+def test_what_is_not_stored_is_cached_only_where_the_request_itself_asks() -> None:
+    assert not policy(stored=False, cache="exact").write
+    assert policy(stored=False, cache="exact").read
+    assert policy("exact", stored=False).write
+    assert not policy({"ttl": 5}, stored=False, cache="exact").write
+
+
+def test_refresh_does_not_read_and_no_store_does_not_write() -> None:
+    assert (policy({"refresh": True}, cache="exact").read, policy({"refresh": True}, cache="exact").write) == (False, True)
+    assert (policy({"no_store": True}, cache="exact").read, policy({"no_store": True}, cache="exact").write) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ("both", "cache"),
+        (True, "cache"),
+        (["exact"], "cache"),
+        ({"mode": "both"}, "cache.mode"),
+        ({"ttl": 0}, "cache.ttl"),
+        ({"ttl": "60"}, "cache.ttl"),
+        ({"threshold": 1.1}, "cache.threshold"),
+        ({"refresh": "yes"}, "cache.refresh"),
+        ({"no-store": True}, "cache.no-store"),
+    ],
+)
+def test_a_body_that_means_nothing_is_an_error_that_names_it(body: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        policy(body)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    "header", ["both", "ttl", "ttl=", "ttl=x", "ttl=0", "ttl=-1", "threshold=nan", "threshold=2", "refresh=no", "exact=1"]
+)
+def test_a_header_that_means_nothing_is_an_error_that_names_it(header: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        policy(header=header)
+    assert str(raised.value.param).startswith("X-Responses-Cache")
+
+
+@given(st.text(max_size=40))
+def test_no_header_is_worse_than_a_bad_request(header: str) -> None:
+    try:
+        got = policy(header=header)
+    except BadRequest as error:
+        assert error.param is not None
+    else:
+        assert got.mode in MODES

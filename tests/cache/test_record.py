@@ -1,0 +1,125 @@
+"""What is kept of an answer is told again as it was: the same items, texts and usage, in a whole stream of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.cache.guard import signature
+from responses_mw.cache.key import Key
+from responses_mw.cache.record import Entry, Unreadable, pack, texts_of, unpack
+from responses_mw.cache.replay import replay
+from responses_mw.sealing import Sealer
+
+from .asking import ALICE, BOB, SECRET, answered, asked, run
+
+KEY = Key(ALICE, "p" * 40, "What?", "e" * 40)
+PLAIN, SEALING = Sealer(), Sealer([SECRET])
+
+texts = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
+answers = st.lists(texts, min_size=1, max_size=4).map(
+    lambda texts: [("reasoning" if n % 2 else "content", text) for n, text in enumerate(reversed(texts))][::-1]
+)
+
+
+def without_ids(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: member for name, member in item.items() if name != "id"} for item in document["output"]]
+
+
+@given(answers, st.sampled_from([{}, {"reasoning": {"summary": "auto"}}]))
+def test_an_answer_told_again_has_other_ids_and_else_is_the_same(texts: list[tuple[str, str]], fields: dict[str, Any]) -> None:
+    first = run(asked(**fields), _chunks(texts))[1]
+    kept = texts_of(first)
+    assert kept is not None
+    _, again = run(asked(**fields), replay(Entry(kept, first["usage"], 60)), "exact")
+    assert without_ids(again) == without_ids(first)
+    assert again["usage"] == {**first["usage"], "cache": "exact"}
+    assert again["id"] != first["id"]
+    assert not {item["id"] for item in again["output"]} & {item["id"] for item in first["output"]}
+    assert texts_of(again) == kept
+
+
+def _chunks(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts]
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
+    return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}]
+
+
+def test_an_answer_without_usage_is_told_again_without() -> None:
+    assert run(asked(), replay(Entry((("content", "Hi"),), None, 60)), "exact")[1]["usage"] is None
+
+
+FAILED = {**answered(), "status": "failed", "error": {"code": "server_error", "message": "no"}}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        FAILED,
+        answered(finish="length"),
+        answered(finish="content_filter"),
+        answered(("refusal", "No.")),
+        answered(("content", "Well,"), ("refusal", "no.")),
+        answered(("reasoning", "Hm")),
+        answered(("content", "")),
+        answered(("content", "  ")),
+        {**answered(), "output": [CALL]},
+        {**answered(), "output": [*answered()["output"], CALL]},
+        {**answered(), "output": [*answered()["output"], *answered()["output"]]},
+        {**answered(), "output": []},
+    ],
+)  # fmt: skip
+def test_what_failed_was_cut_refused_or_called_a_tool_is_not_kept(document: dict[str, Any]) -> None:
+    assert texts_of(document) is None
+
+
+def entry() -> Entry:
+    return Entry((("reasoning", "Hm"), ("content", "confidential")), answered()["usage"], 60, signature("What?"))
+
+
+@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
+def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
+    assert unpack(pack(entry(), KEY, sealer), ALICE, KEY.exact, sealer) == entry()
+
+
+def test_nothing_of_a_sealed_record_can_be_read() -> None:
+    packed = pack(entry(), KEY, SEALING)
+    assert b"confidential" not in packed
+    with pytest.raises(Unreadable):
+        unpack(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
+
+
+@pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
+def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
+    packed = pack(entry(), KEY, sealer)
+    with pytest.raises(Unreadable):
+        unpack(packed, ALICE, "f" * 40, sealer)
+    if sealer.is_shared:
+        with pytest.raises(Unreadable):
+            unpack(packed, BOB, KEY.exact, sealer)
+
+
+def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
+    with pytest.raises(Unreadable):
+        unpack(pack(entry(), KEY, PLAIN), ALICE, KEY.exact, SEALING)
+
+
+@given(
+    st.binary(max_size=60)
+    | st.binary(max_size=60).map(lambda junk: b"C" + junk)
+    | st.binary(max_size=60).map(lambda junk: b"S" + junk)
+)
+def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
+    for sealer in (PLAIN, SEALING):
+        with pytest.raises(Unreadable):
+            unpack(junk, ALICE, KEY.exact, sealer)
+
+
+def test_a_record_of_another_version_is_not_read() -> None:
+    packed = pack(entry(), KEY, PLAIN).replace(b'"v":1', b'"v":2', 1)
+    with pytest.raises(Unreadable):
+        unpack(packed, ALICE, KEY.exact, PLAIN)

@@ -1,0 +1,221 @@
+"""Search by Redis and by this process: both find what comparing with every vector finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+
+from responses_mw.cache.key import Key
+from responses_mw.cache.search import Index, Matrix, Near, Scan, choose
+from responses_mw.cache.store import Entries
+from responses_mw.cache.vectors import packed, unpacked, vector_of
+from responses_mw.ids import random_part
+from responses_mw.state import connect
+
+from .asking import ALICE, BOB, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from responses_mw.cache.vectors import Vector
+    from responses_mw.state import Client
+    from state.servers import Plain, Server
+
+DIMENSIONS = 6
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    client = connect(url)
+    yield client
+    await client.aclose()
+
+
+def partition() -> str:
+    return random_part().translate(str.maketrans("ghijklmnopqrstuvwxyz", "0123456789abcdef0123")).ljust(40, "0")
+
+
+def key_in(partition: str, name: str, owner: str = ALICE) -> Key:
+    return Key(owner, partition, name, name)
+
+
+async def add(store: Entries, search: Index | Scan, key: Key, vector: Vector, **told: Any) -> None:
+    space, data = await search.keepable(vector)
+    facts = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{key.exact}", **told}
+    assert await store.keep(key, b"C{}", vector=(space, search.form, data), **facts) == "kept"
+
+
+async def opened(client: Client, **given: Any) -> tuple[Entries, Index | Scan]:
+    chosen = settings(**given)
+    store = Entries(client, chosen)
+    return store, await choose(store, client, "space", chosen)
+
+
+def brute_force(kept: dict[str, Vector], vector: Vector, threshold: float, count: int) -> list[Near]:
+    rounded = {name: unpacked([packed(one)], DIMENSIONS)[0].astype(np.float64) for name, one in kept.items()}
+    near = [(name, float(one @ vector / np.linalg.norm(one))) for name, one in rounded.items()]
+    return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])[:count]
+
+
+numbers = st.integers(-9, 9)
+vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any).map(vector_of)
+
+
+@trying(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(vectors, min_size=1, max_size=12), st.lists(vectors, max_size=3), vectors, st.floats(-0.9, 0.99), st.integers(1, 4)
+)
+async def test_what_is_found_is_what_comparing_with_all_finds(
+    client: Client, kept: list[Vector], later: list[Vector], asked: Vector, threshold: float, count: int
+) -> None:
+    store, search = await opened(client)
+    here = partition()
+    elsewhere = partition()
+    by_name: dict[str, Vector] = {}
+    for batch in (kept, later):  # the scan reads on where it stopped
+        for vector in batch:
+            name = f"e{len(by_name)}"
+            await add(store, search, key_in(here, name), vector)
+            await add(store, search, key_in(elsewhere, f"x{name}"), asked)
+            by_name[name] = vector
+        found = await search.nearest(key_in(here, ""), asked, threshold, count)
+        expected = brute_force(by_name, asked, threshold, count)
+        assert [round(similarity, 3) for _, similarity in found] == pytest.approx([one for _, one in expected], abs=2e-3)
+        assert len({name for name, _ in found}) == len(found)
+        for name, similarity in found:
+            assert similarity == pytest.approx(brute_force({name: by_name[name]}, asked, -1, 1)[0][1], abs=2e-3)
+
+
+async def test_the_server_decides_who_searches_unless_a_setting_does(plain_server: Server, searching_server: Server) -> None:
+    for server, expected in ((plain_server, Scan), (searching_server, Index)):
+        client = connect(server.url)
+        assert isinstance((await opened(client))[1], expected)
+        assert isinstance((await opened(client, cache_search="scan"))[1], Scan)
+        await client.aclose()
+
+
+async def test_an_entry_is_found_under_its_last_vector(client: Client) -> None:
+    store, search = await opened(client)
+    here = partition()
+    for vector in ([1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]):
+        await add(store, search, key_in(here, "e"), vector_of(vector))
+        assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of(vector), 0.9)] == ["e"]
+    assert await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9) == []
+
+
+async def test_a_vector_of_another_size_is_another_space(client: Client) -> None:
+    store, search = await opened(client)
+    here = partition()
+    await add(store, search, key_in(here, "six"), vector_of([1, 0, 0, 0, 0, 0]))
+    await add(store, search, key_in(here, "two"), vector_of([1, 0]))
+    assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of([1, 0]), 0.9)] == ["two"]
+    assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
+
+
+async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(client: Client) -> None:
+    store, search = await opened(client)
+    other_store, other = await opened(client)
+    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+    await add(store, search, key_in(here, "e"), vector)
+    assert [name for name, _ in await other.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
+    assert await store.purge(ALICE) == 1
+    assert await other.nearest(key_in(here, ""), vector, 0.9) == []
+    await add(store, search, key_in(here, "f"), vector, generation="1")
+    assert [name for name, _ in await other.nearest(key_in(here, ""), vector, 0.9)] == ["f"]
+    assert other_store is not store
+
+
+async def test_a_vector_in_another_owners_keys_is_never_found(client: Client) -> None:
+    store, search = await opened(client)
+    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+    await add(store, search, key_in(here, "poison", BOB), vector)
+    assert await search.nearest(key_in(here, ""), vector, 0.5) == []
+
+
+# -- what the scan holds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scanned(plain_server: Server, server: Plain) -> str:
+    assert server.dbsize() == 0
+    return plain_server.url
+
+
+async def test_a_scan_reads_only_what_was_added_since(scanned: str, server: Plain) -> None:
+    client = connect(scanned)
+    store, search = await opened(client)
+    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+    for number in range(20):
+        await add(store, search, key_in(here, f"e{number}"), vector)
+    await search.nearest(key_in(here, ""), vector, 0.9)
+    _, last, _, entries = await store.since(key_in(here, ""), "space6", 0, 100)
+    assert len(entries) == 20
+    assert last == entries[-1][1]
+    before = server.info("commandstats")["cmdstat_hmget"]["calls"]
+    await search.nearest(key_in(here, ""), vector, 0.9)
+    assert server.info("commandstats")["cmdstat_hmget"]["calls"] == before, "nothing was added"
+    await client.aclose()
+
+
+async def test_a_scan_holds_no_more_bytes_than_it_may(scanned: str) -> None:
+    client = connect(scanned)
+    store, search = await opened(client, cache_memory=1)
+    assert isinstance(search, Scan)
+    vector = vector_of([1, 0, 0, 0, 0, 0])
+    for here in (partition(), partition()):
+        await add(store, search, key_in(here, "e"), vector)
+        assert [name for name, _ in await search.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
+        assert len(search._partitions) == 1, "the one that was asked for last"
+    await client.aclose()
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-1, 0.999), st.integers(1, 5), st.floats(0, 3))
+def test_long_vectors_are_found_as_by_comparing_with_all_though_few_are_compared_whole(
+    seed: int, threshold: float, count: int, spread: float
+) -> None:
+    random = np.random.default_rng(seed)
+    centre = random.normal(size=200)
+    vectors = [vector_of(centre + spread * random.normal(size=200)) for _ in range(30)]
+    asked = vector_of(centre + spread * random.normal(size=200))
+    matrix = Matrix(200)
+    matrix.add([(str(n), n + 1, b"1000:" + packed(vector)) for n, vector in enumerate(vectors)])
+    rows = unpacked([packed(vector) for vector in vectors], 200)
+    expected = sorted((float(one) for one in rows @ asked if one >= threshold), reverse=True)[:count]
+    found = [similarity for _, similarity in matrix.nearest(asked, threshold, count, 0)]
+    near = [one for one in expected if one >= threshold + 1e-5]
+    assert found[: len(near)] == pytest.approx(near, abs=1e-5)
+
+
+def kept(vector: list[int], expiry: int = 1000) -> bytes:
+    return b"%d:" % expiry + packed(vector_of(vector))
+
+
+def test_a_matrix_forgets_what_expired_what_was_evicted_and_what_is_over_its_bound() -> None:
+    matrix = Matrix(2)
+    matrix.add(
+        [("a", 1, kept([1, 0])), ("b", 2, kept([1, 0], expiry=10)), ("c", 3, kept([1, 0])), ("d", 4, b""), ("e", 5, b"9:xx")]
+    )
+    asked = vector_of([1, 0])
+
+    def names(now: int = 5) -> set[str]:
+        return {name for name, _ in matrix.nearest(asked, 0.5, 9, now)}
+
+    assert names() == {"a", "b", "c"}
+    assert names(now=10) == {"a", "c"}
+    assert matrix.number == 5
+    matrix.bound(2, now=10)
+    assert names() == {"a", "c"}
+    matrix.bound(1, now=10)
+    assert names() == {"c"}
+    matrix.add([("f", 6, kept([0, 1])), ("g", 7, kept([1, 0]))])
+    assert names() == {"c", "g"}, "rows that became free are used again, with nothing of before"
+    matrix.forget_before(7)
+    assert names() == {"g"}
+    matrix.remove("g")
+    matrix.remove("g")
+    assert names() == set()

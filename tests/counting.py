@@ -1,0 +1,89 @@
+"""A Chat Completions server whose tokens are words: with a tokenizer, or without one, and with a length beyond which it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from scripted import completion
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+WORDS_A_MESSAGE = 2
+"""What the chat template adds."""
+
+
+class Counting:
+    """``owner`` tells the dialect; ``paths`` are those that it serves beside the completions. ``asked`` are the requests so far."""
+
+    def __init__(self, owner: str, *paths: str, length: int = 10**9, counts: bool = True) -> None:
+        self.owner = owner
+        self.paths = {"/v1/chat/completions", "/v1/models", *paths}
+        self.length = length
+        self.counts = counts
+        self.tells_length = True
+        self.refusal = "This model's maximum context length is {length} tokens. However, your messages resulted in {count} tokens."
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        return [body for asked, body in self.asked if asked == path]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        path = scope["path"]
+        asked = orjson.loads(body) if body else {}
+        self.asked.append((path, asked))
+        status, answer = self._answer(path, asked) if path in self.paths else (404, {"detail": "Not Found"})
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/chat/completions":
+            return self._complete(asked)
+        count = words(asked)
+        tokens = list(range(count))
+        pages = {
+            "/v1/models": {"data": [{"id": "tiny", "owned_by": self.owner, **self._told("max_model_len")}]},
+            "/info": {"model_id": "tiny", **self._told("max_total_tokens")},
+            "/props": {"default_generation_settings": self._told("n_ctx")},
+            "/tokenize": {"count": count, "tokens": list(range(len(asked.get("content", "").split())))},
+            "/chat_tokenize": {"tokenize_response": tokens, "templated_text": ""},
+            "/apply-template": {"prompt": "word " * count},
+        }
+        return 200, pages[path]
+
+    def _told(self, name: str) -> dict[str, int]:
+        return {name: self.length} if self.tells_length else {name: 0} if name == "max_total_tokens" else {}
+
+    def _complete(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        count = words(asked)
+        wanted = asked.get("max_tokens") or asked.get("max_completion_tokens") or 1
+        if count + wanted > self.length:
+            message = self.refusal.format(length=self.length, count=count)
+            kind = "exceed_context_size_error" if self.owner == "llamacpp" else "invalid_request_error"
+            return 400, {"error": {"message": message, "type": kind, "param": "messages", "code": None}}
+        answer = completion({"content": "Hello"}, counts={"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1})
+        return 200, answer if self.counts else {**answer, "usage": None}
+
+
+def words(asked: dict[str, Any]) -> int:
+    """The tokens of a chat request: of its messages and its tools."""
+    texts = [_text(message.get("content")) for message in asked.get("messages", [])]
+    tools = len(json.dumps(asked["tools"]).split()) if asked.get("tools") else 0
+    return sum(len(text.split()) + WORDS_A_MESSAGE for text in texts) + tools
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return " ".join(part.get("text", "image") for part in content)
+    return content or ""

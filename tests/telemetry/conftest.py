@@ -1,0 +1,221 @@
+"""An OTLP receiver, and our commands as processes that send to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import redis
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from conftest import Ours
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Serve
+
+    Start = Callable[..., "Command"]
+
+ROOT = Path(__file__).parents[2]
+SECRET = "a secret that all the replicas of the deployment have"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span as it was received. Ids are hexadecimal."""
+
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    links: list[str]
+    failed: bool
+    attributes: dict[str, Any]
+    service: str
+
+    @property
+    def context(self) -> str:
+        """The beginning of a ``traceparent``; its flags follow."""
+        return f"00-{self.trace_id}-{self.span_id}-"
+
+
+@dataclass
+class Collector:
+    """An OTLP receiver (HTTP, protobuf)."""
+
+    spans: list[Span] = field(default_factory=list)
+    metrics: set[str] = field(default_factory=set)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/v1/traces":
+            self._take_spans(ExportTraceServiceRequest.FromString(body))
+        else:
+            request = ExportMetricsServiceRequest.FromString(body)
+            self.metrics.update(
+                one.name for of in request.resource_metrics for scoped in of.scope_metrics for one in scoped.metrics
+            )
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-protobuf")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _take_spans(self, request: ExportTraceServiceRequest) -> None:
+        for of in request.resource_spans:
+            service = {one.key: one.value.string_value for one in of.resource.attributes}["service.name"]
+            for scoped in of.scope_spans:
+                self.spans += [_span(span, service) for span in scoped.spans]
+
+    async def until(self, *names: str, **attributes: Any) -> list[Span]:
+        """All spans, once there is one of each of these names."""
+        async with asyncio.timeout(15):
+            while not set(names) <= {span.name for span in self.spans}:
+                await asyncio.sleep(0.02)
+        return self.spans
+
+    def one(self, name: str) -> Span:
+        [span] = [span for span in self.spans if span.name == name]
+        return span
+
+    def all(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+
+def _span(span: Any, service: str) -> Span:
+    return Span(
+        name=span.name,
+        kind=span.kind,
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        links=[f"{link.trace_id.hex()}/{link.span_id.hex()}" for link in span.links],
+        failed=span.status.code == 2,
+        attributes={one.key: _value(one.value) for one in span.attributes},
+        service=service,
+    )
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(one) for one in value.array_value.values]
+    return getattr(value, kind)
+
+
+class Command:
+    """``responses-mw serve`` or ``worker`` as a process."""
+
+    def __init__(self, command: str, settings: dict[str, Any], environment: dict[str, str], log: Path) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        self._log = log
+        with log.open("wb") as written:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "responses_mw", command, *flags],
+                stdout=subprocess.DEVNULL,
+                stderr=written,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            )
+        self.ours = Ours(f"http://127.0.0.1:{settings.get('port', 0)}")
+        self.admin = Ours(f"http://127.0.0.1:{settings['admin_port']}")
+
+    async def is_ready(self) -> Command:
+        """Waits until it is."""
+        async with asyncio.timeout(20):
+            while True:
+                assert self.process.poll() is None, self.log
+                with suppress(httpx.TransportError):  # not there yet
+                    if (await self.admin.http.get("/readyz")).status_code == 200:
+                        return self
+                await asyncio.sleep(0.05)
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error."""
+        return self._log.read_text()
+
+    async def logged(self, text: str) -> str:
+        """Waits until its log holds ``text``."""
+        async with asyncio.timeout(5):
+            while text not in self.log:
+                await asyncio.sleep(0.02)
+        return self.log
+
+    def end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: Any) -> str:
+    return serve(upstream)
+
+
+@pytest.fixture
+def database(redis_url: str) -> str:
+    url = f"{redis_url}?db=14"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture
+def environment(serve: Serve, collector: Collector) -> dict[str, str]:
+    """Has everything sent to the collector, soon."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": serve(collector),
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_METRIC_EXPORT_INTERVAL": "200",
+    }
+
+
+@pytest.fixture
+async def start(upstream_url: str, database: str, environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts ``serve`` or ``worker``, with settings and further variables."""
+    async with AsyncExitStack() as stack:
+
+        def start(command: str, variables: dict[str, str] | None = None, **settings: Any) -> Command:
+            ports = {"admin_port": _free_port()} | ({"port": _free_port()} if command == "serve" else {})
+            common = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "log_format": "json", **ports}
+            log = tmp_path / f"{command}-{time.monotonic_ns()}.log"
+            started = Command(command, {**common, **settings}, {**environment, **(variables or {})}, log)
+            stack.callback(started.end)
+            stack.push_async_callback(started.ours.aclose)
+            stack.push_async_callback(started.admin.aclose)
+            return started
+
+        yield start
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,169 @@
+"""Log records, and the access line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from responses_mw.telemetry import Observed, told_owner, told_response, told_route
+from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
+from responses_mw.telemetry.names import ACTIVE_REQUESTS, STREAMS_OPEN
+from scripted import HELLO
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from scripted import ScriptedUpstream
+
+    from .conftest import Start
+
+SECRET, PROMPT = "sk-a-secret-key", "a secret question"
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """Nothing is sent anywhere."""
+    return {}
+
+
+def record(message: str = "it %s", *arguments: Any, error: BaseException | None = None) -> logging.LogRecord:
+    exc_info = (type(error), error, error.__traceback__) if error is not None else None
+    return logging.LogRecord("a.logger", logging.WARNING, __file__, 1, message, arguments, exc_info)
+
+
+def raised() -> BaseException:
+    try:
+        try:
+            raise KeyError(PROMPT)
+        except KeyError as error:
+            raise ExceptionGroup(PROMPT, [ValueError(PROMPT)]) from error
+    except ExceptionGroup as group:
+        return group
+
+
+def test_a_record_is_one_line_of_json() -> None:
+    line = JSONFormatter().format(record("it %s\nfailed", "ö", error=raised()))
+    assert "\n" not in line
+    decoded = json.loads(line)
+    assert decoded["message"] == "it ö\nfailed"
+    assert (decoded["level"], decoded["logger"]) == ("warning", "a.logger")
+    assert decoded["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("formatter", [JSONFormatter(), HumanFormatter()])
+def test_an_exception_is_told_by_where_and_what_kind_but_not_by_its_text(formatter: logging.Formatter) -> None:
+    text = formatter.format(record("x", error=raised()))
+    assert PROMPT not in text.replace("raise KeyError(PROMPT)", "")
+    assert "builtins.KeyError" in text
+    assert "builtins.ValueError" in text
+    assert "in raised" in text
+
+
+def test_an_exceptions_text_is_there_for_debugging() -> None:
+    assert PROMPT in JSONFormatter(with_messages=True).format(record("x", error=raised()))
+
+
+# -- observed applications -------------------------------------------------------------------------------------------------------
+
+
+def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200) -> Any:
+    """An application that tells what it knows, and answers with ``parts``."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        told_route("/v1/things/{thing}")
+        told_owner("0123456789abcdef")
+        told_response({"id": "resp_1", "store": True})
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if kind == b"text/event-stream":
+            assert STREAMS_OPEN.value() == 1
+        assert ACTIVE_REQUESTS.value({"http.request.method": "GET", "url.scheme": "http"}) == 1
+        if b"leave" not in parts:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+async def asked(app: Any, path: str = "/v1/things/secret-id?key=secret") -> None:
+    transport = httpx.ASGITransport(Observed(app), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        await client.get(path, headers={"authorization": f"Bearer {SECRET}"})
+
+
+async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    await asked(answering(b"{}"))
+    [line] = caplog.records
+    assert line.getMessage().startswith("GET /v1/things/{thing} 200 0.")
+    assert line.getMessage().endswith("s response=resp_1 owner=01234567")
+    assert "secret" not in JSONFormatter().format(line)
+    facts = json.loads(JSONFormatter().format(line))
+    assert (facts["method"], facts["route"], facts["status"]) == ("GET", "/v1/things/{thing}", 200)
+    assert (facts["response"], facts["owner"]) == ("resp_1", "01234567")
+
+
+async def test_streams_are_counted_while_they_are_open() -> None:
+    await asked(answering(b"data: x\n\n", kind=b"text/event-stream"))
+    assert STREAMS_OPEN.value() == 0
+    assert ACTIVE_REQUESTS.value({"http.request.method": "GET", "url.scheme": "http"}) == 0
+
+
+async def test_a_client_that_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        told_route("/r")
+
+    for app in (left, answering(b"leave")):
+        scope = {"type": "http", "method": "GET", "headers": [], "path": "/"}
+        await Observed(app)(scope, _never, _forget)
+    assert [json.loads(JSONFormatter().format(line))["status"] for line in caplog.records] == [499, 200]
+    assert all("(the client left)" in line.getMessage() for line in caplog.records)
+
+
+async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError(PROMPT)
+
+    await asked(failing)
+    assert " 500 " in caplog.records[0].getMessage()
+    assert PROMPT not in caplog.text
+
+
+async def _never() -> Any:
+    raise AssertionError(sys._getframe().f_code.co_name)
+
+
+async def _forget(_: Any) -> None:
+    pass
+
+
+# -- a process -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("form", ["json", "human"])
+async def test_a_servers_log_has_a_line_for_each_request_and_nothing_of_what_was_asked(
+    upstream: ScriptedUpstream, start: Start, form: str
+) -> None:
+    front = await start("serve", log_format=form).is_ready()
+    upstream.stream(*HELLO)
+    created = await front.ours.client.with_options(api_key=SECRET).responses.create(model="tiny", input=PROMPT)
+    await front.ours.http.get("/v1/unknown?q=secret")
+    await front.ours.http.post("/v1/responses?q=secret", json={"model": PROMPT, "input": PROMPT, "tools": 7})
+    log = await front.logged(" 400 ")
+    assert PROMPT not in log
+    assert "secret" not in log
+    assert log.count("POST /v1/responses 200") == log.count(f"response={created.id}") == 1
+    assert log.count("GET * 404") == 1
+    if form == "json":
+        lines = [json.loads(line) for line in log.splitlines()]
+        assert [line["response"] for line in lines if line.get("status") == 200] == [created.id]

@@ -1,0 +1,184 @@
+"""What an OTLP receiver gets of real processes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scripted import HELLO, call, delta, finish, text, usage
+from tools.servers import weather
+
+if TYPE_CHECKING:
+    from conftest import Serve
+    from scripted import ScriptedUpstream
+
+    from .conftest import Collector, Start
+
+INTERNAL, SERVER, CLIENT, CONSUMER = 1, 2, 3, 5
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=value"}
+PROMPT, ANSWER = "a secret question", "a secret answer"
+
+
+def answered(*texts: str) -> list[dict[str, Any]]:
+    return [{**delta(role="assistant", content=""), "id": "chatcmpl-9", "model": "tiny-1"}, *map(text, texts), finish()]
+
+
+@pytest.mark.timeout(90)
+async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_processes(
+    serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    tools = json.dumps(
+        {"weather": {"url": serve(weather().streamable_http_app(stateless_http=True)) + "/mcp", "require_approval": "never"}}
+    )
+    front = start("serve", workers=0, mcp_servers=tools)
+    worker = start("worker", {"OTEL_SERVICE_NAME": "the-worker"}, mcp_servers=tools)
+    await front.is_ready()
+    await worker.is_ready()
+    upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c1"), finish("tool_calls"), usage(30, 10))
+    upstream.stream(*answered("Sunny", "."), usage(50, 5))
+
+    conversation = await front.ours.client.conversations.create()
+    stream = await front.ours.client.responses.create(
+        model="tiny",
+        input=PROMPT,
+        background=True,
+        stream=True,
+        conversation=conversation.id,
+        tools=[{"type": "mcp", "server_label": "weather", "require_approval": "never"}],
+        extra_headers=TRACEPARENT,
+    )
+    events = [event async for event in stream]
+    response = events[-1].response  # type: ignore[union-attr]
+    assert response.status == "completed"
+    await collector.until("POST /v1/responses", "process response", "chat tiny", "EVALSHA commit")
+
+    request, job = collector.one("POST /v1/responses"), collector.one("process response")
+    assert (request.kind, request.trace_id, request.parent_id) == (SERVER, TRACE, PARENT)
+    assert (request.service, job.service) == ("responses-mw", "the-worker")
+    assert request.attributes["gen_ai.response.id"] == job.attributes["gen_ai.response.id"] == response.id
+    assert request.attributes["gen_ai.conversation.id"] == conversation.id
+    assert (job.kind, job.parent_id, job.links) == (CONSUMER, "", [f"{TRACE}/{request.span_id}"])
+    assert job.trace_id != TRACE
+
+    first, second = collector.all("chat tiny")
+    assert {first.parent_id, second.parent_id} == {job.span_id}
+    assert first.kind == CLIENT
+    assert first.attributes["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    host, port = front_address(upstream)
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny-1",
+        "gen_ai.response.id": "chatcmpl-9",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": 50,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.conversation.id": conversation.id,
+        "responses_mw.response.id": response.id,
+        "server.address": host,
+        "server.port": port,
+    }
+    assert expected.items() <= second.attributes.items()
+    assert [asked.headers["traceparent"][:-2] for asked in upstream.requests] == [first.context, second.context]
+    assert {asked.headers.get("tracestate") for asked in upstream.requests} == {None}  # it is another trace
+
+    tool = collector.one("execute_tool get_weather")
+    assert (tool.kind, tool.parent_id, tool.failed) == (INTERNAL, job.span_id, False)
+    assert tool.attributes["gen_ai.tool.name"] == "get_weather"
+    assert any(span.parent_id == tool.span_id for span in collector.spans)  # of MCP's SDK
+
+    created, committed = collector.one("EVALSHA job_create"), collector.one("EVALSHA commit")
+    assert (created.parent_id, committed.parent_id) == (request.span_id, job.span_id)
+    assert committed.kind == CLIENT
+    assert committed.attributes["db.system.name"] == "redis"
+    assert collector.all("EVALSHA log_append") == []  # what a process does time and again is no span
+    written = repr([(span.name, span.attributes) for span in collector.spans])
+    assert PROMPT not in written
+    assert "Sunny" not in written
+    assert "Paris" not in written
+    assert "Bearer" not in written
+
+
+def front_address(upstream: ScriptedUpstream) -> tuple[str, int]:
+    host, _, port = upstream.requests[0].headers["host"].partition(":")
+    return host, int(port)
+
+
+@pytest.mark.timeout(90)
+async def test_a_request_is_one_trace_and_its_failures_are_told_by_their_kind(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    front = await start("serve").is_ready()
+    upstream.stream(*answered(ANSWER))
+    await front.ours.client.responses.create(model="tiny", input=PROMPT, extra_headers=TRACEPARENT)
+    upstream.whole({"error": {"message": f"overloaded: {PROMPT}"}}, 500)
+    upstream.stream(text("half"), done=False)
+    for _ in range(2):
+        await front.ours.http.post("/v1/responses", json={"model": "tiny", "input": PROMPT})
+    await front.ours.http.get("/v1/responses/resp_unknown?a=secret")
+    await collector.until("GET /v1/responses/{response_id}")
+
+    turns, requests = collector.all("chat tiny"), collector.all("POST /v1/responses")
+    assert [turn.parent_id for turn in turns] == [request.span_id for request in requests]
+    assert upstream.requests[0].headers["traceparent"] == turns[0].context + "01"
+    assert upstream.requests[0].headers["tracestate"] == "vendor=value"
+    assert [turn.failed for turn in turns] == [False, True, True]
+    assert "error.type" not in turns[0].attributes
+    assert [request.attributes["http.response.status_code"] for request in requests] == [200, 502, 502]
+    assert [request.failed for request in requests] == [False, True, True]
+    written = repr([(span.name, span.attributes) for span in collector.spans])
+    assert PROMPT not in written
+    assert "secret" not in written
+
+
+@pytest.mark.timeout(90)
+async def test_texts_stand_in_spans_by_opt_in_only_and_never_those_of_a_response_that_is_not_stored(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    opt_in = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    front = await start("serve", opt_in).is_ready()
+    for store in (True, False):
+        upstream.stream(*answered(ANSWER))
+        await front.ours.client.responses.create(model="tiny", input=PROMPT, store=store)
+    await front.ours.http.get("/v1/responses/x")
+    await collector.until("GET /v1/responses/{response_id}")
+
+    stored, other = collector.all("chat tiny")
+    assert json.loads(stored.attributes["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
+    ]
+    assert json.loads(stored.attributes["gen_ai.output.messages"]) == [
+        {"role": "assistant", "parts": [{"type": "text", "content": ANSWER}], "finish_reason": "stop"}
+    ]
+    assert PROMPT not in repr(other)
+    assert ANSWER not in repr(other)
+
+
+@pytest.mark.timeout(90)
+async def test_a_caller_who_does_not_sample_is_heeded_and_his_trace_goes_on(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    front = await start("serve").is_ready()
+    upstream.stream(*HELLO)
+    unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    await front.ours.client.responses.create(model="tiny", input="hi", extra_headers=unsampled)
+    await front.ours.http.get("/v1/responses/x")
+    await collector.until("GET /v1/responses/{response_id}")
+    assert collector.all("chat tiny") == []
+    sent = upstream.requests[0].headers["traceparent"].split("-")
+    assert (sent[1], sent[3]) == (TRACE, "00")
+
+
+@pytest.mark.timeout(90)
+async def test_metrics_go_where_traces_go(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
+    front = await start("serve").is_ready()
+    upstream.stream(*HELLO)
+    await front.ours.client.responses.create(model="tiny", input="hi")
+    await collector.until("chat tiny")
+    front.end()
+    names = {"gen_ai.client.operation.duration", "http.server.request.duration", "responses_mw.queue.depth"}
+    assert names <= collector.metrics

@@ -1,0 +1,116 @@
+"""``POST /v1/responses/input_tokens``: what the server's tokenizer says of the request that a create would send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from counting import Counting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ours, Serve
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+LOOP = [
+    {"role": "user", "content": "look at it"},
+    {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "a black cat"},
+]
+
+SERVERS = [
+    pytest.param(lambda: Counting("vllm", "/tokenize"), id="vllm"),
+    pytest.param(lambda: Counting("sglang", "/tokenize"), id="sglang"),
+    pytest.param(lambda: Counting("HF", "/info", "/chat_tokenize"), id="tgi"),
+    pytest.param(lambda: Counting("llamacpp", "/apply-template", "/tokenize"), id="llamacpp"),
+    pytest.param(lambda: Counting("system"), id="openai"),
+    pytest.param(lambda: Counting("vllm"), id="vllm without its tokenizer"),
+]
+
+
+@pytest.fixture
+def before(serve: Serve, start_at: Callable[..., Ours]) -> Callable[[Counting], Ours]:
+    """Ours before a server."""
+    return lambda server: start_at("proxy", upstream=serve(server, lifespan="off"))
+
+
+@pytest.mark.parametrize("make", SERVERS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"input": "one two three"}, id="a text"),
+        pytest.param({"input": "one", "instructions": "be brief and kind"}, id="instructions"),
+        pytest.param({"input": LOOP, "tools": [TOOL]}, id="a tool loop"),
+        pytest.param({"input": [{"role": "user", "content": [IMAGE, {"type": "input_text", "text": "what"}]}]}, id="an image"),
+        pytest.param({"input": "x", "text": {"format": {"type": "json_object"}}}, id="a format"),
+    ],
+)
+async def test_the_count_is_that_of_the_create(
+    before: Callable[[Counting], Ours], make: Callable[[], Counting], body: dict[str, Any]
+) -> None:
+    ours = before(make())
+    counted = await ours.client.responses.input_tokens.count(model="tiny", **body)
+    assert counted.object == "response.input_tokens"
+    created = await ours.client.responses.create(model="tiny", **body)
+    assert created.usage is not None
+    assert counted.input_tokens == created.usage.input_tokens
+
+
+async def test_the_tokenizer_is_asked_and_not_the_model(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("vllm", "/tokenize")
+    effort: Any = {"effort": "high"}
+    await before(server).client.responses.input_tokens.count(model="tiny", input="Hi", tools=[TOOL], reasoning=effort)  # type: ignore[list-item]
+    assert not server.bodies("/v1/chat/completions")
+    (asked,) = server.bodies("/tokenize")
+    assert asked["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["look"]
+
+
+async def test_without_a_tokenizer_one_token_is_asked_for(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("system")
+    await before(server).http.post("/v1/responses/input_tokens", json={"model": "tiny", "input": "Hi", "max_output_tokens": 99})
+    (asked,) = server.bodies("/v1/chat/completions")
+    assert (asked["max_completion_tokens"], asked.get("stream")) == (1, None)
+
+
+async def test_history_is_counted(before: Callable[[Counting], Ours]) -> None:
+    client = before(Counting("vllm", "/tokenize")).client
+    first = await client.responses.create(model="tiny", input="one two three")
+    conversation = await client.conversations.create(items=[{"type": "message", "role": "user", "content": "I am Bob"}])
+    for history in ({"previous_response_id": first.id}, {"conversation": conversation.id}):
+        counted = await client.responses.input_tokens.count(model="tiny", input="four", **history)
+        created = await client.responses.create(model="tiny", input="four", **history)  # type: ignore[call-overload]
+        assert counted.input_tokens == created.usage.input_tokens > 5
+
+
+async def test_nothing_is_stored_by_counting(before: Callable[[Counting], Ours]) -> None:
+    client = before(Counting("vllm", "/tokenize")).client
+    conversation = await client.conversations.create()
+    await client.responses.input_tokens.count(model="tiny", input="Hi", conversation=conversation.id)
+    assert (await client.conversations.items.list(conversation.id)).data == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"model": "tiny"}, "input"), ({"input": "Hi", "temperature": 9}, "temperature"), ({"input": "Hi", "personality": "x"}, "personality")],
+)
+async def test_a_bad_request_is_a_400(before: Callable[[Counting], Ours], body: dict[str, Any], param: str) -> None:
+    answer = await before(Counting("vllm", "/tokenize")).http.post("/v1/responses/input_tokens", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_unknown_response_is_a_400(before: Callable[[Counting], Ours]) -> None:
+    client = before(Counting("vllm", "/tokenize")).client
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.input_tokens.count(model="tiny", previous_response_id="resp_unknown")
+    assert caught.value.code == "previous_response_not_found"
+
+
+async def test_a_server_that_counts_nothing_is_a_502(before: Callable[[Counting], Ours]) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        await before(Counting("system", counts=False)).client.responses.input_tokens.count(model="tiny", input="Hi")
+    assert caught.value.status_code == 502

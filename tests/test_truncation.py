@@ -1,0 +1,108 @@
+"""``truncation: auto`` against servers that tell their length, and such as only refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from counting import Counting, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ours, Serve
+
+LENGTH = 200
+OLD = [
+    item
+    for number in range(20)
+    for item in ({"role": "user", "content": f"question {number} " + "word " * 10}, {"role": "assistant", "content": "answer " * 10})
+]
+HISTORY: Any = [{"role": "developer", "content": "be brief"}, *OLD, {"role": "user", "content": "and now"}]
+
+VLLM = "This model's maximum context length is {length} tokens. However, your prompt contains at least {count} input tokens, which ..."
+SGLANG = "The input ({count} tokens) is longer than the model's context length ({length} tokens)."
+LLAMACPP = "request ({count} tokens) exceeds the available context size ({length} tokens), try increasing it"
+TGI = "`inputs` tokens + `max_new_tokens` must be <= {length}. Given: {count} `inputs` tokens and 1 `max_new_tokens`"
+OPENAI = "This model's maximum context length is {length} tokens. However, you requested {count} tokens ({count} in the messages)."
+
+SERVERS = [
+    pytest.param("vllm", ["/tokenize"], VLLM, id="vllm"),
+    pytest.param("sglang", ["/tokenize"], SGLANG, id="sglang"),
+    pytest.param("HF", ["/info", "/chat_tokenize"], TGI, id="tgi"),
+    pytest.param("llamacpp", ["/props", "/apply-template", "/tokenize"], LLAMACPP, id="llamacpp"),
+    pytest.param("system", [], OPENAI, id="openai"),
+]
+
+
+@pytest.fixture
+def before(serve: Serve, start_at: Callable[..., Ours]) -> Callable[[Counting], Ours]:
+    return lambda server: start_at("proxy", upstream=serve(server, lifespan="off"))
+
+
+@pytest.mark.parametrize(("owner", "paths", "refusal"), SERVERS)
+@pytest.mark.parametrize("tells_length", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_too_long_is_cut_until_it_fits(
+    before: Callable[[Counting], Ours], owner: str, paths: list[str], refusal: str, tells_length: bool, stream: bool
+) -> None:
+    server = Counting(owner, *paths, length=LENGTH)
+    server.tells_length, server.refusal = tells_length, refusal
+    ours = before(server)
+    body = {"model": "tiny", "input": HISTORY, "max_output_tokens": 20, "truncation": "auto", "stream": stream}
+    answer = await ours.http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "Hello" in answer.text
+    shown = server.bodies("/v1/chat/completions")[-1]
+    texts = [message["content"] for message in shown["messages"]]
+    texts = [text if isinstance(text, str) else text[0]["text"] for text in texts]
+    assert (texts[0], texts[-1]) == ("be brief", "and now")
+    assert LENGTH / 2 < words(shown) <= LENGTH - 20
+    attempts = 1 if tells_length and owner != "system" else 2
+    assert len(server.bodies("/v1/chat/completions")) == attempts
+
+
+async def test_without_truncation_it_is_an_error(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("vllm", "/tokenize", length=LENGTH)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await before(server).client.responses.create(model="tiny", input=HISTORY)
+    assert caught.value.code == "context_length_exceeded"
+    assert not server.bodies("/tokenize")
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+async def test_what_cannot_be_cut_enough_is_an_error(before: Callable[[Counting], Ours], tells_length: bool) -> None:
+    server = Counting("vllm", "/tokenize", length=LENGTH)
+    server.tells_length = tells_length
+    client = before(server).client
+    for text in (OLD + [{"role": "user", "content": "word " * 300}], "word " * 300):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="tiny", input=text, truncation="auto")  # type: ignore[arg-type]
+        assert caught.value.code == "context_length_exceeded"
+
+
+async def test_another_refusal_is_passed_on(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("system", length=LENGTH)
+    server.refusal = "no such thing"
+    with pytest.raises(openai.BadRequestError, match="no such thing"):
+        await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert len(server.bodies("/v1/chat/completions")) == 1
+
+
+async def test_what_surely_fits_is_not_counted(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("vllm", "/tokenize", length=100_000)
+    response = await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert response.truncation == "auto"
+    assert not server.bodies("/tokenize")
+
+
+async def test_what_was_cut_is_stored_whole(before: Callable[[Counting], Ours]) -> None:
+    server = Counting("vllm", "/tokenize", length=LENGTH)
+    client = before(server).client
+    first = await client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    listed = [item async for item in client.responses.input_items.list(first.id, limit=100)]
+    assert len(listed) == len(HISTORY)
+    again = await client.responses.create(model="tiny", input="go on", previous_response_id=first.id, truncation="auto")
+    assert again.output_text == "Hello"

@@ -1,0 +1,331 @@
+"""Frames in, events out: what travels on a connection, and what is refused there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+import oracle
+from scripted import HELLO, Signal, error, frame, text
+
+from .conftest import UVICORN, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Ours, Serve, Start
+    from oracle import Event
+    from scripted import ScriptedUpstream
+
+
+def as_sse(events: list[Event]) -> bytes:
+    """The stream that says the same."""
+    frames = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+    return "".join(frames).encode()
+
+
+async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    upstream.stream(*HELLO)
+    async with opened(ws) as socket:
+        await socket.create()
+        events = await socket.events()
+    streamed = oracle.check(as_sse(events), done=False)
+    assert streamed.response["output_text"] == "Hello"
+    assert streamed.types == (await oracle.stream(ws)).types
+    assert not any("stream_id" in event for event in events)
+    assert upstream.requests[0].json == upstream.requests[1].json  # what is the connection's own does not go on
+    assert upstream.requests[0].headers["authorization"] == "Bearer key"
+
+
+async def test_the_official_client_connects(ws: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    texts = []
+    async with ws.client.responses.connect() as connection:
+        await connection.response.create(input="Hi", model="tiny")
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                texts.append(event.delta)
+            if event.type == "response.completed":
+                assert event.response.output_text == "Hello"
+                break
+    assert texts == ["Hel", "lo"]
+
+
+@pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")  # the client's own
+async def test_the_official_synchronous_client_connects(ws: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+
+    def ask() -> str:
+        with ws.sync_client.responses.connect() as connection:
+            connection.response.create(input="Hi", model="tiny")
+            return next(event.response.output_text for event in connection if event.type == "response.completed")
+
+    assert await asyncio.to_thread(ask) == "Hello"
+
+
+async def test_the_official_session_follows_lanes(ws: Ours, upstream: ScriptedUpstream) -> None:
+    limits = ResponsesWebSocketLimits(max_lanes=4, max_events_per_lane=100, max_events=400, max_bytes_per_lane=10**6, max_bytes=10**7)
+    upstream.stream(*HELLO)
+    upstream.stream(*HELLO)
+    async with ws.client.responses.connect() as connection, AsyncResponsesWebSocketSession(connection, limits=limits) as session:
+        for name in ("one", "two"):
+            lane = session.lane(name)
+            await lane.send({"type": "response.create", "input": "Hi", "model": "tiny"})
+            response = await lane.get_final_response()
+            assert response.output_text == "Hello"
+
+
+async def test_every_event_names_its_lane_and_lanes_run_at_a_time(ws: Ours, upstream: ScriptedUpstream) -> None:
+    held = Signal()
+    upstream.stream(text("slow"), held, *HELLO)
+    upstream.stream(*HELLO)
+    async with opened(ws) as socket:
+        await socket.create(stream_id="slow")
+        first = [await socket.receive() for _ in range(5)]
+        await socket.create(stream_id="quick")
+        second = await socket.events()
+        held.set()
+        rest = await socket.events()
+    assert {event["stream_id"] for event in first + rest} == {"slow"}
+    assert {event["stream_id"] for event in second} == {"quick"}
+    assert oracle.check(as_sse(second), done=False).response["output_text"] == "Hello"
+    assert oracle.check(as_sse(first + rest), done=False).response["output_text"] == "slowHello"
+
+
+async def test_a_lane_has_one_response_at_a_time_in_order(ws: Ours, upstream: ScriptedUpstream) -> None:
+    held = Signal()
+    first = upstream.stream(text("1"), held, *HELLO)
+    second = upstream.stream(text("2"), *HELLO)
+    async with opened(ws) as socket:
+        await socket.create()
+        await socket.create()
+        await first.asked.wait()
+        assert not second.asked.is_set()
+        held.set()
+        texts = [(await socket.events())[-1]["response"]["output_text"] for _ in range(2)]
+    assert texts == ["1Hello", "2Hello"]
+
+
+async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(ws: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(error("no such thing", 400), 400)
+    upstream.whole(error("slow down", 429), 429, headers={"retry-after": "7"})
+    async with opened(ws) as socket:
+        refused = await socket.error()
+        limited = await socket.error(stream_id="lane")
+    assert refused["status"] == 400
+    assert refused["error"] == {"type": "invalid_request_error", "code": None, "message": "no such thing", "param": None}
+    assert (limited["status"], limited["stream_id"], limited["error"]["code"]) == (429, "lane", "rate_limit_exceeded")
+    assert limited["error"]["headers"] == {"retry-after": "7"}
+
+
+async def test_what_fails_after_its_beginning_ends_in_failed_and_is_no_error(ws: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(text("Hel"), frame(error("broken", 500)), done=False)
+    upstream.stream(*HELLO)
+    async with opened(ws) as socket:
+        await socket.create()
+        events = await socket.events()
+        assert events[-1]["type"] == "response.failed"
+        assert (await socket.response())["output_text"] == "Hello"  # nothing came in between
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "code"),
+    [
+        ({"type": "response.create", "model": "tiny"}, "input", "missing_required_parameter"),
+        ({"type": "response.create", "input": 1}, "input", "invalid_type"),
+        ({"type": "response.create", "input": "Hi", "background": True}, "background", "unsupported_parameter"),
+        ({"type": "response.create", "input": "Hi", "generate": "no"}, "generate", "invalid_type"),
+        ({"type": "response.create", "input": "Hi", "stream_id": "a b"}, "stream_id", "invalid_value"),
+        ({"type": "response.create", "input": "Hi", "stream_id": 7}, "stream_id", "invalid_type"),
+        ({"type": "response.stop"}, "type", "invalid_value"),
+        ({"input": "Hi"}, "type", "missing_required_parameter"),
+        ([1], None, "invalid_type"),
+    ],
+)
+async def test_a_frame_that_is_none_is_a_400_and_the_connection_goes_on(
+    ws_proxy: Ours, upstream: ScriptedUpstream, sent: Any, param: str | None, code: str
+) -> None:
+    upstream.stream(*HELLO)
+    async with opened(ws_proxy) as socket:
+        await socket.connection.send(json.dumps(sent))
+        refused = await socket.receive()
+        assert (refused["type"], refused["status"]) == ("error", 400)
+        assert (refused["error"]["param"], refused["error"]["code"]) == (param, code)
+        assert refused["error"]["type"] == "invalid_request_error"
+        assert await socket.response()
+    assert len(upstream.requests) == 1
+
+
+async def test_what_is_no_json_is_a_400(ws_proxy: Ours) -> None:
+    async with opened(ws_proxy) as socket:
+        await socket.connection.send("{")
+        assert (await socket.receive())["error"]["code"] == "invalid_json"
+
+
+async def test_a_frame_may_be_binary(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    async with opened(ws_proxy) as socket:
+        await socket.connection.send(json.dumps({"type": "response.create", "input": "Hi", "model": "tiny"}).encode())
+        assert (await socket.events())[-1]["type"] == "response.completed"
+
+
+async def test_a_frame_that_is_too_large_is_a_413(start_ws: Start, upstream: ScriptedUpstream) -> None:
+    async with opened(start_ws(max_body_bytes=1000)) as socket:
+        refused = await socket.error("x" * 1000)
+    assert (refused["status"], refused["error"]["code"]) == (413, "request_too_large")
+    assert not upstream.requests
+
+
+async def test_steering_is_refused_with_its_input(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
+    held = Signal()
+    upstream.stream(text("Hel"), held, *HELLO)
+    async with ws_proxy.client.responses.connect() as connection:
+        await connection.response.create(input="Hi", model="tiny")
+        created = await connection.recv()
+        assert created.type == "response.created"
+        await connection.send({"type": "response.steer", "input": "Rather this", "previous_response_id": created.response.id})
+        async for event in connection:
+            if event.type == "response.steer.failed":
+                assert event.error.code == "steering_not_supported"
+                assert (event.steer.input, event.steer.previous_response_id) == ("Rather this", created.response.id)
+                held.set()
+            if event.type == "response.completed":
+                break
+
+
+async def test_an_upgrade_with_a_refused_credential_is_a_401(start_at: Callable[..., Ours], serve: Serve) -> None:
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    ours = start_at("proxy", uvicorn=UVICORN, upstream=serve(refusing, lifespan="off"))
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(ours, key="wrong"):
+            pass
+    assert caught.value.response.status_code == 401
+
+
+async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(ws, "/v1/responses/resp_1"):
+            pass
+    assert caught.value.response.status_code == 404
+
+
+async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(start_ws(websocket=False)):
+            pass
+    assert caught.value.response.status_code == 426
+
+
+@pytest.mark.parametrize(("origin", "is_welcome"), [("https://mine.example", True), ("https://other.example", False)])
+async def test_a_page_of_another_origin_may_not_connect(start_ws: Start, origin: str, is_welcome: bool) -> None:
+    ours = start_ws(cors_origins=["https://mine.example"])
+    if is_welcome:
+        async with opened(ours, origin=origin):
+            return
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(ours, origin=origin):
+            pass
+    assert caught.value.response.status_code == 403
+
+
+async def test_a_page_of_the_server_itself_may_connect(ws_proxy: Ours) -> None:
+    async with opened(ws_proxy, origin=ws_proxy.url) as socket:
+        await socket.send(type="response.stop")
+        assert (await socket.receive())["type"] == "error"
+
+
+async def test_an_owner_has_so_many_connections(start_ws: Start) -> None:
+    ours = start_ws(websocket_connections=1)
+    async with opened(ours):
+        with pytest.raises(InvalidStatus) as caught:
+            async with opened(ours):
+                pass
+        assert caught.value.response.status_code == 429
+        async with opened(ours, key="another's"):
+            pass
+    async with opened(ours) as socket:  # the first has ended
+        await socket.send(type="response.stop")
+        await socket.receive()
+
+
+async def test_a_connection_has_so_many_lanes(start_ws: Start, upstream: ScriptedUpstream) -> None:
+    held = Signal()
+    upstream.stream(text("a"), held, *HELLO)
+    async with opened(start_ws(websocket_lanes=1)) as socket:
+        await socket.create(stream_id="a")
+        await socket.receive()
+        await socket.create(stream_id="b")
+        while (event := await socket.receive())["type"] != "error":
+            assert event["stream_id"] == "a"
+        assert (event["status"], event["stream_id"]) == (429, "b")
+        held.set()
+        assert (await socket.events())[-1]["type"] == "response.completed"
+
+
+async def test_the_time_of_a_connection_ends_with_its_last_response(start_ws: Start, upstream: ScriptedUpstream) -> None:
+    held = Signal()
+    upstream.stream(text("Hel"), held, *HELLO)
+    async with opened(start_ws(websocket_seconds=0.5)) as socket:
+        await socket.create()
+        events = [await socket.receive()]
+        while events[-1]["type"] != "error":  # the time is over when a new response is refused
+            await socket.create(stream_id="late", model="tiny", input=[], previous_response_id="resp_unknown")
+            while events[-1].get("stream_id") != "late":
+                events.append(await socket.receive())
+            if events[-1]["error"]["code"] != "websocket_connection_limit_reached":
+                events.append({"type": "not yet"})
+        held.set()
+        rest = await socket.events()
+        assert rest[-1]["type"] == "response.completed"
+        last = await socket.receive()
+        assert (last["status"], last["error"]["code"]) == (400, "websocket_connection_limit_reached")
+        with pytest.raises(ConnectionClosed):
+            await socket.receive()
+
+
+async def test_who_leaves_cancels_what_runs(ws: Ours, upstream: ScriptedUpstream) -> None:
+    answers = [upstream.stream(text("a"), Signal()) for _ in range(2)]
+    async with opened(ws) as socket:
+        for name in ("a", "b"):
+            await socket.create(stream_id=name)
+        for answer in answers:
+            await answer.asked.wait()
+    for answer in answers:
+        await answer.left.wait()
+
+
+async def test_a_client_that_does_not_read_holds_up_its_own_responses_only(ws: Ours, upstream: ScriptedUpstream) -> None:
+    many = 400
+    slow = upstream.stream(*[text("x" * 100_000)] * many)
+    upstream.stream(*HELLO)
+    async with opened(ws, max_queue=1, close_timeout=0.1) as lazy, opened(ws) as other:
+        await lazy.create()
+        await slow.asked.wait()
+        assert (await other.response())["output_text"] == "Hello"
+        assert slow.sent < many
+        assert not slow.played.is_set()
+
+
+async def test_a_wrong_key_of_the_official_client_is_told(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(error("who are you", 401), 401)
+    async with ws_proxy.client.responses.connect() as connection:
+        await connection.response.create(input="Hi", model="tiny")
+        event = await connection.recv()
+        assert event.type == "error"
+        with pytest.raises(openai.OpenAIError):
+            await connection.response.create(input="Hi", model="tiny")
+            await connection.dispatch_events()
