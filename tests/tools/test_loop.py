@@ -191,9 +191,7 @@ async def test_the_last_turn_is_asked_for_without_tools(
     assert "tools" not in upstream.requests[1].json
 
 
-async def test_a_call_that_was_cut_is_not_carried_out(
-    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
-) -> None:
+async def test_a_call_that_was_cut_is_not_carried_out(ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]) -> None:
     upstream.stream(*_asks(city="Paris"), finish("length"))
     streamed = await stream(ours, tools=[server])
     assert streamed.terminal == "response.incomplete"

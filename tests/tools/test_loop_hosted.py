@@ -1,0 +1,173 @@
+"""Web search and the code interpreter in the loop, and tools in background responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oracle import stream
+from sandbox.conftest import launcher, levels
+from scripted import HELLO, call, finish, text
+
+from .search_servers import SEARXNG, SearchServer
+from .servers import TOKEN, Bearer, weather
+
+if TYPE_CHECKING:
+    from conftest import Ours, Serve, Start
+    from scripted import Chunk, ScriptedUpstream
+
+SECRET = "a secret that all the replicas of the deployment have"
+SEARCH = {"type": "web_search"}
+PYTHON = {"type": "code_interpreter", "container": {"type": "auto"}}
+
+
+def _asks(name: str, **arguments: Any) -> tuple[Chunk, ...]:
+    whole = json.dumps(arguments)
+    return call("", name=name, call_id="c"), call(whole[:9]), call(whole[9:])
+
+
+@pytest.fixture
+def searching(start: Start, serve: Serve) -> Ours:
+    return start(web_search="searxng", web_search_url=serve(SearchServer(SEARXNG)))
+
+
+async def test_a_search_is_carried_out_and_its_sources_are_cited(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(text("Paris [1], says [B](https://www.britannica.com/place/Paris)."), finish())
+    streamed = await stream(searching, tools=[SEARCH])
+    searched, message = streamed.response["output"]
+    assert (searched["type"], searched["status"]) == ("web_search_call", "completed")
+    assert searched["action"] == {"type": "search", "query": "capital of france", "queries": ["capital of france"]}
+    assert "results" not in searched
+    cited = message["content"][0]["annotations"]
+    assert [(one["type"], one["url"]) for one in cited] == [
+        ("url_citation", "https://en.wikipedia.org/wiki/Paris"),
+        ("url_citation", "https://www.britannica.com/place/Paris"),
+    ]
+    assert "largest city of France" in upstream.requests[1].json["messages"][-1]["content"]
+
+
+async def test_the_events_of_a_search_come_in_the_order_of_the_reference(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(text("Paris [1]."), finish())
+    streamed = await stream(searching, tools=[SEARCH])
+    assert streamed.types[2:14] == [
+        "response.output_item.added",
+        "response.web_search_call.in_progress",
+        "response.web_search_call.searching",
+        "response.web_search_call.completed",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.annotation.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+
+
+async def test_sources_and_results_are_shown_to_who_asks_for_them(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    include = ["web_search_call.action.sources", "web_search_call.results"]
+    shown = (await stream(searching, tools=[SEARCH], include=include)).response
+    assert [source["url"] for source in shown["output"][0]["action"]["sources"]] == [
+        "https://en.wikipedia.org/wiki/Paris",
+        "https://www.britannica.com/place/Paris",
+    ]
+    assert len(shown["output"][0]["results"]) == 2
+    plain = (await searching.http.get(f"/v1/responses/{shown['id']}")).json()
+    assert "results" not in plain["output"][0]
+    asked = (await searching.http.get(f"/v1/responses/{shown['id']}", params={"include[]": include})).json()
+    assert asked["output"] == shown["output"]
+
+
+async def test_a_later_response_sees_what_was_found_and_can_cite_it(searching: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    first = (await stream(searching, tools=[SEARCH])).response
+    upstream.stream(text("See [2]."), finish())
+    second = (await stream(searching, tools=[SEARCH], previous_response_id=first["id"], input="And?")).response
+    contents = [message.get("content") for message in upstream.requests[2].json["messages"]]
+    assert any(content and "largest city of France" in content for content in contents)
+    cited = second["output"][0]["content"][0]["annotations"]
+    assert [one["url"] for one in cited] == ["https://www.britannica.com/place/Paris"]
+
+
+async def test_search_without_access_to_the_web_is_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    streamed = await stream(start(), tools=[{**SEARCH, "external_web_access": False}])
+    assert "tools" not in upstream.requests[0].json
+    assert streamed.terminal == "response.completed"
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[dict[str, str]]:
+    with ExitStack() as stack:
+        yield {
+            "sandbox_url": launcher(stack)(levels()[0], token="a-token-of-the-sandbox").url,
+            "sandbox_token": "a-token-of-the-sandbox",
+        }
+
+
+async def test_code_is_run_in_the_container_of_the_chain(
+    start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str]
+) -> None:
+    ours = start(**sandbox)
+    upstream.stream(*_asks("python", code='n = 41\nprint("set")'), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    first = await stream(ours, tools=[PYTHON], include=["code_interpreter_call.outputs"])
+    ran = first.response["output"][0]
+    assert (ran["type"], ran["code"]) == ("code_interpreter_call", 'n = 41\nprint("set")')
+    assert ran["outputs"] == [{"type": "logs", "logs": "set"}]
+    assert first.types[2:4] == ["response.output_item.added", "response.code_interpreter_call.in_progress"]
+    assert [kind for kind in first.types if "code_interpreter_call" in kind][-3:] == [
+        "response.code_interpreter_call_code.done",
+        "response.code_interpreter_call.interpreting",
+        "response.code_interpreter_call.completed",
+    ]
+    upstream.stream(*_asks("python", code="n + 1"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    second = await stream(ours, tools=[PYTHON], previous_response_id=first.response["id"], input="And one more?")
+    assert second.response["output"][0]["container_id"] == ran["container_id"]
+    assert second.response["output"][0]["outputs"] is None
+    assert upstream.requests[3].json["messages"][-1]["content"] == "42"
+
+
+async def test_tools_without_what_they_need_are_refused_by_name(start: Start) -> None:
+    ours = start()
+    for tool, setting in ((SEARCH, "web_search"), (PYTHON, "sandbox_url")):
+        response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool]})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "tools[0].type"
+        assert setting in response.json()["error"]["message"]
+
+
+async def test_tools_run_in_background_with_secrets_that_are_sealed(
+    start: Start, serve: Serve, upstream: ScriptedUpstream
+) -> None:
+    ours = start(allow_private_urls=True, secret_keys=[SECRET])
+    url = serve(Bearer(weather().streamable_http_app(stateless_http=True))) + "/mcp"
+    tool = {"type": "mcp", "server_label": "g", "server_url": url, "require_approval": "never", "authorization": TOKEN}
+    upstream.stream(*_asks("get_weather", city="Paris"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    created = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool], "background": True})
+    assert created.status_code == 200, created.text
+    assert TOKEN not in created.text
+    async with asyncio.timeout(10):
+        while (document := (await ours.http.get(f"/v1/responses/{created.json()['id']}")).json())["status"] in (
+            "queued",
+            "in_progress",
+        ):
+            await asyncio.sleep(0.02)
+    assert document["status"] == "completed"
+    assert document["output"][1]["output"] == "Sunny in Paris."
+    log = await ours.http.get(f"/v1/responses/{document['id']}", params={"stream": "true"})
+    assert "response.mcp_call.completed" in log.text
+    assert TOKEN not in log.text
