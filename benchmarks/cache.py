@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import httpx
 
-from benchmarks.background import _valkey
+from benchmarks.background import valkey
 from benchmarks.embeddings import embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
@@ -48,7 +48,7 @@ class Cost:
 def servers() -> Iterator[tuple[str, Server, Server, Server]]:
     """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(_valkey())
+        redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
         embeddings = stack.enter_context(running("benchmarks.embeddings"))
         embedding = (
@@ -128,7 +128,9 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             key = cache.key(request, request.items, owner=ANONYMOUS, model=MODEL, headers={})
             assert key is not None
             space, vector = await found.keepable(vector_of(embed(text)))
-            packed = record.pack(record.Entry((("content", "x" * 1000),), None, 3600, signature(text)), key, UNSEALED)
+            packed = record.pack(
+                record.Entry((("content", "x" * 1000),), None, 3600, signature(text, salt=key.partition)), key, UNSEALED
+            )
             place = (space, found.form, vector)
             await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=place)
 

@@ -1,28 +1,30 @@
-"""The command line: ``responses-mw serve``, ``worker``, ``sandbox``, ``demo``."""
+"""The command line: ``responses-mw serve``, ``worker``, ``cache``, ``sandbox``, ``demo``."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, CliPositionalArg, SettingsConfigDict, SettingsError
 
 from . import sandbox
-from .assembly import UnfitState, open_state, open_upstream
-from .chains import Chains
+from .admin import checks, open_admin
+from .apikeys import InvalidKeys
+from .assembly import UnfitState, open_core, open_state, open_upstream
+from .cache import Entries
 from .config import Settings
 from .errors import APIError
 from .jobs import Worker
-from .runner import Runner
 from .sandbox import SandboxSettings
 from .sealing import Sealer
 from .state import EmbeddedFailed
+from .telemetry import set_up_logs, set_up_sdk
 from .upstream import Caller
 
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
@@ -67,6 +69,24 @@ class Work(Settings):
         asyncio.run(work(self))
 
 
+class CacheOf(Settings):
+    """Tell how much the cache holds (stats), or empty it (purge): of one owner, or of all.
+
+    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **_FLAGS)
+
+    action: CliPositionalArg[Literal["stats", "purge"]] = Field(description="stats or purge")
+    owner: str | None = Field(None, description="whose: the hash that stands in the keys of Redis (not set: everybody's)")
+
+    def cli_cmd(self) -> None:
+        _log(self)
+        if self.redis is None:
+            sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS.")
+        sys.exit(asyncio.run(tell_or_purge(self)))
+
+
 class Demo(BaseSettings):
     """Start a demo upstream and the server in front of it, and let the official openai client take a tour."""
 
@@ -94,12 +114,11 @@ class Sandbox(SandboxSettings):
         sandbox.serve(self)
 
 
-COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "sandbox": Sandbox, "demo": Demo}
+COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "cache": CacheOf, "sandbox": Sandbox, "demo": Demo}
 
 
 def _log(settings: Settings) -> None:
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    set_up_logs(settings.log_level, settings.log_format)
 
 
 def serve(settings: Serve) -> None:
@@ -112,8 +131,12 @@ def serve(settings: Serve) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    set_up_sdk()
     print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
-    app = create_app(settings)
+    try:
+        app = create_app(settings)
+    except InvalidKeys as error:
+        sys.exit(f"responses-mw: {error}")
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -124,9 +147,12 @@ def serve(settings: Serve) -> None:
         app,
         host=settings.host,
         port=settings.port,
-        log_level="warning",
+        log_config=None,  # what is logged goes our way
         access_log=False,
         lifespan="on",
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
+        ws_per_message_deflate=False,  # it costs more than all the rest of a token
         server_header=False,
         date_header=False,
     )
@@ -138,15 +164,38 @@ def serve(settings: Serve) -> None:
 
 async def work(settings: Settings) -> None:
     """Runs background responses until it is told to stop."""
-    async with open_upstream(_no_app, settings) as upstream, open_state(settings) as state:
+    set_up_sdk()
+    stopping = asyncio.Event()
+    async with open_core(_no_app, settings) as (upstream, state, sealer, runner, _):
         assert state is not None
-        sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
-        runner = Runner(upstream, Chains(state, required=settings.state_required), sealer, settings)
         worker = Worker(runner, state, sealer, settings)
+
+        def stop() -> None:
+            stopping.set()
+            worker.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
-        print(f"responses-mw: working for {settings.upstream}", flush=True)
-        await worker.run()
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        async with open_admin(settings, checks(upstream, state, lambda: not stopping.is_set()), state):
+            print(f"responses-mw: working for {settings.upstream}", flush=True)
+            await worker.run()
+
+
+async def tell_or_purge(settings: CacheOf) -> int:
+    """Does what was asked of the cache; 0 if it could be done."""
+    try:
+        async with open_state(settings) as state:
+            assert state is not None
+            entries = Entries(state.client, settings)
+            if settings.action == "purge":
+                print(f"cache: {await entries.purge(settings.owner)} entries removed")
+                return 0
+            stats = await entries.stats(settings.owner)
+    except (APIError, UnfitState, EmbeddedFailed, ValueError) as error:
+        print(f"cache: {error}", file=sys.stderr)
+        return 1
+    print(f"cache: {stats.entries} entries of {stats.owners} owners, in {stats.partitions} partitions, {stats.bytes} bytes")
+    return 0
 
 
 async def check(settings: Settings) -> int:
@@ -178,6 +227,8 @@ async def _check_state(settings: Settings) -> bool:
                 print("state:    none: responses are not stored")
                 return True
             health = await state.check()
+            keys = [secret.get_secret_value() for secret in settings.secret_keys]
+            agree = not keys or await state.check_keys(Sealer(keys).key_ids)
     except (APIError, UnfitState, EmbeddedFailed) as error:
         print(f"state:    {error}", file=sys.stderr)
         return False
@@ -186,7 +237,9 @@ async def _check_state(settings: Settings) -> bool:
     print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {most} bytes used")
     for warning in health.warnings:
         print(f"          {warning}")
-    return True
+    if not agree:
+        print("          secret_keys are not those of the other replicas", file=sys.stderr)
+    return agree
 
 
 async def _no_app(*_: object) -> None:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from .cache import Cache, Embeddings
 from .chains import Chains
 from .config import Settings
 from .errors import APIError
@@ -22,6 +23,7 @@ from .routes import Routes
 from .runner import Runner
 from .sealing import Sealer
 from .state import Bounds, Client, State, StateUnavailable, connect
+from .tools import Tools
 from .transport import ASGITransport
 from .upstream import Caller, Upstream
 
@@ -81,7 +83,9 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
         if client is None:
             yield None
             return
-        bounds = Bounds(settings.max_response_bytes, settings.max_chain_bytes, settings.max_chain_items)
+        bounds = Bounds(
+            settings.max_response_bytes, settings.max_chain_bytes, settings.max_chain_items, settings.recent_chain_bytes
+        )
         state = State(
             client,
             ttl_seconds=settings.ttl,
@@ -126,6 +130,50 @@ async def _check_fitness(state: State, settings: Settings) -> None:
         raise UnfitState(f"{health.server}: {' '.join(faults)}")
 
 
+class Core(NamedTuple):
+    """What makes responses, in front of an application or in a worker alone."""
+
+    upstream: Upstream
+    state: State | None
+    sealer: Sealer
+    runner: Runner
+    cache: Cache | None
+
+
+@asynccontextmanager
+async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
+    """Opens the upstream (see ``open_upstream``), the state (see ``open_state``) and the runner on top of them."""
+    sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
+    async with (
+        open_upstream(app, settings, transport) as upstream,
+        open_state(settings) as state,
+        open_cache(upstream, state, sealer, settings) as cache,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        chains = Chains(state, required=settings.state_required)
+        runner = Runner(upstream, chains, Tools(settings, http), sealer, settings, cache)
+        yield Core(upstream, state, sealer, runner, cache)
+
+
+@asynccontextmanager
+async def open_cache(
+    upstream: Upstream, state: State | None, sealer: Sealer, settings: Settings
+) -> AsyncIterator[Cache | None]:
+    """The cache in the state's Redis; None where there is no state. Embeddings come over the upstream's transport, unless that
+    leads into an application that we are mounted in, and they are another server's."""
+    async with AsyncExitStack() as stack:
+        if state is None:
+            yield None
+            return
+        transport = upstream.transport
+        if settings.upstream is None and settings.cache_embedding_url is not None:
+            transport = await stack.enter_async_context(network_transport(settings))
+        embeddings = Embeddings(transport, upstream.base, settings) if settings.cache_embedding_model else None
+        cache = Cache(state.client, embeddings, sealer, settings)
+        await cache.start()
+        yield cache
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """The application for the paths that are ours, and the ``crew`` of background responses (none without a state)."""
@@ -144,9 +192,7 @@ async def assembled(
     """Opens all that stands in front of ``app`` and behind it. Background responses call it with what ``scope`` offers.
 
     The crew does not work yet: whoever opens this knows when the upstream can be called."""
-    async with open_upstream(app, settings, transport) as upstream, open_state(settings) as state:
-        sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
-        runner = Runner(upstream, Chains(state, required=settings.state_required), sealer, settings)
+    async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache):
         if state is None:
             yield Assembled(_with_cors(Routes(runner, upstream, None, None, settings), settings), None)
             return
@@ -155,7 +201,7 @@ async def assembled(
         worker = Worker(runner, state, sealer, settings, scope) if settings.workers else None
         async with aclosing(Crew(background, followers, worker)) as crew:
             crew.start()
-            yield Assembled(_with_cors(Routes(runner, upstream, state, background, settings), settings), crew)
+            yield Assembled(_with_cors(Routes(runner, upstream, state, background, settings, cache), settings), crew)
 
 
 def _with_cors(routes: ASGIApp, settings: Settings) -> ASGIApp:

@@ -11,7 +11,7 @@ import json
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 1024 * 1024
@@ -20,10 +20,53 @@ LEAST_SECRET = 32
 Names = Annotated[list[str], NoDecode]
 
 
+class ToolFilter(BaseModel):
+    """Which tools of an MCP server are meant: those that fit all that is set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class ApprovalFilters(BaseModel):
+    """Which tools of an MCP server always need approval, and which never do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class ToolServer(BaseModel):
+    """An MCP server of the operator's. Requests name it by its label or connector id, and learn neither its URL nor secrets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    headers: dict[str, SecretStr] = Field({})
+    authorization: SecretStr | None = None
+    """A bearer token; a request may bring another."""
+    allowed_tools: list[str] | ToolFilter | None = None
+    """Requests cannot go beyond it."""
+    require_approval: Literal["always", "never"] | ApprovalFilters | None = None
+    """What holds where a request says nothing; not set: ``always``."""
+
+    @field_validator("url")
+    @classmethod
+    def _web(cls, value: str) -> str:
+        return _http_url(value)
+
+
+ToolServers = Annotated[dict[str, ToolServer], NoDecode]
+
+
 class Settings(BaseSettings):
     """Settings of the middleware. Times are in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_", extra="forbid", frozen=True, validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix="RESPONSES_MW_", extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
 
     # -- the upstream
     upstream: str | None = Field(
@@ -57,6 +100,15 @@ class Settings(BaseSettings):
         False, description="send a 'keepalive' event in place of the comment (for Codex; some old SDKs fail on it)"
     )
 
+    # -- WebSockets
+    websocket: bool = Field(True, description="serve WebSockets at /v1/responses; else an upgrade is refused with 426")
+    websocket_seconds: float = Field(3600.0, gt=0, description="how long a connection may last; a response is not cut")
+    websocket_connections: int = Field(1000, gt=0, description="most connections of an owner to this process")
+    websocket_lanes: int = Field(32, gt=0, description="most responses under way on a connection")
+    websocket_held_bytes: int = Field(
+        64 * MIB, gt=0, description="most bytes of responses with store: false that a connection remembers"
+    )
+
     # -- state
     redis: SecretStr | None = Field(
         None,
@@ -74,6 +126,9 @@ class Settings(BaseSettings):
     max_response_bytes: int = Field(16 * MIB, gt=0, description="largest response that is stored")
     max_chain_bytes: int = Field(64 * MIB, gt=0, description="largest history that is read for a response")
     max_chain_items: int = Field(10_000, gt=0, description="most items in a history")
+    recent_chain_bytes: int = Field(
+        64 * MIB, ge=0, description="most of the histories read last that this process keeps in memory; 0 keeps nothing"
+    )
     tenant_header: str | None = Field(
         None, description="header by which a trusted gateway tells the owner (not set: the credential is it)"
     )
@@ -95,25 +150,145 @@ class Settings(BaseSettings):
         24 * 3600, gt=0, description="how long the events of a background response can be streamed after its end, in seconds"
     )
 
+    # -- cache
+    cache: Literal["off", "exact", "semantic"] = Field(
+        "off", description="answer repeated questions from Redis: the same (exact), or also such as mean the same (semantic)"
+    )
+    cache_highest: Literal["off", "exact", "semantic"] = Field(
+        "semantic", description="the most that a request may ask for, by its body or a header"
+    )
+    cache_ask: Names = Field(["body", "header"], description="how a request may ask for the cache; less it may always ask for")
+    cache_ttl: int = Field(3600, gt=0, description="how long an answer is reused, in seconds; fixed when it is kept")
+    cache_wait: float = Field(
+        5.0, ge=0, description="how long a request waits for an equal one that came before it; a stream 1 s at most"
+    )
+    cache_timeout: float = Field(0.25, gt=0, description="longest wait for Redis on behalf of the cache; then it is a miss")
+    cache_namespace: str = Field("", description="part of every key: another one forgets all that was kept")
+    cache_entry_bytes: int = Field(MIB, gt=0, description="largest answer that is kept for reuse")
+    cache_partition_entries: int = Field(10_000, gt=0, description="most answers kept that differ in the last user text only")
+    cache_partition_bytes: int = Field(64 * MIB, gt=0, description="most bytes of these")
+    cache_owner_entries: int = Field(160_000, gt=0, description="most answers kept for an owner, a sixteenth in each shard")
+    cache_owner_bytes: int = Field(1024 * MIB, gt=0, description="most bytes of these")
+    cache_threshold: float = Field(0.95, ge=0, le=1, description="least cosine similarity of a semantic hit")
+    cache_guard: Literal["strict", "loose"] = Field(
+        "strict", description="what a semantic hit must have in common besides; loose only with a strong embedding model"
+    )
+    cache_longest_text: int = Field(1000, gt=0, description="longest text, in characters, that is compared by its meaning")
+    cache_memory: int = Field(
+        256 * MIB, gt=0, description="most bytes of vectors kept in this process, where it searches itself"
+    )
+    cache_search: Literal["auto", "index", "scan"] = Field(
+        "auto", description="who searches: Redis (index, where it has FT.SEARCH), or this process (scan)"
+    )
+    cache_embedding_model: str | None = Field(None, description="model of the embeddings; needed for the semantic cache")
+    cache_embedding_url: str | None = Field(
+        None, description="server of /v1/embeddings (not set: the upstream, with the caller's credential)"
+    )
+    cache_embedding_key: SecretStr | None = Field(None, description="key for cache_embedding_url")
+    cache_embedding_dimensions: int | None = Field(None, gt=0, description="size of a vector (not set: the model's own)")
+    cache_embedding_timeout: float = Field(0.3, gt=0, description="longest wait for an embedding; then it is a miss")
+
+    # -- tools
+    mcp_servers: ToolServers = Field(
+        {}, description='MCP servers by label, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}'
+    )
+    connectors: ToolServers = Field({}, description="MCP servers that stand for a connector_id, as mcp_servers")
+    allow_private_urls: bool = Field(
+        False, description="let the URLs that a request names lead to private addresses: whoever may ask reaches them"
+    )
+    sandbox_url: str | None = Field(
+        None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
+    )
+    sandbox_token: SecretStr | None = Field(None, description="the sandbox's token")
+    max_turns: int = Field(
+        64, gt=0, description="most turns of a response; in the last one the model is offered no tools of the server's"
+    )
+    tool_timeout: float = Field(60.0, gt=0, description="longest time that a call of a tool may take")
+    max_tool_output_bytes: int = Field(MIB, ge=1024, description="most of a tool's output that the model is given")
+    mcp_max_tools: int = Field(512, gt=0, description="most tools of an MCP server")
+    web_search: Literal["none", "searxng", "tavily", "brave", "mcp"] = Field(
+        "none", description="what serves the tool web_search; mcp: a search tool of a configured MCP server"
+    )
+    web_search_url: str | None = Field(None, description="URL of SearXNG, or of what stands in for Tavily's or Brave's own")
+    web_search_key: SecretStr | None = Field(None, description="key for the search provider")
+    web_search_tool: str | None = Field(None, description="the MCP tool that searches, as label/tool")
+    web_search_timeout: float = Field(15.0, gt=0, description="longest wait for the search provider")
+    web_search_results: int = Field(10, gt=0, description="most results of a search that a model is given")
+
+    # -- prompt templates
+    prompts_dir: str | None = Field(None, description="directory of prompt templates, a TOML or JSON file each")
+
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
     max_input_items: int = Field(10_000, gt=0, description="most input items")
     max_tools: int = Field(512, gt=0, description="most tools")
     max_depth: int = Field(64, gt=0, description="deepest nesting of a request's JSON")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    # -- limits
+    api_keys_file: str | None = Field(
+        None, description="file of our own API keys, name:sha256:hash a line; without one of them requests are refused"
+    )
+    api_keys: Names = Field([], description="such lines, beside those of the file")
+    limit_requests_per_minute: int = Field(
+        0, ge=0, description="responses that an owner may ask for in a minute, at all replicas; 0 is no limit"
+    )
+    limit_streams: int = Field(0, ge=0, description="most streams of an owner that are open at a time; 0 is no limit")
+    limit_background: int = Field(
+        0, ge=0, description="most background responses of an owner that wait or run at a time; 0 is no limit"
+    )
 
-    @field_validator("upstream")
+    # -- telemetry
+    admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 opens none")
+    admin_host: str = Field("127.0.0.1", description="address of that port")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    log_format: Literal["human", "json"] = Field("human", description="how it is logged")
+
+    @field_validator("upstream", "cache_embedding_url")
     @classmethod
-    def _upstream_url(cls, value: str | None) -> str | None:
+    def _server_url(cls, value: str | None) -> str | None:
         """Accepts the URL with and without its /v1, as clients have it."""
         if value is None:
             return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be an http:// or https:// URL")
-        _ = parts.port  # raises for one that is no number
-        return value.rstrip("/").removesuffix("/v1")
+        return _http_url(value).rstrip("/").removesuffix("/v1")
+
+    @field_validator("sandbox_url")
+    @classmethod
+    def _sandbox_url(cls, value: str | None) -> str | None:
+        """Accepts the URL with and without its /mcp."""
+        if value is None:
+            return None
+        return _http_url(value).rstrip("/").removesuffix("/mcp") + "/mcp"
+
+    @field_validator("mcp_servers", "connectors", mode="before")
+    @classmethod
+    def _by_label(cls, value: object) -> object:
+        """Accepts a list too, in which each has its ``label``."""
+        decoded = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(decoded, list):
+            return decoded
+        if not all(isinstance(server, dict) and isinstance(server.get("label"), str) for server in decoded):
+            raise ValueError("each server in the list must have a label")
+        return {server["label"]: {name: server[name] for name in server if name != "label"} for server in decoded}
+
+    @field_validator("web_search_url")
+    @classmethod
+    def _search_url(cls, value: str | None) -> str | None:
+        return _http_url(value).rstrip("/") if value is not None else None
+
+    @model_validator(mode="after")
+    def _search_is_complete(self) -> Settings:
+        """Says at the start what a search would lack later."""
+        wanted = {"searxng": "web_search_url", "tavily": "web_search_key", "brave": "web_search_key", "mcp": "web_search_tool"}
+        lacking = wanted.get(self.web_search)
+        if lacking and not getattr(self, lacking):
+            raise ValueError(f"web_search: {self.web_search} needs {lacking}")
+        if self.web_search == "mcp":
+            label, slash, tool = (self.web_search_tool or "").partition("/")
+            if not slash or not tool:
+                raise ValueError("web_search_tool must be label/tool")
+            if label not in self.mcp_servers:
+                raise ValueError(f"web_search_tool names '{label}', which is not among mcp_servers")
+        return self
 
     @field_validator("base_path")
     @classmethod
@@ -129,7 +304,20 @@ class Settings(BaseSettings):
             raise ValueError(f"each must have at least {LEAST_SECRET} characters")
         return value
 
-    @field_validator("forward_headers", "cors_origins", "secret_keys", mode="before")
+    @field_validator("cache_ask")
+    @classmethod
+    def _ways_to_ask(cls, value: list[str]) -> list[str]:
+        if not set(value) <= {"body", "header"}:
+            raise ValueError("can hold body and header")
+        return value
+
+    @model_validator(mode="after")
+    def _can_embed(self) -> Settings:
+        if self.cache == "semantic" and not self.cache_embedding_model:
+            raise ValueError("cache: semantic needs cache_embedding_model")
+        return self
+
+    @field_validator("cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -137,3 +325,11 @@ class Settings(BaseSettings):
         if value.lstrip().startswith("["):
             return json.loads(value)
         return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// URL")
+    _ = parts.port  # raises for one that is no number
+    return value

@@ -5,9 +5,11 @@
     │   ├── NotSupported            400  understood, but this server does not do it (yet)
     │   └── TooLarge                413  a body, list or nesting beyond its setting
     ├── Unauthorized                401  the credential is missing or refused
+    ├── Forbidden                   403  a page of another origin
     ├── NotFound                    404  no such object *for this owner*
     ├── MethodNotAllowed            405
     ├── UpgradeRequired             426  a WebSocket where there is none
+    ├── RateLimited                 429  the owner has asked for too much; carries Retry-After
     ├── Unavailable                 503  a service that the request needs is away; carries Retry-After
     └── UpstreamError               any  the deployment behind us answered with an error, or not at all
         ├── UpstreamUnreachable     502  no connection, or it broke before an answer
@@ -23,9 +25,11 @@ from typing import Any, ClassVar
 __all__ = [
     "APIError",
     "BadRequest",
+    "Forbidden",
     "MethodNotAllowed",
     "NotFound",
     "NotSupported",
+    "RateLimited",
     "TooLarge",
     "Unauthorized",
     "Unavailable",
@@ -87,6 +91,11 @@ class Unauthorized(APIError):
     default_code = "invalid_api_key"
 
 
+class Forbidden(APIError):
+    status = 403
+    type = "invalid_request_error"
+
+
 class NotFound(APIError):
     status = 404
     type = "invalid_request_error"
@@ -102,6 +111,17 @@ class UpgradeRequired(APIError):
     status = 426
     type = "invalid_request_error"
     default_code = "websocket_not_supported"
+
+
+class RateLimited(APIError):
+    """The owner has asked for more than a limit allows; ``retry_after`` is in seconds."""
+
+    status = 429
+    type = "requests"
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int = 1, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after), **(headers or {})})
 
 
 class Unavailable(APIError):

@@ -10,10 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .assembly import Assembled, assembled
 from .config import Settings
+from .errors import UpgradeRequired
+from .websocket import refuse
 
 # What of a host's scope a call needs that no request stands behind.
 _OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
+_UPGRADE = {"upgrade": "HTTP/1.1"}
 
 
 class ResponsesMiddleware:
@@ -41,8 +44,9 @@ class ResponsesMiddleware:
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await _refuse_upgrade(scope, receive, send)
+        elif scope["type"] == "websocket" and not self.settings.websocket:
+            await receive()
+            await refuse(UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE), scope, send)
         else:
             assembled = self._assembled or await self._open_late(scope)
             await assembled.routes({**scope, "responses_mw.path": path}, receive, send)
@@ -111,14 +115,3 @@ class ResponsesMiddleware:
     async def _close(self) -> None:
         self._assembled = None
         await self._opened.aclose()
-
-
-async def _refuse_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
-    """426 where the server can say it: clients (Codex) then go on over HTTP at once."""
-    await receive()
-    if "websocket.http.response" in scope.get("extensions", {}):
-        headers = [(b"content-length", b"0"), (b"upgrade", b"HTTP/1.1")]
-        await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": b""})
-    else:
-        await send({"type": "websocket.close", "code": 1013})

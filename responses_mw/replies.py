@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -48,9 +48,11 @@ class Answer:
 class Reply:
     """An ASGI application that answers with the events of one run."""
 
-    def __init__(self, run: Run, settings: Settings) -> None:
+    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+        """``headers`` of the answer, which the run may add to until its first events are there."""
         self._run = run
         self._settings = settings
+        self._headers = {} if headers is None else headers
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,14 +90,14 @@ class JSONReply(Reply):
         async for events in self._run:
             response = events[-1].response
         assert response is not None, "a run ends with its document"
-        await send_json(send, 200, response)
+        await send_json(send, 200, response, self._headers)
 
 
 class StreamReply(Reply):
     """Every event, as it comes. One batch of the run is one ``send``, so an event is never split over two."""
 
-    def __init__(self, run: Run, settings: Settings) -> None:
-        super().__init__(run, settings)
+    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(run, settings, headers)
         self._silent = False
         self._last_number = 0
         self._complete = True
@@ -104,7 +106,8 @@ class StreamReply(Reply):
     async def _answer(self, send: Send, group: TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *own]})
         self._watch(send, group)
         try:
             await send(self._message(first))
@@ -153,7 +156,7 @@ class FollowReply(StreamReply):
         return {"type": "http.response.body", "body": batch.data, "more_body": True}
 
 
-async def send_json(send: Send, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+async def send_json(send: Send, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
     """A whole JSON answer."""
     body = orjson.dumps(content)
     fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
 
+from .cache import Cache, Hit, Miss, Policy, mark
+from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
 from .config import Settings
 from .errors import APIError, BadRequest, UpstreamError
@@ -25,7 +27,8 @@ from .protocol.forms import Offered
 from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
-from .protocol.types import ChatRequest, Document, Part
+from .protocol.shortcut import Text
+from .protocol.types import ChatRequest, Chunk, Document, Part
 from .sealing import Sealer, Unsealable
 from .tools import Toolbox, Tools
 from .upstream import Caller, ChatStream, Upstream
@@ -52,7 +55,9 @@ class Run:
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
     """What the model sees of the calls carried out in this run, by their items."""
-    stream: ChatStream | None = None
+    found: Hit | Miss | None = None
+    """What the cache said, where it was asked."""
+    stream: ChatStream | _Known | None = None
     turns: int = 0
     is_last_turn: bool = False
 
@@ -61,24 +66,73 @@ class Run:
         return self.assembler.response
 
 
+class _Known:
+    """In place of a chat stream: an answer that is known already."""
+
+    done = True
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[Chunk | Text], None]:
+        yield self._chunks
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""
+
+
 class Runner:
     """Runs requests: history, chat turn, commit."""
 
-    def __init__(self, upstream: Upstream, chains: Chains, tools: Tools, sealer: Sealer, settings: Settings) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        chains: Chains,
+        tools: Tools,
+        sealer: Sealer,
+        settings: Settings,
+        cache: Cache | None = None,
+    ) -> None:
         self._upstream = upstream
-        self._tools = tools
         self._chains = chains
+        self._tools = tools
+        self._cache = cache
         self._sealer = sealer
         self._settings = settings
 
-    def run(self, request: CreateResponse, caller: Caller, *, grace: float | None) -> AsyncGenerator[list[Event], None]:
+    def run(
+        self,
+        request: CreateResponse,
+        caller: Caller,
+        *,
+        grace: float | None,
+        policy: Policy | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncGenerator[list[Event], None]:
         """The events of one foreground response, in batches: one for each read of the upstream. It is stored before the last.
 
         The first batch comes when the upstream has begun to answer, or after ``grace`` seconds (None: however long it takes).
         Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events (with None, it
-        is raised however late).
+        is raised however late). ``policy`` is what the run uses of the cache; what that says is put in ``headers``.
         """
-        return self._events(partial(self.prepare, request, caller), Assembler.start, grace, commit=True)
+
+        async def begin() -> Run:
+            run = await self.prepare(request, caller)
+            if self._cache is not None and policy is not None and not policy.is_off:
+                run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
+            if run.found is not None and headers is not None:
+                headers[CACHE_HEADER] = run.found.header
+            return run
+
+        return self._events(begin, Assembler.start, grace, commit=True)
+
+    async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> Hit | Miss | None:
+        caller = run.caller
+        key = cache.key(run.request, run.ground.items, owner=caller.owner, model=run.model, headers=caller.headers)
+        if key is None:
+            return None
+        await self._upstream.verify(caller)  # a hit never reaches it
+        return await cache.lookup(key, policy, streamed=streamed, headers=caller.headers, scope=caller.scope)
 
     def turns(self, run: Run, start: Callable[[Assembler], list[Event]]) -> AsyncGenerator[list[Event], None]:
         """All events of a background ``run`` but the terminal one, for which its document is ready then. ``start`` makes the
@@ -91,7 +145,7 @@ class Runner:
 
     def on(self, chains: Chains) -> Runner:
         """This runner, for runs that stand on other ``chains``."""
-        return Runner(self._upstream, chains, self._tools, self._sealer, self._settings)
+        return Runner(self._upstream, chains, self._tools, self._sealer, self._settings, self._cache)
 
     async def prepared(self, request: CreateResponse, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """The events of a response to which the model adds nothing: later ones stand on it (WebSocket: ``generate: false``)."""
@@ -143,7 +197,7 @@ class Runner:
         commit: bool,
     ) -> AsyncGenerator[list[Event], None]:
         run = await begin()
-        async with self._opening(run, grace) as opened:
+        async with self._flight(run), self._opening(run, grace) as opened:
             yield start(run.assembler)
             await opened
             async for events in self._before(run):
@@ -158,9 +212,25 @@ class Runner:
                     yield events
                 await self._next_turn(run)
             run.assembler.conclude(_now())
+            await self._keep(run)
         if commit:
             await self._commit(run, whole=grace is None)
             yield run.assembler.terminal()
+
+    @asynccontextmanager
+    async def _flight(self, run: Run) -> AsyncIterator[None]:
+        """While the run lasts, others that ask the same wait for its answer."""
+        if self._cache is None or not isinstance(run.found, Miss):
+            yield
+            return
+        async with self._cache.flight(run.found):
+            yield
+
+    async def _keep(self, run: Run) -> None:
+        if isinstance(run.found, Hit):
+            mark(run.document, run.found.kind)
+        elif self._cache is not None and run.found is not None:
+            await self._cache.keep(run.found, run.document)
 
     @asynccontextmanager
     async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[None]]:
@@ -191,6 +261,9 @@ class Runner:
 
     async def _open(self, run: Run) -> None:
         """Makes the tools ready and begins the first turn, unless there are calls to carry out before it."""
+        if isinstance(run.found, Hit):
+            run.stream = _Known(run.found.chunks)
+            return
         await self._offer(run)
         if run.toolbox is None or run.toolbox.approved is None:
             await self._ask(run)
@@ -208,8 +281,8 @@ class Runner:
         dialect = await self._upstream.dialect(run.caller)
         run.turns += 1
         run.is_last_turn = run.assembler.rules.is_exhausted or run.turns >= self._settings.max_turns
-        run.stream = self._upstream.chat(self._chat(run, dialect), run.caller)
-        await run.stream.open()
+        run.stream = stream = self._upstream.chat(self._chat(run, dialect), run.caller)
+        await stream.open()
 
     def _chat(self, run: Run, dialect: Dialect) -> ChatRequest:
         """The chat request of the turn that begins."""
@@ -297,7 +370,7 @@ class Runner:
         except Unsealable:
             return None
 
-    def _end_turn(self, run: Run, stream: ChatStream) -> list[Event]:
+    def _end_turn(self, run: Run, stream: ChatStream | _Known) -> list[Event]:
         assembler = run.assembler
         if not (stream.done or assembler.ended):
             raise UpstreamError("The upstream broke off its answer.")

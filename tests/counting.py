@@ -25,7 +25,9 @@ class Counting:
         self.length = length
         self.counts = counts
         self.tells_length = True
-        self.refusal = "This model's maximum context length is {length} tokens. However, your messages resulted in {count} tokens."
+        self.refusal = (
+            "This model's maximum context length is {length} tokens. However, your messages resulted in {count} tokens."
+        )
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
@@ -72,7 +74,9 @@ class Counting:
             message = self.refusal.format(length=self.length, count=count)
             kind = "exceed_context_size_error" if self.owner == "llamacpp" else "invalid_request_error"
             return 400, {"error": {"message": message, "type": kind, "param": "messages", "code": None}}
-        answer = completion({"content": "Hello"}, counts={"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1})
+        answer = completion(
+            {"content": "Hello"}, counts={"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
+        )
         return 200, answer if self.counts else {**answer, "usage": None}
 
 

@@ -81,9 +81,10 @@ async def test_history_is_counted(before: Callable[[Counting], Ours]) -> None:
     client = before(Counting("vllm", "/tokenize")).client
     first = await client.responses.create(model="tiny", input="one two three")
     conversation = await client.conversations.create(items=[{"type": "message", "role": "user", "content": "I am Bob"}])
-    for history in ({"previous_response_id": first.id}, {"conversation": conversation.id}):
+    histories: list[Any] = [{"previous_response_id": first.id}, {"conversation": conversation.id}]
+    for history in histories:
         counted = await client.responses.input_tokens.count(model="tiny", input="four", **history)
-        created = await client.responses.create(model="tiny", input="four", **history)  # type: ignore[call-overload]
+        created = await client.responses.create(model="tiny", input="four", **history)
         assert counted.input_tokens == created.usage.input_tokens > 5
 
 
@@ -96,7 +97,11 @@ async def test_nothing_is_stored_by_counting(before: Callable[[Counting], Ours])
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"model": "tiny"}, "input"), ({"input": "Hi", "temperature": 9}, "temperature"), ({"input": "Hi", "personality": "x"}, "personality")],
+    [
+        ({"model": "tiny"}, "input"),
+        ({"input": "Hi", "temperature": 9}, "temperature"),
+        ({"input": "Hi", "personality": "x"}, "personality"),
+    ],
 )
 async def test_a_bad_request_is_a_400(before: Callable[[Counting], Ours], body: dict[str, Any], param: str) -> None:
     answer = await before(Counting("vllm", "/tokenize")).http.post("/v1/responses/input_tokens", json=body)

@@ -155,15 +155,11 @@ async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: Script
 
 # -- WebSockets ---------------------------------------------------------------------------------------------------------------
 
-LIBRARIES = pytest.mark.parametrize("library", ["none", "websockets-sansio"])
-
-
-@LIBRARIES
+@pytest.mark.parametrize("library", ["none", "websockets-sansio"])
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
-async def test_an_upgrade_of_ours_is_refused_with_426(start: Start, library: str, path: str) -> None:
-    if library != "none":
-        pytest.importorskip("websockets")
-    ours = start(uvicorn={"ws": library})
+async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start: Start, library: str, path: str) -> None:
+    """The server has no library for them, or a setting turns them off."""
+    ours = start(uvicorn={"ws": library}, websocket=library == "none")
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
             await session.ws_connect(f"{ours.url}{path}", headers={"openai-beta": "responses_websockets=2026-02-06"})
@@ -171,7 +167,6 @@ async def test_an_upgrade_of_ours_is_refused_with_426(start: Start, library: str
 
 
 async def test_an_upgrade_elsewhere_is_the_hosts(start_at: Callable[..., Ours]) -> None:
-    pytest.importorskip("websockets")
     ours = start_at("mounted", uvicorn={"ws": "websockets-sansio"})
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{ours.url}/v1/realtime") as socket:
         await socket.send_str("echo")

@@ -32,7 +32,7 @@ model = "tiny"
 temperature = 0.25
 input = [{role = "developer", content = "Look at {{thing}} well."}]
 """
-VALUES = {"product": "Widget", "tone": "joy", "thing": "it"}
+VALUES: Any = {"product": "Widget", "tone": "joy", "thing": "it"}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 FILE = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,SGk="}
 
@@ -84,7 +84,8 @@ async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstrea
 async def test_a_prompt_may_be_all_there_is(start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path) -> None:
     upstream.stream(*HELLO)
     ours = start_at("proxy", prompts_dir=str(directory))
-    async with ours.client.responses.stream(prompt={"id": "support", "variables": VALUES}, model="tiny") as stream:
+    responses: Any = ours.client.responses
+    async with responses.stream(prompt={"id": "support", "variables": VALUES}, model="tiny") as stream:
         assert (await stream.get_final_response()).output_text == "Hello"
 
 
@@ -102,13 +103,13 @@ async def test_without_a_directory_there_are_no_prompts(start_at: Callable[..., 
 
 
 async def test_a_background_response_runs_what_its_prompt_was(
-    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path, redis_url: str
 ) -> None:
     upstream.whole(completion({"content": "Hello"}))
-    ours = start_at("proxy", prompts_dir=str(directory), secret_keys=["x" * 32])
+    database = f"{redis_url}?db=15"  # a server that is just stopping must not run it
+    ours = start_at("proxy", prompts_dir=str(directory), secret_keys=["x" * 32], redis=database)
     created = await ours.client.responses.create(prompt={"id": "plain"}, input="Hi", model="tiny", background=True)
-    async for event in await ours.client.responses.retrieve(created.id, stream=True):
-        last = event
+    *_, last = [event async for event in await ours.client.responses.retrieve(created.id, stream=True)]
     assert last.type == "response.completed", last
     assert last.response.instructions == "Be plain."
     assert upstream.requests[0].json["messages"][0]["content"] == "Be plain."
@@ -175,7 +176,8 @@ def test_what_does_not_fit_is_a_400(prompts: Prompts, prompt: Any, param: str, c
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret", "..", ".", "", "a/b", "/etc/passwd", "sub/../../secret", "secret\0", "..%2fsecret", "x" * 65, "README.md"]
+    "name",
+    ["../secret", "..", ".", "", "a/b", "/etc/passwd", "sub/../../secret", "secret\0", "..%2fsecret", "x" * 65, "README.md"],
 )
 def test_an_id_leads_nowhere_else(directory: Path, name: str) -> None:
     inner = directory / "prompts"
@@ -212,7 +214,9 @@ def test_a_config_map_that_is_swapped_is_read_again(tmp_path: Path) -> None:
     assert resolved(prompts, {"id": "plain"})["instructions"] == "two"
 
 
-def test_a_file_that_is_broken_later_stays_as_it_was(prompts: Prompts, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_broken_later_stays_as_it_was(
+    prompts: Prompts, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (directory / "plain.json").write_text("{")
     assert resolved(prompts, {"id": "plain"})["instructions"] == "Be plain."
     assert "plain.json" in caplog.text

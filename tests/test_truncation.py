@@ -18,7 +18,10 @@ LENGTH = 200
 OLD = [
     item
     for number in range(20)
-    for item in ({"role": "user", "content": f"question {number} " + "word " * 10}, {"role": "assistant", "content": "answer " * 10})
+    for item in (
+        {"role": "user", "content": f"question {number} " + "word " * 10},
+        {"role": "assistant", "content": "answer " * 10},
+    )
 ]
 HISTORY: Any = [{"role": "developer", "content": "be brief"}, *OLD, {"role": "user", "content": "and now"}]
 
@@ -26,7 +29,9 @@ VLLM = "This model's maximum context length is {length} tokens. However, your pr
 SGLANG = "The input ({count} tokens) is longer than the model's context length ({length} tokens)."
 LLAMACPP = "request ({count} tokens) exceeds the available context size ({length} tokens), try increasing it"
 TGI = "`inputs` tokens + `max_new_tokens` must be <= {length}. Given: {count} `inputs` tokens and 1 `max_new_tokens`"
-OPENAI = "This model's maximum context length is {length} tokens. However, you requested {count} tokens ({count} in the messages)."
+OPENAI = (
+    "This model's maximum context length is {length} tokens. However, you requested {count} tokens ({count} in the messages)."
+)
 
 SERVERS = [
     pytest.param("vllm", ["/tokenize"], VLLM, id="vllm"),
@@ -77,9 +82,10 @@ async def test_what_cannot_be_cut_enough_is_an_error(before: Callable[[Counting]
     server = Counting("vllm", "/tokenize", length=LENGTH)
     server.tells_length = tells_length
     client = before(server).client
-    for text in (OLD + [{"role": "user", "content": "word " * 300}], "word " * 300):
+    too_long: Any = [[*OLD, {"role": "user", "content": "word " * 300}], "word " * 300]
+    for text in too_long:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(model="tiny", input=text, truncation="auto")  # type: ignore[arg-type]
+            await client.responses.create(model="tiny", input=text, truncation="auto")
         assert caught.value.code == "context_length_exceeded"
 
 

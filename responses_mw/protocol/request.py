@@ -52,6 +52,8 @@ class CreateResponse:
     extra: dict[str, Any]
     """What goes to the upstream as it is."""
     background: bool = False
+    cache: Any = None
+    """What the request asks of the cache (``responses_mw.cache.policy``)."""
     conversation: str | None = None
     """The conversation's id."""
     frequency_penalty: float | None = None
@@ -210,6 +212,7 @@ _penalty = partial(checks.number, least=-2, most=2)
 
 PARAMETERS: dict[str, Check] = {
     "background": checks.boolean,
+    "cache": lambda value, _path: value,  # checked together with its header
     "conversation": _conversation,
     "frequency_penalty": _penalty,
     "include": _include,

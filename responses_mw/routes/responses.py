@@ -7,6 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from ..cache import Cache
+from ..cache.policy import HEADER as CACHE_HEADER
+from ..cache.policy import policy_of
 from ..config import Settings
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
@@ -34,8 +37,10 @@ class ResponseRoutes:
         reader: Reader,
         prompts: Prompts,
         settings: Settings,
+        cache: Cache | None = None,
     ) -> None:
         self._runner = runner
+        self._cache = cache
         self._upstream = upstream
         self._state = state
         self._background = background
@@ -51,8 +56,10 @@ class ResponseRoutes:
         if parsed.background:
             return await self._create_in_background(parsed, body, self._reader.caller(request))
         grace = self._settings.status_grace if parsed.stream else None
-        run = self._runner.run(parsed, self._reader.caller(request), grace=grace)
-        return (StreamReply if parsed.stream else JSONReply)(run, self._settings)
+        policy = policy_of(parsed.cache, request.headers.get(CACHE_HEADER), self._settings, stored=parsed.store)
+        headers: dict[str, str] = {}
+        run = self._runner.run(parsed, self._reader.caller(request), grace=grace, policy=policy, headers=headers)
+        return (StreamReply if parsed.stream else JSONReply)(run, self._settings, headers)
 
     async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
         if self._background is None:
@@ -91,6 +98,8 @@ class ResponseRoutes:
         """``DELETE /v1/responses/{response_id}``"""
         _, background, caller, response_id = await self._stored(request)
         await background.delete(response_id, caller.owner)
+        if self._cache is not None:
+            await self._cache.forget(caller.owner, response_id)
         return Answer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:

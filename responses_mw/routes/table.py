@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..cache import Cache
 from ..config import Settings
 from ..errors import APIError, MethodNotAllowed, NotFound
 from ..jobs import Background
+from ..prompts import Prompts
+from ..protocol.request import CreateResponse, Limits, parse
 from ..replies import INTERNAL_ERROR, send_json
 from ..runner import Runner
 from ..state import State
 from ..upstream import Upstream
+from ..websocket import WebSockets, refuse
 from .conversations import ConversationRoutes
 from .reading import Reader
 from .responses import ResponseRoutes
+from .tokens import TokenRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +36,29 @@ class Routes:
     OpenAI's shape, never the host's own. ``scope["responses_mw.path"]`` is the path from ``/v1`` on."""
 
     def __init__(
-        self, runner: Runner, upstream: Upstream, state: State | None, background: Background | None, settings: Settings
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        state: State | None,
+        background: Background | None,
+        settings: Settings,
+        cache: Cache | None = None,
     ) -> None:
-        reader = Reader(settings)
-        responses = ResponseRoutes(runner, upstream, state, background, reader, settings)
+        self._reader = reader = Reader(settings)
+        prompts = Prompts(settings.prompts_dir)
+        limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
+
+        def parsed(body: Any) -> CreateResponse:
+            return parse(prompts.resolve(body), limits)
+
+        self._websockets = WebSockets(runner, upstream, state, parsed, settings)
+        responses = ResponseRoutes(runner, upstream, state, background, reader, prompts, settings, cache)
+        tokens = TokenRoutes(runner, upstream, reader, parsed)
         conversations = ConversationRoutes(upstream, state, reader, settings)
         table: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/responses", responses.create),
             ("GET", "/v1/responses", responses.connect),
+            ("POST", "/v1/responses/input_tokens", tokens.count),
             ("GET", "/v1/responses/{response_id}", responses.retrieve),
             ("DELETE", "/v1/responses/{response_id}", responses.delete),
             ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
@@ -54,6 +75,9 @@ class Routes:
         self._table = [(method, compile_path(path)[0], endpoint) for method, path, endpoint in table]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
         try:
             endpoint = self._endpoint(scope)
             answer = await endpoint(Request(scope, receive))
@@ -67,6 +91,15 @@ class Routes:
             await send_json(send, 500, INTERNAL_ERROR)
             return
         await answer(scope, receive, send)
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["responses_mw.path"] != "/v1/responses":
+            await receive()
+            await refuse(NotFound("There are no WebSockets at this path.", code="unknown_url"), scope, send)
+            return
+        # what the upstream is asked in this process is no WebSocket
+        asking = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
+        await self._websockets.serve(self._reader.caller(HTTPConnection(asking)), scope, receive, send)
 
     def _endpoint(self, scope: Scope) -> Endpoint:
         method, path = scope["method"], scope["responses_mw.path"]

@@ -56,6 +56,14 @@ class Upstream:
         self._only_model_until = 0.0
         self._verified: dict[str, float] = {}
 
+    @property
+    def transport(self) -> httpx.AsyncBaseTransport:
+        return self._transport
+
+    @property
+    def base(self) -> str:
+        return self._base
+
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """The answer to ``body``. It is asked for when it is iterated; then raises ``UpstreamError`` for any status but a good
         one, ``UpstreamUnreachable`` and ``UpstreamTimeout`` where there is none."""
@@ -85,6 +93,22 @@ class Upstream:
         if not isinstance(models, list):
             raise UpstreamError("The upstream's /v1/models is no list of models.")
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def get(self, path: str, caller: Caller) -> Any:
+        """What the server says of itself at ``path``: JSON. Raises ``UpstreamError``."""
+        return await self._json(await self._get(path, caller))
+
+    async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
+        """The JSON answer to ``body``, of what is no completion. Raises ``UpstreamError``."""
+        return await self._json(await self._read(await self._send("POST", path, caller, orjson.dumps(body))))
+
+    async def _json(self, response: httpx.Response) -> Any:
+        if response.status_code >= 400:
+            raise await self._fault(response)
+        try:
+            return orjson.loads(response.content)
+        except orjson.JSONDecodeError:
+            raise UpstreamError("The upstream sent something that is not JSON.") from None
 
     async def dialect(self, caller: Caller) -> Dialect:
         """The dialect that is set, or the one detected; asked again until the upstream has told."""
@@ -141,7 +165,10 @@ class Upstream:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
-        response = await self._send("GET", path, caller)
+        return await self._read(await self._send("GET", path, caller))
+
+    async def _read(self, response: httpx.Response) -> httpx.Response:
+        """``response``, whole."""
         try:
             async with asyncio.timeout(self._settings.first_byte_timeout):
                 await response.aread()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,7 +99,7 @@ def test_nothing_is_dropped_that_need_not_be(items: list[Item], most: int) -> No
     left = truncated(items, lambda some: len(some) <= most)
     cuts = Cuts(items)
     tried = [cuts.without(number) for number in range(len(cuts) + 1)]
-    assert all(len(more) > len(fewer) for more, fewer in zip(tried, tried[1:], strict=False))
+    assert all(len(more) > len(fewer) for more, fewer in pairwise(tried))
     fitting = [some for some in tried if len(some) <= most]
     assert left == (fitting[0] if fitting else tried[-1])
 
@@ -146,8 +146,18 @@ def test_a_call_and_its_output_go_together(items: list[Item], most: int) -> None
             id="a summary of what was before stays",
         ),
         pytest.param(
-            [USER, {"type": "mcp_approval_request", "id": "r"}, USER, {"type": "mcp_approval_response", "approval_request_id": "r"}],
-            [USER, {"type": "mcp_approval_request", "id": "r"}, USER, {"type": "mcp_approval_response", "approval_request_id": "r"}],
+            [
+                USER,
+                {"type": "mcp_approval_request", "id": "r"},
+                USER,
+                {"type": "mcp_approval_response", "approval_request_id": "r"},
+            ],
+            [
+                USER,
+                {"type": "mcp_approval_request", "id": "r"},
+                USER,
+                {"type": "mcp_approval_response", "approval_request_id": "r"},
+            ],
             id="a request for approval stays with its answer",
         ),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,16 @@ def record(message: str = "it %s", *arguments: Any, error: BaseException | None 
 
 
 def raised() -> BaseException:
+    """An exception group, raised from another exception."""
+    nothing: dict[str, str] = {}
     try:
         try:
-            raise KeyError(PROMPT)
+            nothing[PROMPT]
         except KeyError as error:
             raise ExceptionGroup(PROMPT, [ValueError(PROMPT)]) from error
     except ExceptionGroup as group:
         return group
+    raise AssertionError
 
 
 def test_a_record_is_one_line_of_json() -> None:
@@ -58,7 +62,7 @@ def test_a_record_is_one_line_of_json() -> None:
 @pytest.mark.parametrize("formatter", [JSONFormatter(), HumanFormatter()])
 def test_an_exception_is_told_by_where_and_what_kind_but_not_by_its_text(formatter: logging.Formatter) -> None:
     text = formatter.format(record("x", error=raised()))
-    assert PROMPT not in text.replace("raise KeyError(PROMPT)", "")
+    assert PROMPT not in text
     assert "builtins.KeyError" in text
     assert "builtins.ValueError" in text
     assert "in raised" in text
@@ -100,12 +104,30 @@ async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog
     caplog.set_level("INFO", "responses_mw.access")
     await asked(answering(b"{}"))
     [line] = caplog.records
-    assert line.getMessage().startswith("GET /v1/things/{thing} 200 0.")
-    assert line.getMessage().endswith("s response=resp_1 owner=01234567")
+    assert re.fullmatch(
+        r"GET /v1/things/\{thing\} 200 0\.\d{3}s request=req_\w{32} response=resp_1 owner=01234567", line.getMessage()
+    )
     assert "secret" not in JSONFormatter().format(line)
     facts = json.loads(JSONFormatter().format(line))
     assert (facts["method"], facts["route"], facts["status"]) == ("GET", "/v1/things/{thing}", 200)
     assert (facts["response"], facts["owner"]) == ("resp_1", "01234567")
+
+
+async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
+    transport = httpx.ASGITransport(Observed(answering(b"{}")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        given = [
+            (await client.get("/", headers={"x-request-id": name})).headers["x-request-id"] for name in ("mine-1", "a b\t")
+        ]
+        assert given[0] == "mine-1"
+        assert given[1].startswith("req_")
+        assert (await client.get("/")).headers["x-request-id"] not in given
+
+
+async def test_what_passes_through_keeps_the_headers_that_it_has() -> None:
+    transport = httpx.ASGITransport(Observed(answering(b"{}"), "*", traced=False))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert "x-request-id" not in (await client.get("/")).headers
 
 
 async def test_streams_are_counted_while_they_are_open() -> None:

@@ -174,6 +174,18 @@ async def test_a_caller_who_does_not_sample_is_heeded_and_his_trace_goes_on(
 
 
 @pytest.mark.timeout(90)
+async def test_a_disabled_sdk_sends_nothing_and_the_callers_context_passes_as_it_is(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
+    front = await start("serve", {"OTEL_SDK_DISABLED": "true"}).is_ready()
+    upstream.stream(*HELLO)
+    await front.ours.client.responses.create(model="tiny", input="hi", extra_headers=TRACEPARENT)
+    front.end()  # what was recorded would be sent now
+    assert TRACEPARENT.items() <= upstream.requests[0].headers.items()
+    assert collector.spans == []
+
+
+@pytest.mark.timeout(90)
 async def test_metrics_go_where_traces_go(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
     front = await start("serve").is_ready()
     upstream.stream(*HELLO)

@@ -82,5 +82,7 @@ class Socket:
 @asynccontextmanager
 async def opened(ours: Ours, path: str = "/v1/responses", key: str = "key", **options: Any) -> AsyncIterator[Socket]:
     headers = {"authorization": f"Bearer {key}"}
-    async with connect(ours.url.replace("http", "ws", 1) + path, additional_headers=headers, proxy=None, **options) as connection:
+    async with connect(
+        ours.url.replace("http", "ws", 1) + path, additional_headers=headers, proxy=None, **options
+    ) as connection:
         yield Socket(connection)

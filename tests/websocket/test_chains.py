@@ -51,7 +51,9 @@ async def test_an_unstored_response_can_be_continued_on_its_connection(ws: Ours,
     ]
 
 
-async def test_an_unstored_response_is_unknown_on_another_connection_and_over_http(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_an_unstored_response_is_unknown_on_another_connection_and_over_http(
+    ws: Ours, upstream: ScriptedUpstream
+) -> None:
     upstream.stream(*HELLO)
     async with opened(ws) as one, opened(ws) as other:
         first = await one.response("One", store=False)

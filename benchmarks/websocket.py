@@ -1,0 +1,112 @@
+"""WebSockets against server-sent events: what a token costs the server, and how late it is. `python -m benchmarks.websocket`.
+
+Both ways the same clients (aiohttp) ask for the same answers at the same pace; of the WebSockets there are also many that are
+open and do nothing.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import uvloop
+
+from benchmarks.load import PROMPT, percentile
+from benchmarks.processes import Server, raise_open_files, running, usage
+from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
+
+STREAMS, TOKENS, TOKENS_PER_SECOND = 100, 200, 20
+OPEN = 1000
+BODY = {"model": MODEL, "input": PROMPT, "store": False, "max_output_tokens": TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the server used, and how late (ms) a client saw a token after the upstream had sent it."""
+
+    cpu_us_per_token: float
+    lag_ms: float
+    lag_p99_ms: float
+    failed: int
+    memory_kb: float
+    """What the server grew by, for each connection that is open."""
+
+
+async def by_sse(client: aiohttp.ClientSession, seen: list[int]) -> bool:
+    """One streamed answer; whether it went well."""
+    async with client.post("/v1/responses", json={**BODY, "stream": True}) as answer:
+        last = b""
+        async for data in answer.content.iter_any():
+            _note(data, seen)
+            last = data
+        return b"response.completed" in last or b"[DONE]" in last
+
+
+async def by_websocket(socket: aiohttp.ClientWebSocketResponse, seen: list[int]) -> bool:
+    """One answer on a connection; whether it went well."""
+    await socket.send_str(json.dumps({"type": "response.create", **BODY}))
+    async for message in socket:
+        data = message.data.encode()
+        _note(data, seen)
+        if data.startswith((b'{"type":"response.completed"', b'{"type":"response.failed"', b'{"type":"error"')):
+            return data.startswith(b'{"type":"response.completed"')
+    return False
+
+
+def _note(data: bytes, seen: list[int]) -> None:
+    now = monotonic_us()
+    seen.extend(now - int(stamp) for stamp in STAMPED_DELTA.findall(data))
+
+
+@contextlib.asynccontextmanager
+async def sockets(client: aiohttp.ClientSession, count: int) -> AsyncIterator[list[aiohttp.ClientWebSocketResponse]]:
+    """So many open connections, without compression."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(client.ws_connect("/v1/responses", max_msg_size=0)) for _ in range(count)]
+
+
+async def measure(ours: Server, *, websockets: int) -> Figures:
+    """`STREAMS` answers at once: each on one of so many open WebSockets, or without any over HTTP."""
+    timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(ours.url, timeout=timeout, connector=connector) as client:
+        memory = usage(ours.pid).rss_bytes
+        async with sockets(client, websockets) as opened:
+            grown = (usage(ours.pid).rss_bytes - memory) / 1000 / max(websockets, 1)
+            seen: list[int] = []
+            before = usage(ours.pid).cpu_seconds
+            answers = []
+            for number in range(STREAMS):
+                answers.append(asyncio.create_task(by_websocket(opened[number], seen) if opened else by_sse(client, seen)))
+                await asyncio.sleep(1 / TOKENS_PER_SECOND / STREAMS)
+            good = await asyncio.gather(*answers)
+            used = usage(ours.pid).cpu_seconds - before
+    seen.sort()
+    cost = used * 1e6 / (STREAMS * TOKENS)
+    return Figures(cost, percentile(seen, 0.5) / 1000, percentile(seen, 0.99) / 1000, STREAMS - sum(good), grown)
+
+
+def main() -> None:
+    """Measures by turns and prints."""
+    raise_open_files()
+    with (
+        running("benchmarks.upstream", f"--tokens-per-second={TOKENS_PER_SECOND}") as upstream,
+        running(
+            "responses_mw", "serve", f"--upstream={upstream.url}", "--log-level=error", "--websocket-connections=2000"
+        ) as ours,
+    ):
+        plans = {"server-sent events": 0, f"{STREAMS} WebSockets": STREAMS, f"{OPEN} WebSockets": OPEN}
+        for name, count in [*plans.items()] * 2:
+            began = time.monotonic()
+            figures = uvloop.run(measure(ours, websockets=count))
+            print(
+                f"{name:20}{figures.cpu_us_per_token:8.1f} us/token, lag {figures.lag_ms:.1f} ms, "
+                f"p99 {figures.lag_p99_ms:.1f} ms, {figures.failed} failed, "
+                f"{figures.memory_kb:.0f} kB a connection, {time.monotonic() - began:.0f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()

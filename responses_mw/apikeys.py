@@ -1,0 +1,123 @@
+"""API keys of our own: who has one may ask, and is the owner of what is stored for it.
+
+A file, or a setting, has a line for each key: ``name:sha256:<the key's SHA-256 in hexadecimal digits>``. Empty lines and such
+as begin with ``#`` are skipped. The keys themselves are nowhere; they must be random (32 characters or more), as a guess costs
+whoever has the file only a hash. Two lines with one name are one owner, so that a key can be replaced. The file is read at the
+start.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.datastructures import Headers
+
+from .errors import Unauthorized
+from .owner import owner_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from .config import Settings
+
+__all__ = ["APIKeys", "Guarded", "InvalidKeys", "owner_in"]
+
+_LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
+_KEY = "responses_mw.api_key"
+
+
+class InvalidKeys(ValueError):
+    """The file of API keys cannot be read, or a line of it; the message tells which."""
+
+
+class APIKeys:
+    """The hashes of the keys, with the names that they have."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """Raises ``InvalidKeys``. No line is in its message: it may be a key by mistake."""
+        self._hashes: list[tuple[bytes, str]] = []
+        for number, line in enumerate(lines, 1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            match = _LINE.fullmatch(text)
+            if match is None:
+                raise InvalidKeys(f"line {number} of the API keys is not name:sha256:<64 hexadecimal digits>")
+            self._hashes.append((bytes.fromhex(match[2]), match[1]))
+
+    @classmethod
+    def of(cls, settings: Settings) -> APIKeys | None:
+        """Those that are set; None if none are to be asked for. Raises ``InvalidKeys``."""
+        if settings.api_keys_file is None:
+            return cls(settings.api_keys) if settings.api_keys else None
+        try:
+            lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidKeys(f"api_keys_file cannot be read: {type(error).__name__}") from None
+        keys = cls([*lines, *settings.api_keys])
+        if not keys._hashes:
+            raise InvalidKeys("api_keys_file holds no key: nobody could ask for anything")
+        return keys
+
+    def name(self, authorization: str) -> str | None:
+        """The name of the key in an ``Authorization`` header; None if it is none of ours. Takes the same time for any."""
+        scheme, _, key = authorization.partition(" ")
+        given = sha256(key.strip().encode("latin-1", "replace")).digest()
+        found = None
+        for known, name in self._hashes:
+            if hmac.compare_digest(known, given):
+                found = name
+        return found if scheme.lower() == "bearer" else None
+
+
+class Guarded:
+    """An ASGI application that lets pass to ``app`` who has a key. The key goes no further: the upstream is asked with the
+    operator's ``upstream_api_key``, if one is set, or without any."""
+
+    def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
+        """``upstream_key`` takes the place of the key in the headers, for an ``app`` that passes them on as they are."""
+        self._app = app
+        self._keys = keys
+        self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        name = self._keys.name(Headers(scope=scope).get("authorization", ""))
+        if name is None:
+            await _refuse(scope, receive, send)
+            return
+        others = [(key, value) for key, value in scope["headers"] if key.lower() != b"authorization"]
+        scope["headers"] = [*others, *self._instead]
+        scope[_KEY] = name
+        await self._app(scope, receive, send)
+
+
+def owner_in(scope: Any, tenant_header: str | None) -> str:
+    """Whose the request with this ASGI ``scope`` is: a trusted gateway's tenant, our key's name, or the credential."""
+    name = scope.get(_KEY)
+    if name is not None and not tenant_header:
+        return sha256(f"key\0{name}".encode()).hexdigest()[:32]
+    return owner_of(Headers(scope=scope), tenant_header)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = Unauthorized("Incorrect API key provided, or none: use 'Authorization: Bearer KEY'.")
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        await receive()
+        kind = "websocket.http.response"
+        if kind not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008})
+            return
+    body = orjson.dumps(error.body())
+    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"www-authenticate", b"Bearer")]
+    await send({"type": f"{kind}.start", "status": error.status, "headers": fields})
+    await send({"type": f"{kind}.body", "body": body})

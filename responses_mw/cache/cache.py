@@ -1,0 +1,343 @@
+"""Answers that were given before: looked up, kept, and made once where many ask at the same time.
+
+1. Whatever goes wrong here is a miss: an error of Redis or of the embeddings, a record that cannot be read.
+2. A hit is the same question (exact), or one of the same partition whose text is near enough and which the guard lets pass
+   (semantic). The exact look-up comes first: it costs a round trip, and no embedding.
+3. Who asks first makes the answer; who asks the same meanwhile waits for it, for a bounded time, on any replica. The flight is
+   a lock in Redis that is renewed while the answer is made, and freed however that ends.
+4. An answer is kept under the generation in which it was looked up: what was begun before a purge is not kept after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ..config import Settings
+from ..errors import Unavailable
+from ..ids import random_part
+from ..protocol.request import CreateResponse
+from ..protocol.types import Chunk, Document, Item
+from ..sealing import Sealer
+from . import guard, record
+from .embeddings import Embeddings, NoEmbedding
+from .key import Key, key_of
+from .policy import Policy
+from .replay import replay, unmarked
+from .store import Entries, Found, Redis, Stats
+
+if TYPE_CHECKING:
+    from .search import Index, Scan
+    from .vectors import Vector
+
+logger = logging.getLogger(__name__)
+
+LEASE = 5.0
+"""Seconds after which a flight is over whose maker was lost."""
+STREAM_WAIT = 1.0
+"""Longest wait of a stream for another's answer: its reader wants to see life."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An answer that was given before, as ``chunks`` for an assembler. ``kind`` is ``exact`` or ``semantic``; ``age`` is in
+    seconds."""
+
+    kind: str
+    similarity: float
+    age: int
+    chunks: list[Chunk]
+
+    @property
+    def header(self) -> str:
+        """The value of ``x-responses-cache``."""
+        return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
+
+
+@dataclass(slots=True)
+class Miss:
+    """There is no answer. What is needed to keep the one that is made now, and to tell those who wait for it."""
+
+    key: Key
+    policy: Policy
+    generation: str | None = None
+    """None where the cache did not answer: nothing is kept."""
+    token: str | None = None
+    """Of the flight, where others wait for us."""
+    vector: asyncio.Task[Vector | None] | None = None
+
+    header = "miss"
+
+
+class Cache:
+    """The cache of all owners. ``redis`` is the state's client; ``embeddings`` are needed for the semantic mode only."""
+
+    def __init__(self, redis: Redis, embeddings: Embeddings | None, sealer: Sealer, settings: Settings) -> None:
+        self.counts: Counter[str] = Counter()
+        """How often this process saw ``exact``, ``semantic``, ``miss``, ``refused`` (by the guard), ``failed`` and ``kept``."""
+        self._redis = redis
+        self._store = Entries(redis, settings)
+        self._embeddings = embeddings
+        self._sealer = sealer
+        self._settings = settings
+        self._search: Index | Scan | None = None
+        told = f"{settings.cache_namespace}\0{settings.upstream}\0{settings.think_tag}"
+        self._deployment = hashlib.sha256(told.encode()).hexdigest()
+
+    async def start(self) -> None:
+        """Finds out who searches. Where Redis is away, the first request will."""
+        if self._embeddings is None:
+            return
+        try:
+            await self._searcher()
+        except (Unavailable, TimeoutError):
+            logger.debug("the cache does not answer yet")
+
+    def key(
+        self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
+    ) -> Key | None:
+        """As ``key_of``, for this deployment."""
+        return key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
+
+    # -- looking up -----------------------------------------------------------------------------------------------
+
+    async def lookup(
+        self,
+        key: Key,
+        policy: Policy,
+        *,
+        streamed: bool = False,
+        headers: Mapping[str, str] | None = None,
+        scope: MutableMapping[str, Any] | None = None,
+    ) -> Hit | Miss:
+        """The answer to ``key``, or what is needed to keep it. Waits for another who makes the same, a stream not for long.
+
+        ``headers`` and ``scope`` are the caller's, for the embedding. The flight of a miss ends in ``flight``.
+        """
+        miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
+        wait = min(self._settings.cache_wait, STREAM_WAIT) if streamed else self._settings.cache_wait
+        try:
+            hit = await self._lookup(miss, wait, headers, scope)
+        except (Unavailable, TimeoutError) as error:
+            logger.debug("the cache failed: %s", type(error).__name__)
+            self.counts["failed"] += 1
+            miss.generation, hit = None, None
+        except BaseException:
+            await self._end(miss)  # cancelled: those who wait need not wait on
+            raise
+        if hit is not None:
+            await self._end(miss)
+        self.counts[hit.kind if hit else "miss"] += 1
+        return miss if hit is None else hit
+
+    async def _lookup(
+        self, miss: Miss, wait: float, headers: Mapping[str, str] | None, scope: MutableMapping[str, Any] | None
+    ) -> Hit | None:
+        found = await self._exact(miss, wait)
+        miss.generation = found.generation
+        if found.verdict != "lead":
+            miss.token = None
+        if found.verdict == "hit" and miss.policy.read:
+            hit = self._hit("exact", 1.0, miss.key, miss.key.exact, (found.record, found.left))
+            if hit is not None:
+                return hit
+        if not self._compares(miss):
+            return None
+        miss.vector = asyncio.create_task(self._embed(miss.key.text, headers, scope))
+        return await self._near(miss) if miss.policy.read else None
+
+    async def _exact(self, miss: Miss, wait: float) -> Found:
+        """What lies under the whole key, once nobody makes it any more, or the wait is over."""
+        until = asyncio.get_running_loop().time() + wait
+        pause = _FIRST_PAUSE
+        while True:
+            async with asyncio.timeout(self._settings.cache_timeout):
+                found = await self._store.lookup(miss.key, miss.token, LEASE)
+            left = until - asyncio.get_running_loop().time()
+            if found.verdict != "wait" or left <= 0:
+                return found
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _compares(self, miss: Miss) -> bool:
+        short = len(miss.key.text) <= self._settings.cache_longest_text
+        return miss.policy.mode == "semantic" and self._embeddings is not None and short
+
+    async def _embed(
+        self, text: str, headers: Mapping[str, str] | None, scope: MutableMapping[str, Any] | None
+    ) -> Vector | None:
+        assert self._embeddings is not None
+        try:
+            return await self._embeddings.embed(text, headers, scope)
+        except NoEmbedding as error:
+            logger.debug("%s", error)
+            self.counts["failed"] += 1
+            return None
+
+    async def _near(self, miss: Miss) -> Hit | None:
+        """The nearest entry that the guard lets pass."""
+        assert miss.vector is not None
+        async with asyncio.timeout(self._settings.cache_timeout):  # while the embedding is computed
+            search = await self._searcher()
+            prepared = await search.prepare(miss.key)
+        signature = guard.signature(miss.key.text, salt=miss.key.partition)
+        vector = await miss.vector
+        if vector is None:
+            return None
+        async with asyncio.timeout(self._settings.cache_timeout):
+            near = await search.nearest(miss.key, vector, miss.policy.threshold, prepared=prepared)
+            records = await self._store.read(miss.key, [entry for entry, _ in near]) if near else []
+        for (entry, similarity), kept in zip(near, records, strict=True):
+            if kept is None:
+                search.discard(miss.key, entry)
+                continue
+            hit = self._hit("semantic", similarity, miss.key, entry, kept, signature)
+            if hit is not None:
+                return hit
+        return None
+
+    def _hit(
+        self,
+        kind: str,
+        similarity: float,
+        key: Key,
+        entry: str,
+        kept: tuple[bytes, float],
+        asked: guard.Signature | None = None,
+    ) -> Hit | None:
+        """The hit that a kept record is; for one of another text, if its signature goes with what was ``asked``."""
+        data, left = kept
+        try:
+            read = record.unpack(data, key.owner, entry, self._sealer)
+            chunks = replay(read)
+        except (record.Unreadable, LookupError, TypeError):
+            logger.debug("a record of the cache cannot be read")
+            self.counts["failed"] += 1
+            return None
+        if asked is not None and (read.signature is None or self._refused(read.signature, asked)):
+            return None
+        return Hit(kind, min(similarity, 1.0), max(0, round(read.ttl - left)), chunks)
+
+    def _refused(self, kept: guard.Signature, asked: guard.Signature) -> bool:
+        reason = guard.difference(kept, asked, strict=self._settings.cache_guard == "strict")
+        if reason is not None:
+            self.counts["refused"] += 1
+            logger.debug("a semantic hit is refused: %s", reason)
+        return reason is not None
+
+    async def _searcher(self) -> Index | Scan:
+        """Who searches, by what the server offers."""
+        if self._search is None:
+            from .search import choose
+
+            assert self._embeddings is not None
+            self._search = await choose(self._store, self._redis, self._embeddings.space, self._settings)
+        return self._search
+
+    # -- keeping --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def flight(self, miss: Miss) -> AsyncIterator[None]:
+        """While the answer to ``miss`` is made: those who ask the same wait for it. It ends with ``keep``, or here."""
+        renewing = asyncio.create_task(self._renew(miss.key, miss.token)) if miss.token is not None else None
+        try:
+            yield
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            await self._end(miss)
+
+    async def keep(self, miss: Miss, document: Document) -> bool:
+        """Keeps a finished ``document``, if it is one to be kept. To be called before it is stored: whoever deletes it then
+        finds the entry."""
+        texts = record.texts_of(document)
+        if not miss.policy.write or miss.generation is None:
+            return False
+        if texts is None:
+            await self._end(miss, mark=LEASE)
+            return False
+        try:
+            kept = await self._keep(miss, document, texts)
+        except (Unavailable, TimeoutError) as error:
+            logger.debug("an answer was not kept: %s", type(error).__name__)
+            self.counts["failed"] += 1
+            return False
+        self.counts["kept"] += kept
+        return kept
+
+    async def _keep(self, miss: Miss, document: Document, texts: tuple[record.Text, ...]) -> bool:
+        key, policy = miss.key, miss.policy
+        signature = guard.signature(key.text, salt=key.partition) if miss.vector is not None else None
+        entry = record.Entry(texts, unmarked(document["usage"]), policy.ttl, signature)
+        data = record.pack(entry, key, self._sealer)
+        if len(data) > self._settings.cache_entry_bytes:
+            await self._end(miss, mark=LEASE)
+            return False
+        assert miss.generation is not None
+        verdict = await self._store.keep(
+            key,
+            data,
+            generation=miss.generation,
+            token=miss.token or "",
+            ttl=policy.ttl,
+            response=document["id"],
+            vector=await self._kept_vector(miss),
+        )
+        if verdict == "kept":
+            miss.token = None
+        return verdict == "kept"
+
+    async def _kept_vector(self, miss: Miss) -> tuple[str, str, bytes]:
+        """Space, form and bytes of the vector to keep; none where the text has no embedding."""
+        vector = await miss.vector if miss.vector is not None else None
+        if vector is None:
+            return "", "none", b""
+        search = await self._searcher()
+        space, data = await search.keepable(vector)
+        return space, search.form, data
+
+    async def _renew(self, key: Key, token: str) -> None:
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            try:
+                if not await self._store.renew(key, token, LEASE):
+                    return
+            except Unavailable:
+                logger.debug("a flight was not renewed")
+
+    async def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
+        """Ends the flight without an answer, also where the request was cancelled."""
+        if miss.vector is not None:
+            miss.vector.cancel()
+        token, miss.token = miss.token, None
+        if token is None:
+            return
+        with anyio.move_on_after(self._settings.cache_timeout, shield=True):
+            try:
+                await self._store.release(miss.key, token, mark=mark)
+            except Unavailable:
+                logger.debug("a flight ends by itself")
+
+    # -- forgetting -----------------------------------------------------------------------------------------------
+
+    async def forget(self, owner: str, response_id: str) -> bool:
+        """Removes the entry that was made of that response. Raises ``Unavailable``."""
+        return await self._store.forget(owner, response_id)
+
+    async def purge(self, owner: str | None = None) -> int:
+        """Removes all entries, of ``owner`` or of everybody; answers that are being made now are not kept either. Answers how
+        many there were. Raises ``Unavailable``."""
+        return await self._store.purge(owner)
+
+    async def stats(self, owner: str | None = None) -> Stats:
+        """How much is kept, for ``owner`` or for everybody. Raises ``Unavailable``."""
+        return await self._store.stats(owner)

@@ -1,0 +1,89 @@
+"""Embeddings of an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
+
+The endpoint is the upstream's own, which is asked with the caller's credential (or the operator's key for it), or that of
+another server, which never sees the caller's. Whatever goes wrong is a ``NoEmbedding``: the cache is a help, not a need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import orjson
+
+from ..config import Settings
+
+if TYPE_CHECKING:
+    from .vectors import Vector
+
+_PATH = "/v1/embeddings"
+VERSION = 1
+
+
+class NoEmbedding(Exception):
+    """The text has no embedding, for the reason that the message tells; it holds nothing of the text."""
+
+
+class Embeddings:
+    """Makes vectors of texts. ``transport`` reaches the server, whose URL without ``/v1`` is ``base``; called without httpx's
+    client, as the upstream is. Needs numpy: raises ``ModuleNotFoundError`` without it."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
+        from . import vectors
+
+        assert settings.cache_embedding_model is not None
+        self._vector_of = vectors.vector_of
+        self._transport = transport
+        self._foreign = settings.cache_embedding_url is not None
+        self._url = httpx.URL((settings.cache_embedding_url or base) + _PATH)
+        self._timeout = settings.cache_embedding_timeout
+        self._dimensions = settings.cache_embedding_dimensions
+        self._asked: dict[str, Any] = {"model": settings.cache_embedding_model}
+        if self._dimensions is not None:
+            self._asked["dimensions"] = self._dimensions
+        key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
+        self._authorization = f"Bearer {key.get_secret_value()}" if key else None
+        space = f"{VERSION}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
+        self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
+        """What vectors must have in common to be compared."""
+
+    async def embed(
+        self, text: str, headers: Mapping[str, str] | None = None, scope: MutableMapping[str, Any] | None = None
+    ) -> Vector:
+        """The vector of ``text``. ``headers`` and ``scope`` are the caller's, for the upstream. Raises ``NoEmbedding``."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))
+                try:
+                    body = await response.aread()
+                finally:
+                    await response.aclose()
+        except (httpx.HTTPError, TimeoutError, OSError) as error:
+            raise NoEmbedding(f"the server of embeddings did not answer: {type(error).__name__}") from error
+        if response.status_code != 200:
+            raise NoEmbedding(f"the server of embeddings answered {response.status_code}")
+        return self._read(body)
+
+    def _request(self, text: str, headers: Mapping[str, str], scope: MutableMapping[str, Any] | None) -> httpx.Request:
+        sent = {} if self._foreign else dict(headers)
+        if self._authorization is not None:
+            sent["authorization"] = self._authorization
+        sent |= {"content-type": "application/json", "accept-encoding": "identity"}
+        content = orjson.dumps({**self._asked, "input": text})
+        request = httpx.Request("POST", self._url, headers=httpx.Headers(sent, encoding="latin-1"), content=content)
+        request.extensions["timeout"] = {"connect": self._timeout}
+        if scope is not None and not self._foreign:
+            request.extensions["asgi_scope"] = scope
+        return request
+
+    def _read(self, body: bytes) -> Vector:
+        try:
+            vector = self._vector_of(orjson.loads(body)["data"][0]["embedding"])
+        except (ValueError, LookupError, TypeError):
+            raise NoEmbedding("the server of embeddings sent none") from None
+        if self._dimensions is not None and len(vector) != self._dimensions:
+            raise NoEmbedding("the server of embeddings sent a vector of another size")
+        return vector

@@ -1,0 +1,59 @@
+-- Keeps an answer, in place of what was there, and removes what stands over the bounds: of a partition the oldest, of a shard what expires first.
+-- KEYS: generation
+-- ARGV: 1 facts as JSON, 2 record, 3 vector ('' for none)
+-- Answers: 'kept'; 'purged' (the cache was emptied since the answer was begun); 'bound' (it is larger than all the room there is)
+
+local SWEPT = 100  -- at most so many are removed at a time, for each reason
+local new = cjson.decode(ARGV[1])
+local size = #ARGV[2] + #ARGV[3]
+if generation() ~= new.generation then return 'purged' end
+if size > new.partition_bytes or size > new.shard_bytes then return 'bound' end
+
+local members = prefix .. 'p:' .. new.partition
+local now = now_ms()
+
+local function add()
+  redis.call('SET', prefix .. 'n', now, 'NX')
+  redis.call('ZADD', members, redis.call('INCR', prefix .. 'n'), new.id)
+  redis.call('SET', prefix .. 'b:' .. new.id, generation() .. ':' .. ARGV[2], 'PX', new.ttl)
+  redis.call('ZADD', prefix .. 'i', now + new.ttl, new.id)
+  redis.call('HSET', prefix .. 'e', new.id, table.concat({size, new.partition, new.response, new.space, new.form}, '|'))
+  redis.call('HSET', prefix .. 'r', new.response, new.id)
+  count('all', size)
+  count(new.partition, size)
+  if new.form == 'scan' then
+    redis.call('HSET', prefix .. 'v:' .. new.partition .. ':' .. new.space, new.id, now + new.ttl .. ':' .. ARGV[3])
+  elseif new.form == 'index' then
+    local vector = vector_key(new.space, new.id)
+    redis.call('HSET', vector, 'partition', new.partition, 'vector', ARGV[3])
+    redis.call('PEXPIRE', vector, new.ttl)
+  end
+end
+
+local function over(zset, entries, field, bytes)
+  return redis.call('ZCARD', zset) > entries or tonumber(redis.call('HGET', prefix .. 't', field) or 0) > bytes
+end
+
+local function shrink(zset, entries, field, bytes)
+  local swept = 0
+  while swept < SWEPT and over(zset, entries, field, bytes) do
+    local id = redis.call('ZRANGE', zset, 0, 0)[1]
+    if not id then return end
+    drop(id)
+    redis.call('ZREM', zset, id)  -- should its facts have been lost
+    swept = swept + 1
+  end
+end
+
+for _, id in ipairs(redis.call('ZRANGE', prefix .. 'i', '-inf', now, 'BYSCORE', 'LIMIT', 0, SWEPT)) do drop(id) end
+drop(new.id)
+add()
+shrink(members, new.partition_entries, new.partition, new.partition_bytes)
+shrink(prefix .. 'i', new.shard_entries, 'all', new.shard_bytes)
+for _, name in ipairs({'i', 'e', 't', 'r', 'n', 'p:' .. new.partition, 'v:' .. new.partition .. ':' .. new.space}) do
+  redis.call('PEXPIRE', prefix .. name, new.longest, 'NX')
+  redis.call('PEXPIRE', prefix .. name, new.longest, 'GT')
+end
+local flight = prefix .. 'f:' .. new.id
+if redis.call('GET', flight) == new.token then redis.call('DEL', flight) end
+return 'kept'

@@ -1,0 +1,62 @@
+"""The words that the guard knows, read from ``words.txt``. A list that is too short costs hits only: a word that is not known
+has to be there on both sides."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+Group = list[str]
+
+
+def _sections() -> dict[str, list[Group]]:
+    """The groups of words of each section."""
+    sections: dict[str, list[Group]] = {}
+    groups: list[Group] = []
+    for line in (files("responses_mw.cache") / "words.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            groups = sections.setdefault(line.strip("[]"), [])
+        elif not line.startswith("#"):
+            groups += [group.split() for group in line.split(";") if group.strip()]
+    return sections
+
+
+_SECTIONS = _sections()
+
+
+def _set(section: str) -> frozenset[str]:
+    return frozenset(word for group in _SECTIONS[section] for word in group)
+
+
+def _to_first(section: str) -> dict[str, str]:
+    return {word: group[0] for group in _SECTIONS[section] for word in group}
+
+
+def _counted(section: str) -> dict[str, str]:
+    """What each word counts: the first of a group is the number of the second, from which on it goes up."""
+    counted: dict[str, str] = {}
+    for first, *words in _SECTIONS[section]:
+        counted |= {word: first if place == 0 else str(int(first) + place) for place, word in enumerate(words)}
+    return counted
+
+
+def _phrases(section: str) -> list[tuple[str, ...]]:
+    """The longest first."""
+    return sorted(map(tuple, _SECTIONS[section]), key=len, reverse=True)
+
+
+NUMBERS = _counted("numbers")
+ORDINALS = _counted("ordinals")
+UNITS = _to_first("units")
+DATES = _to_first("dates")
+NEGATIONS = _set("negations")
+CRITICAL = _set("critical")
+DIRECTIONS = _set("directions")
+EMPTY = _set("empty")
+POLAR = _set("polar")
+FRAMES = _phrases("frames")
+WAYS = _phrases("ways")
+SYNONYMS = _to_first("synonyms")
+CONTRACTIONS = {first: rest for first, *rest in _SECTIONS["contractions"]}
+SUFFIXES = {first: rest[0] for first, *rest in _SECTIONS["suffixes"]}
+TAKES_IS = _set("takes-is")
+ELISIONS = _set("elisions")

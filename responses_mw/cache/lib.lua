@@ -1,0 +1,59 @@
+-- What the scripts of the cache share; it stands before each of them.
+-- The keys of a script all lie in one slot, that of a shard of an owner. KEYS[1] is the shard's generation; the others have its prefix:
+--   g            the generation: what was kept under another one is not there any more
+--   b:<id>       an entry's body: generation, colon, record
+--   f:<id>       who makes the answer just now (a token), or '-' where it turned out that it cannot be kept
+--   i            zset: ids by the time (ms) at which they expire
+--   e            hash: of each id 'size|partition|response|space|form'
+--   t            hash: bytes of all ('all'), and of each partition
+--   r            hash: ids by the response that they were made of
+--   n            the number of the last entry: begins at the time in ms, and so never comes again
+--   p:<part>     zset: ids of a partition by their number
+--   v:<part>:<space>  hash: of each id its expiry and its vector, to be scanned
+-- and rmw:v1:<space>:{slot}:<id>, a hash that an index knows: partition and vector
+-- Every script can be repeated.
+
+local prefix = string.match(KEYS[1], '^rmw:{c:[a-z0-9]+:%d+}:')
+local slot = string.match(prefix, '{.*}')
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function generation()
+  return redis.call('GET', KEYS[1]) or '0'
+end
+
+-- The record of an entry, and how many ms it is still there; nil where there is none of this generation.
+local function read(id)
+  local body = redis.call('GET', prefix .. 'b:' .. id)
+  if not body then return nil end
+  local head = generation() .. ':'
+  if string.sub(body, 1, #head) ~= head then return nil end
+  return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
+end
+
+local function vector_key(space, id)
+  return 'rmw:v1:' .. space .. ':' .. slot .. ':' .. id
+end
+
+local function count(field, bytes)
+  if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
+end
+
+-- Removes an entry with all that points to it. It may be gone already, by its expiry, but for that.
+local function drop(id)
+  local facts = redis.call('HGET', prefix .. 'e', id)
+  if not facts then return end
+  local size, partition, response, space, form = string.match(facts, '^(%d+)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$')
+  redis.call('UNLINK', prefix .. 'b:' .. id)
+  redis.call('ZREM', prefix .. 'i', id)
+  redis.call('ZREM', prefix .. 'p:' .. partition, id)
+  redis.call('HDEL', prefix .. 'e', id)
+  redis.call('HDEL', prefix .. 'r', response)
+  if form == 'scan' then redis.call('HDEL', prefix .. 'v:' .. partition .. ':' .. space, id) end
+  if form == 'index' then redis.call('UNLINK', vector_key(space, id)) end
+  count('all', -size)
+  count(partition, -size)
+end

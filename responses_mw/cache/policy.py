@@ -1,0 +1,136 @@
+"""What of the cache a request uses: what it asks for, within what the operator allows.
+
+    {"cache": "off" | "exact" | "semantic"}
+    {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
+    X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
+
+The header says the same as the body; where both speak, the body counts. A request may always ask for less than it would get:
+for no cache, a shorter life, a higher threshold. It gets no more than is allowed: the operator's ``cache_highest`` mode,
+``cache_ttl`` and ``cache_threshold`` bound it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from ..config import Settings
+from ..errors import BadRequest
+from ..protocol import checks
+from ..protocol.checks import Check
+
+BODY, HEADER = "cache", "X-Responses-Cache"
+MODES = ("off", "exact", "semantic")
+_MOST_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``mode`` is one of ``MODES``, ``ttl`` in seconds; ``read`` and ``write`` tell whether it may be asked, and given."""
+
+    mode: str
+    ttl: int
+    threshold: float
+    read: bool = True
+    write: bool = True
+
+    @property
+    def is_off(self) -> bool:
+        return self.mode == "off" or not (self.read or self.write)
+
+
+_mode = partial(checks.one_of, supported=frozenset(MODES))
+_MEMBERS: dict[str, Check] = {
+    "mode": _mode,
+    "ttl": partial(checks.integer, least=1),
+    "threshold": partial(checks.number, least=0, most=1),
+    "no_store": checks.boolean,
+    "refresh": checks.boolean,
+}
+
+
+def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool) -> Policy:
+    """The policy of a request whose ``cache`` is ``body``, and whose ``X-Responses-Cache`` is ``header`` (None: not given).
+
+    ``stored`` is the request's ``store``: what is not to be stored is not cached either, unless the request itself asks for
+    the cache. Raises ``BadRequest`` for what means nothing.
+    """
+    asked = {
+        **_heard(_of_header(header), listens="header" in settings.cache_ask),
+        **_heard(_of_body(body), listens="body" in settings.cache_ask),
+    }
+    return Policy(
+        mode=_lower(asked.get("mode", settings.cache), _highest(settings)),
+        ttl=min(asked.get("ttl", settings.cache_ttl), settings.cache_ttl),
+        threshold=max(asked.get("threshold", settings.cache_threshold), settings.cache_threshold),
+        read=not asked.get("refresh", False),
+        write=not asked.get("no_store", False) and (stored or asked.get("mode", "off") != "off"),
+    )
+
+
+def _heard(told: dict[str, Any], *, listens: bool) -> dict[str, Any]:
+    """What counts of what was told in a way that the operator may not listen to: all that asks for less."""
+    return told if listens or told.get("mode") == "off" else {name: told[name] for name in told.keys() - {"mode"}}
+
+
+def _highest(settings: Settings) -> str:
+    highest = max(settings.cache, settings.cache_highest, key=MODES.index)
+    return highest if settings.cache_embedding_model else _lower(highest, "exact")
+
+
+def _lower(one: str, other: str) -> str:
+    return min(one, other, key=MODES.index)
+
+
+def _of_body(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"mode": _mode(value, BODY)}
+    return checks.members(value, BODY, _MEMBERS, others="refuse")
+
+
+def _of_header(value: str | None) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for directive in (value or "").split(";"):
+        name, given, text = (piece.strip().lower() for piece in directive.partition("="))
+        if not name:
+            continue
+        if not given and name in MODES:
+            told["mode"] = name
+        elif name in _DIRECTIVES:
+            told[name.replace("-", "_")] = _DIRECTIVES[name](text if given else None, f"{HEADER}: {name}")
+        else:
+            _not_a("directive of the cache", directive.strip(), HEADER)
+    return told
+
+
+def _flag(text: str | None, path: str) -> bool:
+    return checks.one_of(text or "true", path, {"true", "false"}) == "true"
+
+
+def _ttl(text: str | None, path: str) -> int:
+    if not text or not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        _not_a("number of seconds", text, path)
+    return checks.integer(int(text), path, least=1)
+
+
+def _threshold(text: str | None, path: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        _not_a("number", text, path)
+    return checks.number(value, path, least=0, most=1)
+
+
+def _not_a(what: str, text: str | None, path: str) -> NoReturn:
+    message = f"Invalid value for '{path}': '{(text or '')[:64]}' is not a {what}."
+    raise BadRequest(message, param=path, code="invalid_value")
+
+
+_DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-store": _flag, "refresh": _flag}

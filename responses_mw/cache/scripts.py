@@ -1,0 +1,24 @@
+"""The Lua scripts, one a file. Each is the shared ``lib.lua`` and then its own text."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+
+_FOLDER = files("responses_mw.cache")
+
+
+class Script:
+    """A script's ``text``, and the ``sha`` that the server knows it by."""
+
+    __slots__ = ("sha", "text")
+
+    def __init__(self, name: str) -> None:
+        """Reads ``<name>.lua``."""
+        lib = (_FOLDER / "lib.lua").read_text()
+        self.text = f"{lib}\n{(_FOLDER / f'{name}.lua').read_text()}"
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+LOOKUP, READ, FLIGHT, KEEP = (Script(name) for name in ("lookup", "read", "flight", "keep"))
+SINCE, FORGET, PURGE, STATS = (Script(name) for name in ("since", "forget", "purge", "stats"))

@@ -1,0 +1,304 @@
+"""The entries of a partition that are nearest to a vector: found by Redis (``Index``), or by this process (``Scan``).
+
+Both compare the same numbers exactly, and so give the same: neither is approximate. An index needs ``FT.SEARCH`` (Redis 8,
+Redis Stack, valkey-search) on a server that is no cluster; a scan needs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..config import Settings
+from ..errors import Unavailable
+from .key import Key
+from .store import Entries, Redis, slot_of
+from .vectors import Vector, packed, packed_wide, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Near = tuple[str, float]
+"""An entry's id and its cosine similarity."""
+
+NEAREST = 4
+"""How many are looked at: the guard may refuse the first."""
+
+
+async def choose(store: Entries, redis: Redis, space: str, settings: Settings) -> Index | Scan:
+    """Who is to search. Raises ``Unavailable`` where the server does not tell."""
+    wanted = settings.cache_search
+    if wanted == "scan" or (wanted == "auto" and (redis.is_cluster or not await _has_index(store))):
+        return Scan(store, space, settings)
+    return Index(store, space)
+
+
+async def _has_index(store: Entries) -> bool:
+    try:
+        await store.commands(("FT._LIST",))
+    except Unavailable as error:
+        if "unknown command" not in str(error.__cause__).lower():
+            raise
+        return False
+    return True
+
+
+# -- by Redis --------------------------------------------------------------------------------------------------------------
+
+
+class Index:
+    """``FT.SEARCH``: one index for each space and size of vectors, with the partition as a tag; an index for each partition
+    would explode. It is made when it is missed."""
+
+    form = "index"
+
+    def __init__(self, store: Entries, space: str) -> None:
+        self._store = store
+        self._space = space
+
+    async def keepable(self, vector: Vector) -> tuple[str, bytes]:
+        """The space and the bytes under which a vector is kept."""
+        space = self._of_size(vector)
+        await self._make(space, len(vector))
+        return space, packed_wide(vector)
+
+    async def prepare(self, key: Key) -> frozenset[int]:
+        """Nothing is to be read before."""
+        return frozenset()
+
+    async def nearest(
+        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, prepared: frozenset[int] = frozenset()
+    ) -> list[Near]:
+        """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
+        space = self._of_size(vector)
+        query = f"(@partition:{{{key.partition}}})=>[KNN {count} @vector $vector AS distance]"
+        command = ("FT.SEARCH", _index(space), query, "PARAMS", 2, "vector", vector.tobytes(),
+                   "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2)  # fmt: skip
+        try:
+            (reply,) = await self._store.commands(command)
+        except Unavailable as error:
+            if "index" not in str(error.__cause__).lower():
+                raise
+            await self._make(space, len(vector))
+            return []  # what it finds, it has to read first
+        # Keys of another owner's shard are none of ours, whatever is written in them.
+        place = f"rmw:v1:{space}:{slot_of(key.owner, key.partition)}:"
+        found = zip(reply[1::2], reply[2::2], strict=True)
+        near = [(name.decode().removeprefix(place), 1 - float(values[1])) for name, values in found if _lies(name, place)]
+        return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])
+
+    def discard(self, key: Key, entry: str) -> None:
+        """The entry is gone: Redis knows it."""
+
+    def _of_size(self, vector: Vector) -> str:
+        return f"{self._space}{len(vector):x}"
+
+    async def _make(self, space: str, dimensions: int) -> None:
+        try:
+            await self._store.commands(
+                ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v1:{space}:", "SCHEMA", "partition", "TAG",
+                 "vector", "VECTOR", "FLAT", 6, "TYPE", "FLOAT32", "DIM", dimensions, "DISTANCE_METRIC", "COSINE")
+            )  # fmt: skip
+        except Unavailable as error:
+            if "exists" not in str(error.__cause__).lower():
+                raise
+
+
+def _index(space: str) -> str:
+    return f"rmw-v1-{space}"
+
+
+def _lies(name: bytes, place: str) -> bool:
+    return name.startswith(place.encode())
+
+
+# -- by this process -------------------------------------------------------------------------------------------------------
+
+
+PAGE = 2000
+"""So many entries are read at a time."""
+
+
+class Scan:
+    """A scan of the partition's vectors, which are held in this process: a search reads only what was added since. At most
+    ``cache_memory`` bytes of them; the partition that was not asked for longest goes first."""
+
+    form = "scan"
+
+    def __init__(self, store: Entries, space: str, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._space = space
+        self._most_bytes = settings.cache_memory
+        self._most_rows = settings.cache_partition_entries
+        self._clock = clock
+        self._partitions: OrderedDict[tuple[str, int], Matrix] = OrderedDict()
+
+    async def keepable(self, vector: Vector) -> tuple[str, bytes]:
+        """The space and the bytes under which a vector is kept."""
+        return f"{self._space}{len(vector):x}", packed(vector)
+
+    async def prepare(self, key: Key) -> frozenset[int]:
+        """Reads on in the partition, while its vector is not known yet. Gives the sizes of vectors for which this was done."""
+        sizes = [size for partition, size in self._partitions if partition == key.partition]
+        for size in sizes:
+            if (matrix := self._partitions.get((key.partition, size))) is not None:
+                await self._read_on(key, matrix)
+        return frozenset(sizes)
+
+    async def nearest(
+        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, prepared: frozenset[int] = frozenset()
+    ) -> list[Near]:
+        """At most ``count`` entries of the partition with at least that similarity, the nearest first; reads on in it, where
+        that was not ``prepared``."""
+        place = key.partition, len(vector)
+        matrix = self._partitions.get(place)
+        if matrix is None or len(vector) not in prepared:
+            matrix = matrix or self._partitions.setdefault(place, Matrix(len(vector)))
+            await self._read_on(key, matrix)
+        if place in self._partitions:
+            self._partitions.move_to_end(place)
+        self._make_room()
+        return matrix.nearest(vector, threshold, count, self._now())
+
+    def discard(self, key: Key, entry: str) -> None:
+        """The entry is gone before its time: it was evicted, or deleted."""
+        for (partition, _), matrix in self._partitions.items():
+            if partition == key.partition:
+                matrix.remove(entry)
+
+    async def _read_on(self, key: Key, matrix: Matrix) -> None:
+        async with matrix.reading:
+            await self._read_pages(key, matrix)
+
+    async def _read_pages(self, key: Key, matrix: Matrix) -> None:
+        space = f"{self._space}{matrix.dimensions:x}"
+        while True:
+            generation, last, first, entries = await self._store.since(key, space, matrix.number, PAGE)
+            if generation != matrix.generation or last < matrix.number:
+                begun = matrix.number == 0
+                matrix.clear(generation)
+                if not begun:
+                    continue
+            matrix.forget_before(first)
+            matrix.add(entries)
+            matrix.bound(self._most_rows, self._now())
+            if len(entries) < PAGE:
+                return
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _make_room(self) -> None:
+        while len(self._partitions) > 1 and sum(matrix.nbytes for matrix in self._partitions.values()) > self._most_bytes:
+            self._partitions.popitem(last=False)
+
+
+HEAD = 64
+"""So many numbers of each vector are looked at first. A similarity is at most that of the heads, and the product of the lengths
+of the rests (Cauchy and Schwarz): few entries can reach a high threshold then, and only these are compared whole."""
+_ROUNDING = 1e-4
+
+
+class Matrix:
+    """The vectors of one partition, as far as this process has read them: a row for each entry, and free rows."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self.reading = asyncio.Lock()
+        self.clear("")
+
+    def clear(self, generation: str) -> None:
+        self.generation = generation
+        self.number = 0
+        """That of the last entry that was read."""
+        self._rows: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of each entry row and number, in the order of these
+        self._ids: list[str] = []
+        self._free: list[int] = []
+        self._vectors = np.empty((0, self.dimensions), np.float32)
+        self._heads = np.empty((0, min(HEAD, self.dimensions)), np.float32)
+        self._rests = np.empty(0, np.float32)
+        self._expiries = np.empty(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self._vectors.nbytes + self._heads.nbytes
+
+    def add(self, entries: Sequence[tuple[str, int, bytes]]) -> None:
+        """Takes in entries with their numbers, and their expiries and vectors as they are kept."""
+        wanted = [(entry, number, *_split(kept)) for entry, number, kept in entries if kept]
+        fitting = [one for one in wanted if len(one[3]) == 2 * self.dimensions]
+        rows = [self._row(entry, number) for entry, number, _, _ in fitting]
+        self._grow()
+        if rows:
+            vectors = unpacked([vector for *_, vector in fitting], self.dimensions)
+            self._vectors[rows], self._heads[rows] = vectors, vectors[:, :HEAD]
+            self._rests[rows] = np.linalg.norm(vectors[:, HEAD:], axis=1)
+            self._expiries[rows] = [expiry for _, _, expiry, _ in fitting]
+        if entries:
+            self.number = entries[-1][1]
+
+    def forget_before(self, number: int) -> None:
+        """Removes entries with a lower number: they were evicted."""
+        while self._rows:
+            entry, (_, oldest) = next(iter(self._rows.items()))
+            if oldest >= number > 0:
+                return
+            self.remove(entry)
+
+    def bound(self, most: int, now: int) -> None:
+        """Of more entries than ``most``, removes those that have expired ``now`` (ms), and then the oldest: the lowest number
+        that is left tells nothing of those that were evicted in between."""
+        if len(self._rows) <= most:
+            return
+        expired = [entry for entry, (row, _) in self._rows.items() if self._expiries[row] <= now]
+        for entry in expired:
+            self.remove(entry)
+        for entry in list(self._rows)[: max(0, len(self._rows) - most)]:
+            self.remove(entry)
+
+    def remove(self, entry: str) -> None:
+        row, _ = self._rows.pop(entry, (None, 0))
+        if row is not None:
+            self._expiries[row] = 0
+            self._free.append(row)
+
+    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[Near]:
+        """Those with at least that similarity which have not expired ``now`` (ms), the nearest first."""
+        if not self._rows:
+            return []
+        # A product of matrices would wake BLAS's threads, which then spin for longer than all this takes.
+        most = np.vecdot(self._heads, vector[:HEAD]) + self._rests * (np.linalg.norm(vector[HEAD:]) + _ROUNDING)
+        rows = np.flatnonzero((most >= threshold - _ROUNDING) & (self._expiries > now))  # those that are free have expired
+        similarities = np.vecdot(self._vectors[rows], vector)
+        best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
+        return [(self._ids[rows[place]], float(similarities[place])) for place in best]
+
+    def _row(self, entry: str, number: int) -> int:
+        row, _ = self._rows.pop(entry, (None, 0))
+        if row is None and self._free:
+            row = self._free.pop()
+        if row is None:
+            row = len(self._ids)
+            self._ids.append("")
+        self._ids[row] = entry
+        self._rows[entry] = row, number
+        return row
+
+    def _grow(self) -> None:
+        """Makes room for as many rows as there are ids: by a half more, so that entry by entry costs little."""
+        have, need = len(self._expiries), len(self._ids)
+        if need > have:
+            size = max(need, have + have // 2)
+            self._vectors = np.concatenate([self._vectors, np.zeros((size - have, self.dimensions), np.float32)])
+            self._heads = np.concatenate([self._heads, np.zeros((size - have, self._heads.shape[1]), np.float32)])
+            self._rests = np.concatenate([self._rests, np.zeros(size - have, np.float32)])
+            self._expiries = np.concatenate([self._expiries, np.zeros(size - have, np.int64)])
+
+
+def _split(kept: bytes) -> tuple[int, bytes]:
+    expiry, _, vector = kept.partition(b":")
+    return int(expiry), vector

@@ -1,0 +1,47 @@
+"""Vectors of texts: of length 1, in float32 where they are compared, in float16 where they are kept.
+
+All that is kept is rounded to float16 first, whoever searches: so an index and a scan see the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector: TypeAlias = NDArray[np.float32]
+
+
+class NoVector(ValueError):
+    """What should be a vector is none, or has no direction."""
+
+
+def vector_of(numbers: object) -> Vector:
+    """The direction of ``numbers``. Raises ``NoVector``."""
+    try:
+        vector = np.asarray(numbers, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise NoVector("the embedding is no list of numbers") from None
+    length = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
+    if not np.isfinite(length) or length == 0:
+        raise NoVector("the embedding has no direction")
+    return vector / np.float32(length)
+
+
+def packed(vector: Vector) -> bytes:
+    """The form in which a vector is kept to be scanned: little-endian float16."""
+    return vector.astype("<f2").tobytes()
+
+
+def packed_wide(vector: Vector) -> bytes:
+    """The form in which an index takes it, little-endian float32, with no more than float16 holds."""
+    return vector.astype("<f2").astype("<f4").tobytes()
+
+
+def unpacked(blobs: Sequence[bytes], dimensions: int) -> Vector:
+    """The rows of a matrix, out of what ``packed`` made of them. Raises ``NoVector`` where the sizes differ."""
+    if any(len(blob) != 2 * dimensions for blob in blobs):
+        raise NoVector("a kept vector has another size")
+    return np.frombuffer(b"".join(blobs), "<f2").astype(np.float32).reshape(len(blobs), dimensions)

@@ -1,0 +1,13 @@
+-- Counts one more under way of an owner, unless there are too many.
+-- KEYS: zset of what is under way, by the time (ms) until which it counts
+-- ARGV: 1 name of this one, 2 most, 3 how long it counts, in ms
+-- Answers: 1 it is counted; 0 there are too many
+
+local now = now_ms()
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+  keep(KEYS[1], ARGV[3])
+  return 1
+end
+return 0

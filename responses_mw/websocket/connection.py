@@ -1,0 +1,187 @@
+"""One connection: its lanes, each with one response at a time.
+
+1. The reader takes frames as they come, so that a client's leaving is seen at once. A lane's frames wait for their turn, in
+   order; so many may wait, and no more.
+2. A response is a task that sends events as the run gives them. A client that does not read holds up ``send``, and with it
+   the runs of its own connection.
+3. A connection has its time. After it no response is begun; when the last has ended, the client is told to come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.types import Message, Receive, Send
+
+from ..config import Settings
+from ..errors import APIError, BadRequest, RateLimited
+from ..protocol.request import CreateResponse
+from ..runner import Runner
+from ..upstream import Caller
+from . import frames
+from .frames import Create
+from .held import HeldChains
+
+logger = logging.getLogger(__name__)
+
+Parse = Callable[[Any], CreateResponse]
+"""From the body of a request to a request that is valid by itself; raises ``BadRequest``."""
+
+MOST_WAITING = 64
+_TRY_AGAIN, _BROKEN = 1001, 1011
+
+
+class Connection:
+    """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains."""
+
+    def __init__(
+        self, runner: Runner, held: HeldChains, parse: Parse, caller: Caller, settings: Settings, receive: Receive, send: Send
+    ) -> None:
+        self._runner = runner
+        self._held = held
+        self._parse = parse
+        self._caller = caller
+        self._settings = settings
+        self._receive = receive
+        self._send = send
+        self._lanes: dict[str | None, deque[Create]] = {}
+        """What waits in each lane that has a response under way."""
+        self._waiting = self._waiting_bytes = 0
+        self._is_over = False
+        self._idle = anyio.Event()
+
+    async def run(self) -> None:
+        """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
+        async with anyio.create_task_group() as group:
+            with anyio.move_on_after(self._settings.websocket_seconds) as time:
+                await self._read(group)
+            if time.cancelled_caught:
+                await self._wind_up(group)
+            group.cancel_scope.cancel()
+
+    async def _wind_up(self, group: TaskGroup) -> None:
+        self._is_over = True
+        group.start_soon(self._close_when_idle, group)
+        await self._read(group)
+
+    async def _close_when_idle(self, group: TaskGroup) -> None:
+        if self._lanes:
+            await self._idle.wait()
+        await self._close(group, _TRY_AGAIN, self._limit_reached())
+
+    async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
+        try:
+            await self._tell(frames.error_text(error, None))
+            await self._send({"type": "websocket.close", "code": code})
+        except OSError:
+            logger.debug("the client left")
+        group.cancel_scope.cancel()
+
+    def _limit_reached(self) -> BadRequest:
+        minutes = f"{self._settings.websocket_seconds / 60:g} minutes"
+        message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
+        return BadRequest(message, code="websocket_connection_limit_reached")
+
+    # -- frames ---------------------------------------------------------------------------------------------------------------
+
+    async def _read(self, group: TaskGroup) -> None:
+        """Takes frames until the client has left."""
+        with suppress(OSError):
+            while (message := await self._receive())["type"] != "websocket.disconnect":
+                await self._take(_data(message), group)
+
+    async def _take(self, data: bytes, group: TaskGroup) -> None:
+        lane = None
+        try:
+            frame = frames.decoded(data, most=self._settings.max_body_bytes)
+            lane = frames.lane_of(frame)
+            if frames.kind_of(frame) == frames.STEER:
+                await self._tell(frames.steer_failed_text(frame, lane))
+            else:
+                self._begin(frames.create(frame, lane, len(data)), group)
+        except APIError as error:
+            await self._tell(frames.error_text(error, lane))
+
+    def _begin(self, create: Create, group: TaskGroup) -> None:
+        """Begins the response, or lets it wait for its lane's last."""
+        if self._is_over:
+            raise self._limit_reached()
+        lane = self._lanes.get(create.lane)
+        if lane is None:
+            most = self._settings.websocket_lanes
+            if len(self._lanes) >= most:
+                raise RateLimited(f"The connection has {most} responses under way.")
+            self._lanes[create.lane] = deque([create])
+            group.start_soon(self._serve, create.lane, group)
+        elif self._waiting >= MOST_WAITING or self._waiting_bytes + create.size > self._settings.max_body_bytes:
+            raise RateLimited("Too many requests wait for their turn on the connection.")
+        else:
+            self._waiting += 1
+            self._waiting_bytes += create.size
+            lane.append(create)
+
+    # -- responses ------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, name: str | None, group: TaskGroup) -> None:
+        """The responses of one lane, until none waits."""
+        lane = self._lanes[name]
+        await self._guard(lane.popleft(), group)
+        while lane:
+            create = lane.popleft()
+            self._waiting -= 1
+            self._waiting_bytes -= create.size
+            await self._guard(create, group)
+        del self._lanes[name]
+        if self._is_over and not self._lanes:
+            self._idle.set()
+
+    async def _guard(self, create: Create, group: TaskGroup) -> None:
+        try:
+            await self._respond(create)
+        except OSError:
+            logger.debug("the client left")  # some servers tell it so
+            group.cancel_scope.cancel()
+        except Exception:  # the outer edge of a response: the client is not left waiting for the rest
+            logger.exception("a response on a WebSocket failed")
+            await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
+
+    async def _respond(self, create: Create) -> None:
+        """Sends the events of one response, or an error in their place. What it failed to continue is held no longer."""
+        is_good = False
+        try:
+            is_good = await self._stream(self._parse(create.body), create)
+        except APIError as error:
+            await self._tell(frames.error_text(error, create.lane))
+        finally:
+            if not is_good and create.parent is not None:
+                self._held.evict(create.parent)
+
+    async def _stream(self, request: CreateResponse, create: Create) -> bool:
+        """Whether the response did not fail."""
+        runner, end = self._runner, frames.ending(create.lane)
+        run = (
+            runner.run(request, self._caller, grace=self._settings.status_grace)
+            if create.generate
+            else runner.prepared(request, self._caller)
+        )
+        last = ""
+        async with aclosing(run):
+            async for events in run:
+                for event in events:
+                    await self._tell(event.json[:-1].decode() + end)
+                last = events[-1].type
+        return last != "response.failed"
+
+    async def _tell(self, text: str) -> None:
+        await self._send({"type": "websocket.send", "text": text})
+
+
+def _data(message: Message) -> bytes:
+    text = message.get("text")
+    return message.get("bytes") or b"" if text is None else text.encode()

@@ -1,0 +1,83 @@
+"""Who may open a WebSocket, and what the others are told: an HTTP status, where the server can say it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from ..config import Settings
+from ..errors import APIError, Forbidden, RateLimited
+from ..runner import Runner
+from ..state import State
+from ..upstream import Caller, Upstream
+from .connection import Connection, Parse
+from .held import HeldChains
+
+_TRY_AGAIN = 1013
+
+
+class WebSockets:
+    """The connections of this process."""
+
+    def __init__(self, runner: Runner, upstream: Upstream, state: State | None, parse: Parse, settings: Settings) -> None:
+        self._runner = runner
+        self._upstream = upstream
+        self._state = state
+        self._parse = parse
+        self._settings = settings
+        self._open: Counter[str] = Counter()
+        """How many connections each owner has."""
+
+    async def serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the connection of ``caller`` that ``scope`` asks for, to its end."""
+        await receive()
+        try:
+            self._check_origin(Headers(scope=scope))
+            await self._upstream.verify(caller)  # what it prepares would never reach the upstream
+            self._count_in(caller.owner)
+        except APIError as error:
+            await refuse(error, scope, send)
+            return
+        try:
+            await send({"type": "websocket.accept"})
+            settings = self._settings
+            held = HeldChains(self._state, required=settings.state_required, most=settings.websocket_held_bytes)
+            await Connection(self._runner.on(held), held, self._parse, caller, settings, receive, send).run()
+        finally:
+            self._count_out(caller.owner)
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Browsers let any page open a WebSocket to anywhere, and say which one asks: that is all that guards what needs no
+        credential."""
+        origin = headers.get("origin")
+        if origin is None or {"*", origin} & set(self._settings.cors_origins):
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise Forbidden("Pages of this origin may not connect: it is not among cors_origins.", code="origin_not_allowed")
+
+    def _count_in(self, owner: str) -> None:
+        most = self._settings.websocket_connections
+        if self._open[owner] >= most:
+            raise RateLimited(f"You have {most} WebSocket connections open.")
+        self._open[owner] += 1
+
+    def _count_out(self, owner: str) -> None:
+        self._open[owner] -= 1
+        if not self._open[owner]:
+            del self._open[owner]
+
+
+async def refuse(error: APIError, scope: Scope, send: Send) -> None:
+    """Refuses an upgrade that has not been accepted. Codex goes on over HTTP at once after a 426."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": _TRY_AGAIN})
+        return
+    body = orjson.dumps(error.body())
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

@@ -1,0 +1,149 @@
+"""The cache over HTTP: hits as JSON and as streams, stored and chainable like any other response, and never without a credential."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oracle
+from scripted import Signal, completion, finish, reasoning, text, usage
+
+from .asking import EmbeddingServer
+
+if TYPE_CHECKING:
+    import httpx
+
+    from conftest import Ours, Serve, Start
+    from scripted import ScriptedUpstream
+
+Q, SAME = "What is the capital of France?", "Tell me the capital of France."
+
+
+@pytest.fixture
+def question(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What nobody has asked before: the store is shared by all tests."""
+    return {"model": "tiny", "input": Q, "instructions": request.node.nodeid}
+
+
+async def post(ours: Ours, body: dict[str, Any], **headers: str) -> httpx.Response:
+    response = await ours.http.post("/v1/responses", json=body, headers={"authorization": "Bearer key", **headers})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def told(response: httpx.Response) -> str:
+    return str(response.headers.get("x-responses-cache"))
+
+
+async def test_a_repeated_question_is_answered_without_the_upstream(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
+) -> None:
+    ours = start(cache="exact")
+    upstream.whole(completion({"content": "Paris."}))
+    first = await post(ours, question)
+    again = await post(ours, question)
+    assert (told(first), told(again).partition(";")[0]) == ("miss", "exact")
+    one, other = first.json(), again.json()
+    assert one["output_text"] == other["output_text"] == "Paris."
+    assert one["id"] != other["id"]
+    assert other["usage"] == {**one["usage"], "cache": "exact"}
+
+
+async def test_a_hit_is_a_whole_stream_stored_and_chainable(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
+) -> None:
+    ours = start()
+    upstream.stream(reasoning("Easy."), text("Par"), text("is."), finish(), usage())
+    asked = {**question, "stream": True, "cache": "exact"}
+    first = oracle.check((await post(ours, asked)).content)
+    response = await post(ours, asked)
+    assert told(response).startswith("exact; similarity=1.0000; age=")
+    again = oracle.check(response.content)
+    assert again.terminal == "response.completed"
+    assert [item["type"] for item in again.response["output"]] == [item["type"] for item in first.response["output"]]
+    stored = await ours.client.responses.retrieve(again.response["id"])
+    assert stored.output_text == "Paris."
+    upstream.whole(completion({"content": "About two million."}))
+    chained = await ours.client.responses.create(model="tiny", input="And how many live there?", previous_response_id=stored.id)
+    assert chained.output_text == "About two million."
+
+
+async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
+) -> None:
+    ours = start()
+    for n in range(3):
+        upstream.whole(completion({"content": str(n)}))
+    await post(ours, question, **{"x-responses-cache": "exact"})
+    assert told(await post(ours, question, **{"x-responses-cache": "exact"})).startswith("exact")
+    assert told(await post(ours, question)) == "None"
+    assert told(await post(ours, {**question, "cache": "off"}, **{"x-responses-cache": "exact"})) == "None"
+    assert all("cache" not in asked.json for asked in upstream.requests)
+    refused = await ours.http.post("/v1/responses", json={**question, "cache": {"ttl": 0}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache.ttl")
+
+
+async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
+    ours = start(cache="exact")
+    for name in ("alice", "bob"):
+        upstream.whole(completion({"content": f"{name}'s"}))
+        for _ in range(2):
+            assert (await post(ours, question, authorization=f"Bearer {name}")).json()["output_text"] == f"{name}'s"
+
+
+async def test_what_means_the_same_is_answered_too(
+    start: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer, question: dict[str, str]
+) -> None:
+    embedding_server.near(Q, SAME, 0.97)
+    ours = start(
+        cache="semantic",
+        cache_embedding_model="embed",
+        cache_embedding_url=serve(embedding_server, lifespan="off"),
+        cache_embedding_timeout=5,
+        cache_timeout=5,
+    )
+    upstream.whole(completion({"content": "Paris."}))
+    await post(ours, question)
+    again = await post(ours, {**question, "input": SAME})
+    assert told(again).startswith("semantic; similarity=0.97")
+    assert again.json()["usage"]["cache"] == "semantic"
+
+
+async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
+) -> None:
+    ours = start(cache="exact")
+    go = Signal()
+    answer = upstream.whole(completion({"content": "Paris."}), before=go)
+    asking = [asyncio.create_task(post(ours, question)) for _ in range(5)]
+    await answer.asked.wait()
+    go.set()
+    answers = await asyncio.gather(*asking)
+    assert {answer.json()["output_text"] for answer in answers} == {"Paris."}
+    assert sorted(told(answer).partition(";")[0] for answer in answers) == ["exact"] * 4 + ["miss"]
+
+
+async def test_a_deleted_response_is_not_told_again(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
+    ours = start(cache="exact")
+    upstream.whole(completion({"content": "Paris."}))
+    first = (await post(ours, question)).json()
+    await ours.client.responses.delete(first["id"])
+    upstream.whole(completion({"content": "Lyon."}))
+    assert (await post(ours, question)).json()["output_text"] == "Lyon."
+
+
+async def test_what_could_call_a_tool_or_was_cut_is_asked_each_time(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str]
+) -> None:
+    ours = start(cache="exact")
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
+    for n in range(2):
+        upstream.whole(completion({"content": str(n)}))
+        response = await post(ours, {**question, "tools": tools})
+        assert (response.json()["output_text"], told(response)) == (str(n), "None")
+    for n in range(2):
+        upstream.whole(completion({"content": str(n)}, finish_reason="length"))
+        response = await post(ours, question)
+        assert (response.json()["output_text"], told(response)) == (str(n), "miss")

@@ -1,0 +1,348 @@
+"""An upstream's own Responses events become ours: our ids, places and numbers, and nothing else is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.errors import UpstreamError
+from responses_mw.protocol import document
+from responses_mw.protocol.events import Event
+from responses_mw.protocol.forwarded import to_responses
+from responses_mw.protocol.relayed import Relayed
+from responses_mw.protocol.request import parse
+
+from .replay import check, decoded
+from .runs import CountedIds, chunk, fragment
+from .runs import run as run_chat
+
+Events = list[dict[str, Any]]
+
+
+def relayed(**request: Any) -> Relayed:
+    parsed = parse({"model": "m", "input": "Hi", **request})
+    created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
+    return Relayed(created, CountedIds(), lambda tools: [{**tool, "echoed": True} for tool in tools])
+
+
+def run(events: Events, **request: Any) -> list[Event]:
+    """All events of a response, as the runner makes them."""
+    relaying = relayed(**request)
+    made = relaying.start()
+    try:
+        for event in events:
+            made += relaying.feed(event)
+        made += relaying.end_turn()
+        relaying.conclude(1_700_000_001)
+    except UpstreamError as error:
+        relaying.fail("server_error", error.message)
+    return made + relaying.terminal()
+
+
+def ended(events: Events, **request: Any) -> dict[str, Any]:
+    """The document that the response ends with."""
+    return dict(decoded(run(events, **request))[-1]["response"])
+
+
+def numbered(*events: dict[str, Any]) -> Events:
+    return [{**event, "sequence_number": 40 + 2 * number} for number, event in enumerate(events)]
+
+
+def message(item_id: str = "msg_theirs", text: str | None = None) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": "assistant",
+        "status": "in_progress" if text is None else "completed",
+        "content": [] if text is None else [part],
+    }
+
+
+def added(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def done(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    return {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def delta(text: str, item_id: str = "msg_theirs", index: int = 0, **members: Any) -> dict[str, Any]:
+    place = {"item_id": item_id, "output_index": index, "content_index": 0}
+    return {"type": "response.output_text.delta", **place, "delta": text, "logprobs": [], **members}
+
+
+def completed(*output: dict[str, Any], **members: Any) -> dict[str, Any]:
+    response = {"id": "resp_theirs", "object": "response", "status": "completed", "output": [*output], **members}
+    return {"type": f"response.{members.get('status', 'completed')}", "response": response}
+
+
+CREATED = {"type": "response.created", "response": {"id": "resp_theirs", "output": []}}
+NEW_PART = {
+    "type": "response.content_part.added",
+    "item_id": "msg_theirs",
+    "output_index": 0,
+    "content_index": 0,
+    "part": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+}
+HELLO = numbered(
+    CREATED,
+    {**CREATED, "type": "response.in_progress"},
+    added(message()),
+    NEW_PART,
+    delta("Hel"),
+    delta("lo"),
+    {**NEW_PART, "type": "response.output_text.done", "text": "Hello", "logprobs": []},
+    {**NEW_PART, "type": "response.content_part.done", "part": message(text="Hello")["content"][0]},
+    done(message(text="Hello")),
+    completed(message(text="Hello"), usage={"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}),
+)
+
+
+def test_a_stream_passes_with_our_ids_and_numbers() -> None:
+    events = run([{name: value for name, value in event.items() if name != "part" or value} for event in HELLO])
+    assert b"theirs" not in b"".join(event.frame for event in events)
+    response = decoded(events)[-1]["response"]
+    assert [event["sequence_number"] for event in decoded(events)] == list(range(len(events)))
+    assert response["id"] == "resp_1"
+    assert response["output"] == [{**message(text="Hello"), "id": "msg_0"}]
+    assert response["output_text"] == "Hello"
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+
+
+@given(
+    st.lists(st.text(max_size=3), min_size=1, max_size=4), st.booleans(), st.sampled_from(["stop", "length", "content_filter"])
+)
+def test_what_we_make_ourselves_keeps_all_laws_when_it_is_relayed(texts: list[str], calls: bool, reason: str) -> None:
+    """Our own events are an upstream's: relayed they are the same, but for ids and what is told of the model."""
+    call = fragment(0, '{"a": 1}', id="call_1", name="f")
+    chunks = [*(chunk(content=text) for text in texts), *([chunk(tool_calls=[call])] if calls else [])]
+    first = run_chat([chunk(reasoning="Hm."), *chunks, chunk(finish_reason=reason)])
+    second = run(decoded(first))
+    check(second)
+    assert [event.type for event in second] == [event.type for event in first]
+    before, after = decoded(first)[-1]["response"], decoded(second)[-1]["response"]
+    assert {**after, "completed_at": None} == {**before, "completed_at": None}
+
+
+def test_events_and_members_that_are_unknown_pass_untouched() -> None:
+    strange = {"type": "vendor.thought.bubble", "item_id": "xyz_9", "shape": {"id": "elsewhere", "points": [1, None]}}
+    odd = {"id": "xyz_9", "type": "vendor_item", "payload": {"deep": [{"own": True}]}, "nothing": None}
+    events = run(numbered(added(odd), strange, {**done(odd), "extra": 1}, completed(odd, vendor={"cost": 0.5})))
+    ours = {**odd, "id": "xyz_0"}
+    assert decoded(events)[3] == {**strange, "item_id": "xyz_0", "sequence_number": 3}
+    assert decoded(events)[4] == {**done(ours), "extra": 1, "sequence_number": 4}
+    assert decoded(events)[5]["response"]["output"] == [ours]
+    assert decoded(events)[5]["response"]["vendor"] == {"cost": 0.5}
+
+
+def test_an_item_keeps_its_id_though_the_upstream_changes_it() -> None:
+    """As vLLM's do between its events and its document."""
+    changed = done(message("msg_other", "Hello"))
+    events = run(numbered(added(message()), NEW_PART, delta("Hello", "msg_third"), changed, completed(message("m4", "Hello"))))
+    assert [event.get("item_id") for event in decoded(events)[3:5]] == ["msg_0", "msg_0"]
+    assert decoded(events)[5]["item"]["id"] == decoded(events)[-1]["response"]["output"][0]["id"] == "msg_0"
+
+
+def test_ids_that_refer_to_an_item_follow_it_and_call_ids_stay() -> None:
+    asked = {"id": "mcpr_theirs", "type": "mcp_approval_request", "name": "f", "server_label": "s", "arguments": "{}"}
+    call = {"id": "mcp_theirs", "type": "mcp_call", "approval_request_id": "mcpr_theirs", "call_id": "mcpr_theirs"}
+    output = ended(numbered(added(asked), done(asked), added(call, 1), done(call, 1), completed(asked, call)))["output"]
+    assert [item["id"] for item in output] == ["mcpr_0", "mcp_1"]
+    assert (output[1]["approval_request_id"], output[1]["call_id"]) == ("mcpr_0", "mcpr_theirs")
+
+
+def test_the_members_that_are_ours_stay_ours() -> None:
+    theirs = completed(
+        created_at=1,
+        metadata={"their": "own"},
+        store=False,
+        background=True,
+        model="/models/real-name",
+        previous_response_id="resp_other",
+        conversation={"id": "conv_other"},
+        service_tier="priority",
+        temperature=0.6,
+        truncation=None,
+        tools=[{"type": "mcp", "server_label": "s"}],
+    )
+    response = ended([theirs], metadata={"a": "b"})
+    assert (response["created_at"], response["metadata"], response["store"]) == (1_700_000_000, {"a": "b"}, True)
+    assert (response["model"], response["background"], response["conversation"]) == ("m", False, None)
+    assert response["previous_response_id"] is None
+    assert (response["service_tier"], response["temperature"], response["truncation"]) == ("priority", 0.6, "disabled")
+    assert response["tools"] == [{"type": "mcp", "server_label": "s", "echoed": True}]
+
+
+def test_a_whole_answer_is_added_and_done() -> None:
+    events = run([completed(message(text="Hello"))])
+    assert [event.type for event in events[2:]] == [
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert decoded(events)[-1]["response"]["output_text"] == "Hello"
+
+
+def test_an_item_that_only_the_last_event_ends_is_done_before_it() -> None:
+    events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed(message("m2", "Hello"))))
+    assert decoded(events)[-2]["item"] == {**message(text="Hello"), "id": "msg_0"}
+    events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed()))
+    assert decoded(events)[-2]["item"]["content"][0]["text"] == "Hel"
+    assert decoded(events)[-2]["item"]["status"] == "completed"
+
+
+def test_a_done_without_an_added_gets_one() -> None:
+    events = run(numbered(done(message(text="Hello"), 7), completed()))
+    assert [event["output_index"] for event in decoded(events)[2:4]] == [0, 0]
+    assert [event.type for event in events[2:4]] == ["response.output_item.added", "response.output_item.done"]
+
+
+def test_items_are_counted_anew_where_the_upstream_cannot_count() -> None:
+    first, second = message("m1", "One"), message("m2", "Two")
+    stream = numbered(added(first, 1), done(first, 1), added(second, 1), delta("!", "m2", 1), done(second, 1), completed())
+    events = decoded(run(stream))
+    assert [event["output_index"] for event in events if "output_index" in event] == [0, 0, 1, 1, 1]
+    assert [item["content"][0]["text"] for item in events[-1]["response"]["output"]] == ["One", "Two"]
+
+
+@pytest.mark.parametrize("end", range(2, len(HELLO) - 1))
+def test_a_stream_without_an_end_fails_wherever_it_stops(end: int) -> None:
+    response = ended(HELLO[:end])
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    if 3 < end < 9:
+        text = "".join(event["delta"] for event in HELLO[:end] if event["type"].endswith("text.delta"))
+        assert response["output"][0]["status"] == "incomplete"
+        assert response["output"][0]["content"][0]["text"] == text
+
+
+def test_reasoning_whose_parts_were_not_announced_keeps_its_text_when_it_is_cut() -> None:
+    """As vLLM streams it."""
+    item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
+    thought = {**delta("Hm", "rs_theirs"), "type": "response.reasoning_text.delta"}
+    output = ended(numbered(added(item), thought, thought))["output"]
+    assert output == [{**item, "id": "rs_0", "status": "incomplete", "content": [{"type": "reasoning_text", "text": "HmHm"}]}]
+
+
+def test_a_failed_response_tells_why_and_what_it_came_to() -> None:
+    error = {"code": "rate_limit_exceeded", "message": "Slow down."}
+    usage = {"input_tokens": 3, "output_tokens": 1}
+    events = run(numbered(added(message()), NEW_PART, delta("Hel"), completed(status="failed", error=error, usage=usage)))
+    response = decoded(events)[-1]["response"]
+    assert (events[-1].type, response["error"], response["usage"]["total_tokens"]) == ("response.failed", error, 4)
+    assert response["output"][0]["status"] == "incomplete"
+    assert "response.output_item.done" not in [event.type for event in events]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "expected"),
+    [
+        ("response.completed", "incomplete", "incomplete"),  # vLLM
+        ("response.incomplete", None, "incomplete"),
+        ("response.completed", "cancelled", "failed"),
+        ("response.completed", "in_progress", "failed"),
+    ],
+)
+def test_the_document_tells_how_the_response_ended(kind: str, status: str | None, expected: str) -> None:
+    ending = {**completed(incomplete_details={"reason": "max_output_tokens"}), "type": kind}
+    ending["response"]["status"] = status
+    response = ended([ending])
+    assert response["status"] == expected
+    assert (response["error"] is None) == (expected != "failed")
+    assert response["completed_at"] is None
+    if expected == "incomplete":
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_nothing_passes_after_the_end() -> None:
+    assert run([completed(), delta("late"), completed()])[-1].type == "response.completed"
+    assert len(run([completed(), delta("late"), completed()])) == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"type": 3},
+        {"type": "response.x\n\ndata: {}"},
+        {"type": "response.output_item.added"},
+        {"type": "response.output_item.added", "item": []},
+        {"type": "response.output_item.done", "item": {"id": "a"}},
+        {"type": "response.completed"},
+        completed() | {"response": {"output": {}}},
+        {**NEW_PART, "part": "text"},
+    ],
+)
+def test_what_makes_no_sense_is_the_upstreams_fault(event: dict[str, Any]) -> None:
+    relaying = relayed()
+    relaying.feed(added(message()))
+    with pytest.raises(UpstreamError):
+        relaying.feed(event)
+
+
+@pytest.mark.parametrize("index", [-1, 99, "0", None, [], {}])
+def test_a_place_that_does_not_exist_harms_nothing(index: Any) -> None:
+    events = run([added(message()), {**delta("x"), "output_index": index}, completed()])
+    assert events[-1].type == "response.completed"
+
+
+def test_an_event_that_is_nested_too_deep_is_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(200):
+        nested = {"a": nested}
+    with pytest.raises(UpstreamError, match="deeper"):
+        relayed().feed({"type": "response.x", "a": nested})
+
+
+def test_a_run_that_asks_the_upstream_nothing_is_complete() -> None:
+    relaying = relayed()
+    relaying.start()
+    relaying.conclude(1_700_000_001)
+    assert decoded(relaying.terminal())[0]["response"]["status"] == "completed"
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
+
+
+def sent(*items: dict[str, Any], **request: Any) -> dict[str, Any]:
+    parsed = parse({"model": "m", "input": "Hi", **request})
+    return to_responses(parsed, [*items, *parsed.items], model="real")
+
+
+def test_nothing_is_sent_that_only_we_have() -> None:
+    body = sent(metadata={"a": "b"}, previous_response_id="resp_1", background=True, store=True, client_metadata={})
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    assert body == {"model": "real", "input": [user], "store": False}
+
+
+def test_what_the_caller_set_is_sent() -> None:
+    given = {
+        "temperature": 0,
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low"},
+        "include": ["reasoning.encrypted_content"],
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": "required",
+        "instructions": "Be short.",
+        "top_k": 5,
+    }
+    body = sent(**given, stream=True, stream_options={"include_obfuscation": False, "include_usage": True})
+    assert body == {
+        **given,
+        "model": "real",
+        "input": body["input"],
+        "store": False,
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+    }
+
+
+def test_reasoning_goes_back_sealed_without_an_id_and_open_with_one() -> None:
+    sealed = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "x"}
+    openly = {"id": "rs_2", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    neither = {"id": "rs_3", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
+    items = sent(sealed, openly, neither)["input"][:-1]
+    assert items == [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, openly]

@@ -1,0 +1,151 @@
+"""The admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from conftest import lifespan
+from responses_mw import ResponsesMiddleware, Settings, create_app
+from responses_mw.admin import Admin, open_admin
+from scripted import Signal, text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import Serve
+    from scripted import ScriptedUpstream
+
+SECRET = "a secret that all the replicas of the deployment have"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
+
+
+@asynccontextmanager
+async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        yield client
+
+
+async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await admin.get(path)
+            except httpx.ConnectError:  # it is not there yet
+                await asyncio.sleep(0.01)
+
+
+async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
+    serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int
+) -> None:
+    app = create_app(Settings(upstream=serve(upstream), redis=redis_url, secret_keys=[SECRET], admin_port=port))
+    async with client(port) as admin:
+        async with lifespan(app):
+            assert (await get(admin, "/livez")).text == "ok\n"
+            ready = await admin.get("/readyz")
+            assert (ready.status_code, ready.json()) == (
+                200,
+                {"ready": True, "checks": {"upstream": "ok", "redis": "ok", "worker": "ok"}},
+            )
+            families = {one.name for one in text_string_to_metric_families((await admin.get("/metrics")).text)}
+            assert "http_server_request_duration_seconds" in families
+            assert (await admin.get("/v1/responses")).status_code == 404
+            assert (await admin.post("/metrics")).status_code == 405
+            app.stop()
+            stopping = await admin.get("/readyz")
+            assert (stopping.status_code, stopping.json()["checks"]["redis"]) == (503, "ok")
+            assert (await admin.get("/livez")).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await admin.get("/livez")
+
+
+async def test_a_replica_without_redis_and_upstream_lives_but_is_not_ready(port: int) -> None:
+    nobody = "127.0.0.1:1"
+    settings = Settings(upstream=f"http://{nobody}", redis=f"redis://:password@{nobody}", admin_port=port, state_timeout=0.2)
+    async with client(port) as admin, lifespan(create_app(settings)):
+        assert (await get(admin, "/livez")).status_code == 200
+        ready = await admin.get("/readyz")
+        assert ready.status_code == 503
+        checks = ready.json()["checks"]
+        assert "cannot be reached" in checks["redis"]
+        assert checks["upstream"] != "ok"
+        assert "password" not in ready.text
+
+
+async def test_an_upstream_that_wants_a_credential_lives(redis_url: str, port: int) -> None:
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b'{"error": {"message": "no"}}'})
+
+    app = ResponsesMiddleware(refusing, Settings(redis=redis_url, workers=0, admin_port=port))
+    async with client(port) as admin, lifespan(app):
+        assert (await get(admin, "/readyz")).json() == {"ready": True, "checks": {"upstream": "ok", "redis": "ok"}}
+
+
+async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hanging() -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr("responses_mw.admin.PATIENCE", 0.01)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Admin({"it": hanging})), base_url="http://x") as admin:
+        answer = await admin.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "checks": {"it": "It does not answer in time."}}
+
+
+async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
+            async with open_admin(Settings(admin_port=port), {}, None):
+                pass
+
+
+async def test_a_host_application_has_no_admin_port_unless_it_asks_for_one() -> None:
+    assert Settings().admin_port == 0
+
+
+async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, port: int, redis_url: str) -> None:
+    database = f"{redis_url}?db=13"
+    common: dict[str, Any] = {"upstream": serve(upstream), "redis": database, "secret_keys": [SECRET], "workers": 0}
+    front = create_app(Settings(**common))
+    held = Signal()
+    upstream.stream(text("a"), held)
+    transport = httpx.ASGITransport(front)
+    async with lifespan(front), httpx.AsyncClient(transport=transport, base_url="http://x") as asking:
+        created = await asking.post("/v1/responses", json={"model": "tiny", "input": "hi", "background": True})
+        assert created.status_code == 200
+        await asyncio.sleep(0.05)
+        watching = create_app(Settings(**common, admin_port=port))
+        async with client(port) as admin, lifespan(watching):
+            async with asyncio.timeout(5):
+                while (depth := _sample(await get(admin, "/metrics"), "responses_mw_queue_depth")) == 0:
+                    await asyncio.sleep(0.02)
+            assert depth == 1
+            assert _sample(await get(admin, "/metrics"), "responses_mw_queue_age_seconds") >= 0.05
+        await asking.delete(f"/v1/responses/{created.json()['id']}")
+    held.set()
+
+
+def _sample(answer: httpx.Response, name: str) -> float:
+    [family] = [one for one in text_string_to_metric_families(answer.text) if one.name == name]
+    return float(family.samples[0].value)

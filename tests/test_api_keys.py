@@ -1,0 +1,152 @@
+"""API keys of our own."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw import Settings
+from responses_mw.apikeys import APIKeys, Guarded, InvalidKeys
+from scripted import HELLO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import Message
+
+    from conftest import Ours, Start
+    from scripted import ScriptedUpstream
+
+ALICE, OTHER_OF_ALICE, BOB = "key-of-alice", "another-of-alice", "key-of-bob"
+OPERATORS = "the operator's"
+
+
+def line(name: str, key: str) -> str:
+    return f"{name}:sha256:{sha256(key.encode()).hexdigest()}"
+
+
+LINES = [line("alice", ALICE), line("alice", OTHER_OF_ALICE), line("bob", BOB)]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def guarded(start: Start) -> Ours:
+    return start(api_keys=LINES, upstream_api_key=OPERATORS)
+
+
+async def create(ours: Ours, key: str | None, **body: Any) -> Any:
+    headers = bearer(key) if key else {}
+    return await ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi", **body}, headers=headers)
+
+
+@pytest.mark.parametrize("key", [None, "unknown", LINES[0], LINES[0].partition("sha256:")[2], ""])
+async def test_whoever_has_no_key_is_refused_before_anything_is_done(
+    guarded: Ours, upstream: ScriptedUpstream, key: str | None
+) -> None:
+    answer = await create(guarded, key)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert (await guarded.http.get("/v1/responses/x")).status_code == 401
+    assert upstream.requests == []
+
+
+async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    assert (await create(guarded, ALICE)).status_code == 200
+    [asked] = upstream.requests
+    assert asked.headers["authorization"] == f"Bearer {OPERATORS}"
+    assert ALICE not in repr(upstream.requests + upstream.visits)
+
+
+async def test_without_a_key_of_the_operators_the_upstream_gets_none(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    assert (await create(start(api_keys=LINES), ALICE)).status_code == 200
+    assert "authorization" not in upstream.requests[0].headers
+
+
+async def test_what_is_stored_belongs_to_the_keys_name_whatever_key_has_it(guarded: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    made = (await create(guarded, ALICE)).json()["id"]
+    found = [
+        (await guarded.http.get(f"/v1/responses/{made}", headers=bearer(key))).status_code
+        for key in (ALICE, OTHER_OF_ALICE, BOB)
+    ]
+    assert found == [200, 200, 404]
+
+
+async def test_a_gateway_with_a_key_still_tells_the_tenant(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(api_keys=LINES, tenant_header="x-tenant")
+    upstream.stream(*HELLO)
+    headers = {**bearer(ALICE), "x-tenant": "one"}
+    made = (await ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi"}, headers=headers)).json()["id"]
+    path = f"/v1/responses/{made}"
+    assert (await ours.http.get(path, headers=headers)).status_code == 200
+    assert (await ours.http.get(path, headers={**headers, "x-tenant": "two"})).status_code == 404
+
+
+async def test_paths_that_pass_through_the_proxy_need_a_key_too(start_at: Any, upstream: ScriptedUpstream) -> None:
+    ours = start_at("proxy", api_keys=LINES, upstream_api_key=OPERATORS)
+    body = {"model": "tiny", "messages": []}
+    assert (await ours.http.post("/v1/chat/completions", json=body)).status_code == 401
+    assert upstream.requests == []
+    upstream.whole({})
+    assert (await ours.http.post("/v1/chat/completions", json=body, headers=bearer(BOB))).status_code == 200
+    assert upstream.requests[0].headers["authorization"] == f"Bearer {OPERATORS}"
+
+
+@pytest.mark.parametrize(
+    ("extensions", "first"), [({}, "websocket.close"), ({"websocket.http.response": {}}, "websocket.http.response.start")]
+)
+async def test_a_websocket_without_a_key_is_refused(extensions: dict[str, Any], first: str) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def app(*_: object) -> None:
+        raise AssertionError("it is not reached")
+
+    scope = {"type": "websocket", "headers": [], "extensions": extensions}
+    await Guarded(app, APIKeys(LINES))(scope, receive, send)
+    assert sent[0]["type"] == first
+
+
+# -- the file --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n".join(["# who may ask", "", f"  {LINES[0]}  ", LINES[2].upper().replace("BOB:SHA", "bob:sha")]))
+    keys = APIKeys.of(Settings(api_keys_file=str(file)))
+    assert keys is not None
+    assert [keys.name(f"Bearer {key}") for key in (ALICE, BOB, OTHER_OF_ALICE)] == ["alice", "bob", None]
+    assert keys.name(f"Basic {ALICE}") is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [ALICE, f"alice:{ALICE}", "alice:sha256:abc", "a b:sha256:" + "0" * 64, f"alice:md5:{'0' * 64}"]
+)
+def test_a_line_that_is_none_is_named_by_its_number_and_not_shown(wrong: str) -> None:
+    with pytest.raises(InvalidKeys) as caught:
+        APIKeys([LINES[0], wrong])
+    assert "line 2" in str(caught.value)
+    assert wrong not in str(caught.value)
+
+
+def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nobody\n")
+    for name in ("absent", "empty"):
+        with pytest.raises(InvalidKeys):
+            APIKeys.of(Settings(api_keys_file=str(tmp_path / name)))
+
+
+def test_without_file_and_setting_no_key_is_asked_for() -> None:
+    assert APIKeys.of(Settings()) is None

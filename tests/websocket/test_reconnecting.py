@@ -1,0 +1,118 @@
+"""A server that is killed in the middle of an answer, and what its clients do then."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from conftest import Ours
+from scripted import HELLO, Signal, text
+from state.servers import free_port
+
+from .conftest import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Serve
+    from scripted import ScriptedUpstream
+
+    StartProcess = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start_process(serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int) -> Iterator[StartProcess]:
+    """Starts ``responses-mw serve``, always at the same port."""
+    url, processes = serve(upstream), list[subprocess.Popen[bytes]]()
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "responses_mw", "serve"]
+        command += ["--upstream", url, "--redis", redis_url, "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        processes.append(process)
+        deadline = time.monotonic() + 20
+        while True:
+            assert process.poll() is None
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+async def test_after_a_kill_a_client_goes_on_elsewhere(
+    start_process: StartProcess, upstream: ScriptedUpstream, port: int
+) -> None:
+    """As Codex does: what was stored is continued; of what was not, everything is sent again."""
+    upstream.stream(*HELLO)
+    upstream.stream(*HELLO)
+    broken = upstream.stream(text("Hel"), Signal())
+    upstream.stream(*HELLO)
+    process, ours = start_process(), Ours(f"http://127.0.0.1:{port}")
+    async with opened(ours) as socket:
+        stored = await socket.response("One")
+        unstored = await socket.response("Two", store=False)
+        await socket.create("Three", previous_response_id=stored["id"])
+        while (await socket.receive())["type"] != "response.output_text.delta":
+            pass
+        process.kill()
+        with pytest.raises(ConnectionClosed):
+            await socket.receive()
+    await broken.left.wait()
+    start_process()
+    async with opened(ours) as socket:
+        refused = await socket.error("Three", previous_response_id=unstored["id"])
+        assert refused["error"]["code"] == "previous_response_not_found"
+        assert (await socket.response("Three", previous_response_id=stored["id"]))["output_text"] == "Hello"
+
+
+async def test_after_a_kill_the_official_client_reconnects(
+    start_process: StartProcess, upstream: ScriptedUpstream, port: int
+) -> None:
+    """It opens another connection, where the request is made anew."""
+    upstream.stream(text("Hel"), Signal())
+    upstream.stream(*HELLO)
+    process, ours = start_process(), Ours(f"http://127.0.0.1:{port}")
+    reconnecting = asyncio.Event()
+
+    def on_reconnecting(_event: object) -> None:
+        if not reconnecting.is_set():
+            start_process()
+            reconnecting.set()
+
+    async with ours.client.responses.connect(on_reconnecting=on_reconnecting, initial_delay=0.1) as connection:
+
+        async def answer() -> str:
+            async for event in connection:
+                if event.type == "response.completed":
+                    return event.response.output_text
+            return ""
+
+        await connection.response.create(input="Hi", model="tiny")
+        while (await connection.recv()).type != "response.output_text.delta":
+            pass
+        process.kill()
+        waiting = asyncio.create_task(answer())
+        await reconnecting.wait()
+        await connection.response.create(input="Hi", model="tiny")
+        assert await waiting == "Hello"
+    await ours.aclose()
