@@ -48,7 +48,7 @@ class Cost:
 def servers() -> Iterator[tuple[str, Server, Server, Server]]:
     """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(valkey())
+        _, redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
         embeddings = stack.enter_context(running("benchmarks.embeddings"))
         embedding = (

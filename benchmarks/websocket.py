@@ -49,7 +49,7 @@ async def by_websocket(socket: aiohttp.ClientWebSocketResponse, seen: list[int])
     """One answer on a connection; whether it went well."""
     await socket.send_str(json.dumps({"type": "response.create", **BODY}))
     async for message in socket:
-        data = message.data.encode()
+        data: bytes = message.data.encode()
         _note(data, seen)
         if data.startswith((b'{"type":"response.completed"', b'{"type":"response.failed"', b'{"type":"error"')):
             return data.startswith(b'{"type":"response.completed"')

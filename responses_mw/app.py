@@ -5,15 +5,19 @@ from __future__ import annotations
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
+from starlette.types import ASGIApp
 
+from .apikeys import APIKeys, Guarded
 from .assembly import network_transport
 from .config import Settings
 from .middleware import ResponsesMiddleware
 from .proxy import ReverseProxy
+from .telemetry import Observed
 
 
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
-    """The application for ``settings`` (default: the environment). Raises ``ValueError`` where no upstream is set."""
+    """The application for ``settings`` (default: the environment). Raises ``ValueError`` where no upstream is set,
+    ``InvalidKeys`` for API keys that are none."""
     settings = settings or Settings()
     if settings.upstream is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM")
@@ -24,4 +28,9 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
-    return ResponsesMiddleware(ReverseProxy(client, settings.upstream), settings, transport)
+    proxy: ASGIApp = ReverseProxy(client, settings.upstream)
+    keys = APIKeys.of(settings)
+    if keys is not None:
+        key = settings.upstream_api_key
+        proxy = Guarded(proxy, keys, upstream_key=key.get_secret_value() if key else None)
+    return ResponsesMiddleware(Observed(proxy, "*", traced=False), settings, transport)

@@ -14,15 +14,19 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from .admin import checks, open_admin
+from .apikeys import APIKeys, Guarded
 from .cache import Cache, Embeddings
 from .chains import Chains
 from .config import Settings
 from .errors import APIError
 from .jobs import Background, Crew, Followers, Worker
+from .limits import Limited, Limits
 from .routes import Routes
 from .runner import Runner
 from .sealing import Sealer
 from .state import Bounds, Client, State, StateUnavailable, connect
+from .telemetry import Observed
 from .tools import Tools
 from .transport import ASGITransport
 from .upstream import Caller, Upstream
@@ -192,21 +196,33 @@ async def assembled(
     """Opens all that stands in front of ``app`` and behind it. Background responses call it with what ``scope`` offers.
 
     The crew does not work yet: whoever opens this knows when the upstream can be called."""
-    async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache):
+    async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache), AsyncExitStack() as stack:
+        limits = Limits(state.usage if state is not None else None, settings)
+        if limits.are_set:
+            await stack.enter_async_context(limits.renewing())
         if state is None:
-            yield Assembled(_with_cors(Routes(runner, upstream, None, None, settings), settings), None)
+            await stack.enter_async_context(open_admin(settings, checks(upstream, None, None), None))
+            yield Assembled(_around(Routes(runner, upstream, None, None, settings), limits, settings), None)
             return
         followers = Followers(state)
         background = Background(state, followers, sealer, settings)
         worker = Worker(runner, state, sealer, settings, scope) if settings.workers else None
         async with aclosing(Crew(background, followers, worker)) as crew:
             crew.start()
-            yield Assembled(_with_cors(Routes(runner, upstream, state, background, settings, cache), settings), crew)
+            is_working = (lambda: crew.is_working) if worker is not None else None
+            async with open_admin(settings, checks(upstream, state, is_working), state):
+                routes = Routes(runner, upstream, state, background, settings, cache)
+                yield Assembled(_around(routes, limits, settings), crew)
 
 
-def _with_cors(routes: ASGIApp, settings: Settings) -> ASGIApp:
-    if not settings.cors_origins:
-        return routes
-    return CORSMiddleware(
-        routes, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
-    )
+def _around(routes: ASGIApp, limits: Limits, settings: Settings) -> ASGIApp:
+    """What a request passes before it comes to the ``routes``."""
+    if limits.are_set:
+        routes = Limited(routes, limits)
+    keys = APIKeys.of(settings)
+    if keys is not None:
+        routes = Guarded(routes, keys)
+    if settings.cors_origins:
+        origins = settings.cors_origins
+        routes = CORSMiddleware(routes, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
+    return Observed(routes)

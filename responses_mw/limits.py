@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .apikeys import owner_in
 from .errors import RateLimited
 from .ids import random_part
 from .state import StateUnavailable
-from .telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED
+from .telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED, observed_message
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .config import Settings
     from .state.limits import Kind, Rate, Usage
 
-__all__ = ["Allowance", "Limited", "Limits", "allowance_of"]
+__all__ = ["Allowance", "Limited", "Limits", "admitted", "allowance_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +191,15 @@ class Limited:
             await self._app(scope, receive, send_with_rate if limits.per_minute else send)
         finally:
             await allowance.aclose()
+
+
+@asynccontextmanager
+async def admitted(scope: Any, owner: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+    """A response that a message asks for on the WebSocket with this ASGI ``scope``, whose ``headers`` are the caller's: it is
+    observed, and counts as a request. Raises ``RateLimited``."""
+    with observed_message("response.create", headers, owner):
+        await allowance_of(scope).request()
+        yield
 
 
 def allowance_of(scope: Any) -> Allowance:

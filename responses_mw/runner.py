@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import anyio
 
+from . import telemetry
 from .cache import Cache, Hit, Miss, Policy, mark
 from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
@@ -58,6 +60,8 @@ class Run:
     found: Hit | Miss | None = None
     """What the cache said, where it was asked."""
     stream: ChatStream | _Known | None = None
+    turn: telemetry.Turn | None = None
+    """The last one, as it is observed."""
     turns: int = 0
     is_last_turn: bool = False
 
@@ -99,6 +103,7 @@ class Runner:
         self._cache = cache
         self._sealer = sealer
         self._settings = settings
+        self._address = _address(settings)
 
     def run(
         self,
@@ -185,7 +190,9 @@ class Runner:
 
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
         assembler = Assembler(created, ground.ids, self._options(request, ground))
-        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, caller.headers)
+        telemetry.told_response(created)
+        headers = telemetry.carried(caller.headers)
+        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers)
         return Run(request, caller, model, ground, assembler, toolbox)
 
     async def _events(
@@ -247,11 +254,15 @@ class Runner:
             try:
                 yield opened
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
+                if run.turn is not None:
+                    run.turn.failed(error)
                 if grace is None and not run.results:
                     raise
                 fail(run, error)
         finally:
             opened.cancel()
+            if run.turn is not None:
+                run.turn.close()
             with anyio.CancelScope(shield=True):  # of a run that is cancelled, each step here would be as well
                 await asyncio.gather(opened, return_exceptions=True)
                 if run.stream is not None:
@@ -281,8 +292,16 @@ class Runner:
         dialect = await self._upstream.dialect(run.caller)
         run.turns += 1
         run.is_last_turn = run.assembler.rules.is_exhausted or run.turns >= self._settings.max_turns
-        run.stream = stream = self._upstream.chat(self._chat(run, dialect), run.caller)
-        await stream.open()
+        chat = self._chat(run, dialect)
+        turn = run.turn = telemetry.Turn(chat, run.document, telemetry.Server(dialect.name, *self._address))
+        caller = replace(run.caller, headers=turn.carried(run.caller.headers))
+        run.stream = stream = self._upstream.chat(chat, caller)
+        try:
+            await stream.open()
+        except Exception as error:
+            turn.failed(error)
+            raise
+        turn.began(stream.head)
 
     def _chat(self, run: Run, dialect: Dialect) -> ChatRequest:
         """The chat request of the turn that begins."""
@@ -376,7 +395,18 @@ class Runner:
             raise UpstreamError("The upstream broke off its answer.")
         if assembler.finish_reason in _BROKEN:
             raise UpstreamError("The upstream aborted its answer.")
-        return assembler.end_turn()
+        events = assembler.end_turn()
+        if run.turn is not None:
+            run.turn.ended(assembler.finish_reason)
+        return events
+
+
+def _address(settings: Settings) -> tuple[str | None, int | None]:
+    """Host and port of the upstream, for spans; none of one in this process."""
+    if settings.upstream is None:
+        return None, None
+    parts = urlsplit(settings.upstream)
+    return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _now() -> int:

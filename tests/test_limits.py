@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from websockets.asyncio.client import connect as connect_websocket
 
 from responses_mw.ids import random_part
 from responses_mw.state import connect
@@ -168,6 +170,21 @@ async def test_a_background_response_counts_until_it_has_ended_whoever_ends_it(
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.05)
         held.set()
+
+
+async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(limit_requests_per_minute=1, uvicorn={"ws": "websockets-sansio"})
+    url, bearer = ours.url.replace("http", "ws") + "/v1/responses", {"authorization": f"Bearer {random_part()}"}
+    upstream.stream(*HELLO)
+    async with connect_websocket(url, additional_headers=bearer) as connection:
+        ends = []
+        for _ in range(2):
+            await connection.send(json.dumps({"type": "response.create", **BODY}))
+            while (event := json.loads(await connection.recv()))["type"] not in ("response.completed", "error"):
+                pass
+            ends.append(event)
+    assert [event["type"] for event in ends] == ["response.completed", "error"]
+    assert (ends[1]["status"], ends[1]["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
 async def test_a_creation_that_fails_does_not_count(start: Start, upstream: ScriptedUpstream) -> None:

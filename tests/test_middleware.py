@@ -155,6 +155,7 @@ async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: Script
 
 # -- WebSockets ---------------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("library", ["none", "websockets-sansio"])
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
 async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start: Start, library: str, path: str) -> None:

@@ -27,6 +27,7 @@ from ..ids import random_part
 from ..protocol.request import CreateResponse
 from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
+from ..telemetry import CACHE_LOOKUPS
 from . import guard, record
 from .embeddings import Embeddings, NoEmbedding
 from .key import Key, key_of
@@ -136,7 +137,9 @@ class Cache:
             raise
         if hit is not None:
             await self._end(miss)
-        self.counts[hit.kind if hit else "miss"] += 1
+        result = hit.kind if hit else "miss"
+        self.counts[result] += 1
+        CACHE_LOOKUPS.add(1, {"result": result})
         return miss if hit is None else hit
 
     async def _lookup(

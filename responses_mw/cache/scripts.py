@@ -9,12 +9,13 @@ _FOLDER = files("responses_mw.cache")
 
 
 class Script:
-    """A script's ``text``, and the ``sha`` that the server knows it by."""
+    """A script's ``name`` in spans, its ``text``, and the ``sha`` that the server knows it by."""
 
-    __slots__ = ("sha", "text")
+    __slots__ = ("name", "sha", "text")
 
     def __init__(self, name: str) -> None:
         """Reads ``<name>.lua``."""
+        self.name = f"cache_{name}"
         lib = (_FOLDER / "lib.lua").read_text()
         self.text = f"{lib}\n{(_FOLDER / f'{name}.lua').read_text()}"
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()

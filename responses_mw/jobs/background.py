@@ -14,6 +14,7 @@ from ..protocol.types import Document
 from ..runner import Run
 from ..sealing import Sealer
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
+from ..telemetry import carried
 from .ending import write_end
 from .follower import Followers
 
@@ -59,7 +60,7 @@ class Background:
         document, owner = run.document, run.ground.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
         # Tools hold credentials too: those of MCP servers.
-        secrets = {"headers": run.caller.headers, "tools": body.get("tools")}
+        secrets = {"headers": carried(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
         await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))

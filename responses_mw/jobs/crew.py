@@ -30,6 +30,11 @@ class Crew:
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
+    @property
+    def is_working(self) -> bool:
+        """Whether jobs are claimed here now."""
+        return self._working is not None and not self._working.done() and not self._stopped
+
     def stop(self) -> None:
         """Claims no more, and ends the followers, who go on at another replica: the server is about to stop."""
         self._stopped = True

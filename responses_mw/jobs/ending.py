@@ -6,6 +6,7 @@ from ..errors import APIError
 from ..protocol.fold import end, fold
 from ..protocol.types import Document
 from ..state import Batch, Chain, Fenced, Job, OverBound, State, Taken
+from ..telemetry import LEASES_LOST
 
 LOST = "The server that was making this response was lost before the response was complete."
 
@@ -15,6 +16,7 @@ async def write_end(state: State, taken: Taken) -> Document:
     assert taken.job is not None
     if taken.verdict == "cancelled":
         return await _write(state, taken.job, "cancelled", None)
+    LEASES_LOST.add()
     return await write_failure(state, taken.job, LOST)
 
 

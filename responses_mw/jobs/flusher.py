@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ..protocol.events import Event
 from ..state import Batch, Job, Jobs, StateUnavailable
+from ..telemetry import EVENTS_APPENDED, LEASES_LOST
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Held:
         """Ends the run, and with it the call of the upstream. The first reason counts."""
         if self.stopped is None:
             self.stopped = why
+            if why == LOST:
+                LEASES_LOST.add()
             self.sent.set()
             if self.task is not None:
                 self.task.cancel()
@@ -125,11 +128,12 @@ class Flusher:
         except Exception:
             logger.exception("the events of %d background responses cannot be written", len(batches))
             answers = [False] * len(batches)
-        for held, appended in zip(under_way, answers, strict=True):
+        for (held, batch), appended in zip(under_way.items(), answers, strict=True):
             held.sending = None
             held.sent.set()
             if appended:
                 held.renewed = began
+                EVENTS_APPENDED.add(batch.last - batch.first + 1)
             else:
                 held.stop(LOST)
 

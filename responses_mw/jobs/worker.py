@@ -20,6 +20,7 @@ from ..runner import Runner
 from ..sealing import Sealer, Unsealable
 from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
+from ..telemetry import running
 from .ending import write_end
 from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
 from .run import JobRunner
@@ -142,7 +143,8 @@ class Worker:
         try:
             if self._stopping.is_set():
                 held.stop(DRAINED)
-            await self._jobs.run(held)
+            with running(job.response_id, job.owner):
+                await self._jobs.run(held)
         except Unsealable:
             logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
             await self._state.jobs.release(job)  # who looks when the lease in the queue is over may have it

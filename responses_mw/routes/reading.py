@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 from starlette.requests import HTTPConnection, Request
 
+from ..apikeys import owner_in
 from ..config import Settings
 from ..errors import BadRequest, TooLarge
-from ..owner import owner_of
 from ..protocol import checks
 from ..protocol.request import INCLUDABLE
+from ..telemetry import told_owner
 from ..upstream import Caller
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
@@ -40,7 +41,8 @@ class Reader:
         for name, value in request.headers.items():
             if name in self._forwarded:
                 headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        owner = owner_of(request.headers, self._settings.tenant_header)
+        owner = owner_in(request.scope, self._settings.tenant_header)
+        told_owner(owner)
         return Caller(owner=owner, headers=headers, scope=request.scope)
 
     async def json(self, request: Request) -> Any:

@@ -13,6 +13,7 @@ from ..cache.policy import policy_of
 from ..config import Settings
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
+from ..limits import allowance_of
 from ..prompts import Prompts
 from ..protocol import checks
 from ..protocol.document import whole
@@ -20,6 +21,7 @@ from ..protocol.request import CreateResponse, Limits, parse
 from ..replies import Answer, FollowReply, JSONReply, StreamReply
 from ..runner import Runner
 from ..state import State
+from ..telemetry import told_response
 from ..upstream import Caller, Upstream
 from .listing import listed
 from .reading import Reader, flag, included, number, paging
@@ -53,6 +55,10 @@ class ResponseRoutes:
         """``POST /v1/responses``"""
         body = self._prompts.resolve(await self._reader.json(request))
         parsed = parse(body, self._limits)
+        allowance = allowance_of(request.scope)
+        await allowance.request()
+        if parsed.stream:
+            await allowance.stream()
         if parsed.background:
             return await self._create_in_background(parsed, body, self._reader.caller(request))
         grace = self._settings.status_grace if parsed.stream else None
@@ -66,7 +72,9 @@ class ResponseRoutes:
             raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
         await self._upstream.verify(caller)
         await self._background.check_secrets()
-        document = await self._background.create(await self._runner.prepare(parsed, caller), body)
+        run = await self._runner.prepare(parsed, caller)
+        async with allowance_of(caller.scope).background(run.document["id"]):
+            document = await self._background.create(run, body)
         if parsed.stream:
             return FollowReply(self._background.follow(document), self._settings)
         return Answer(whole(document, parsed.include))
@@ -84,6 +92,7 @@ class ResponseRoutes:
         flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
         state, background, caller, response_id = await self._stored(request)
         stored = await state.responses.get(response_id, caller.owner)
+        told_response(stored.document)
         if stored.lost:
             await background.settle(response_id)
             stored = await state.responses.get(response_id, caller.owner)
@@ -92,6 +101,7 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
             raise BadRequest(message, param="stream", code="not_a_background_response")
+        await allowance_of(request.scope).stream()
         return FollowReply(background.follow(stored.document, after=after), self._settings)
 
     async def delete(self, request: Request) -> ASGIApp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -14,11 +15,13 @@ from ..cache import Cache
 from ..config import Settings
 from ..errors import APIError, MethodNotAllowed, NotFound
 from ..jobs import Background
+from ..limits import admitted
 from ..prompts import Prompts
 from ..protocol.request import CreateResponse, Limits, parse
 from ..replies import INTERNAL_ERROR, send_json
 from ..runner import Runner
 from ..state import State
+from ..telemetry import told_route
 from ..upstream import Upstream
 from ..websocket import WebSockets, refuse
 from .conversations import ConversationRoutes
@@ -72,7 +75,7 @@ class Routes:
             ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
             ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
         ]
-        self._table = [(method, compile_path(path)[0], endpoint) for method, path, endpoint in table]
+        self._table = [(method, path, compile_path(path)[0], endpoint) for method, path, endpoint in table]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -99,15 +102,18 @@ class Routes:
             return
         # what the upstream is asked in this process is no WebSocket
         asking = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
-        await self._websockets.serve(self._reader.caller(HTTPConnection(asking)), scope, receive, send)
+        caller = self._reader.caller(HTTPConnection(asking))
+        admission = partial(admitted, scope, caller.owner, caller.headers)
+        await self._websockets.serve(caller, scope, receive, send, admission)
 
     def _endpoint(self, scope: Scope) -> Endpoint:
         method, path = scope["method"], scope["responses_mw.path"]
         allowed = set()
-        for known_method, pattern, endpoint in self._table:
+        for known_method, template, pattern, endpoint in self._table:
             match = pattern.match(path)
             if match and known_method == method:
                 scope["path_params"] = match.groupdict()
+                told_route(template)
                 return endpoint
             if match:
                 allowed.add(known_method)

@@ -24,6 +24,7 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from .. import telemetry
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
@@ -92,20 +93,23 @@ class Client:
         return isinstance(self.redis, RedisCluster)
 
     @asynccontextmanager
-    async def round_trip(self) -> AsyncIterator[Any]:
-        """Lends the client (redis-py's) for one round trip."""
+    async def round_trip(self, operation: str = "COMMAND", script: str = "") -> AsyncIterator[Any]:
+        """Lends the client (redis-py's) for one round trip, which spans call by its ``operation`` and ``script``."""
         try:
             # One of ours waits for a connection here; redis-py's pools would fail instead.
-            async with asyncio.timeout(self._timeout), self._free:
-                yield self.redis
+            with telemetry.storing(operation, script):
+                async with asyncio.timeout(self._timeout), self._free:
+                    yield self.redis
         except _FAILURES as error:
             self._away_since = self._away_since or time.monotonic()
+            if not isinstance(error, exceptions.NoScriptError):
+                telemetry.state_failed(type(error).__name__)
             raise _unavailable(error) from error
         self._away_since = None
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
-        async with self.round_trip() as redis:
+        async with self.round_trip("EVALSHA", script.name) as redis:
             try:
                 return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
             except exceptions.NoScriptError:
@@ -113,7 +117,7 @@ class Client:
 
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
         """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
-        async with self.round_trip() as redis:
+        async with self.round_trip("PIPELINE") as redis:
             pipe = redis.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)

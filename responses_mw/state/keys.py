@@ -15,6 +15,7 @@ The tag in braces is the hash tag of Redis Cluster: all keys of a conversation l
 responses lies in slots of its own; the number after the q is the version of what is written there.
 
     rmw:{q1p<n>}:ready            zset: jobs of partition n that wait, by their turn
+    rmw:{q1p<n>}:since            zset: jobs that wait, by the time (ms) since when; only metrics stand on it
     rmw:{q1p<n>}:leases           zset: jobs that somebody has, by the time (ms) until which
     rmw:{q1p<n>}:jobs             hash: the owner of every job
     rmw:{q1p<n>}:owners           zset: the turn that each owner's last job was given

@@ -110,5 +110,6 @@ local function wait_for_worker(ready, job, owner, first)
     redis.call('ZADD', prefix .. 'owners', turn, owner)
   end
   redis.call('ZADD', ready, turn, job)
+  redis.call('ZADD', prefix .. 'since', 'NX', now_ms(), job)
   redis.call('SPUBLISH', prefix .. 'ev', '')
 end

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .client import Client
+    from .limits import Usage
 
 __all__ = ["Queue"]
 
@@ -22,8 +23,9 @@ _RENEW, _DROP, _RESTORE = Script("queue_renew"), Script("queue_drop"), Script("q
 class Queue:
     """Fair between owners within each of its ``partitions``; a job is the id of a response. Raises StateUnavailable."""
 
-    def __init__(self, client: Client, *, partitions: int) -> None:
+    def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
         self._client = client
+        self._usage = usage
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
@@ -55,8 +57,10 @@ class Queue:
         await self._client.scripts(_RENEW, [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()])
 
     async def drop(self, job: str) -> None:
-        """Forgets a job that has ended."""
-        await self._client.script(_DROP, [self._partition(job).ready], [job])
+        """Forgets a job that has ended; it counts for its owner's limit no more."""
+        owner: bytes | None = await self._client.script(_DROP, [self._partition(job).ready], [job])
+        if owner is not None:
+            await self._usage.leave("background", owner.decode(), job)
 
     def _partition(self, job: str) -> Partition:
         return self.partitions[crc32(job.encode()) % len(self.partitions)]

@@ -14,4 +14,5 @@ if not job then
   redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- as good as none
 end
 redis.call('ZADD', leases, now + ARGV[1], job)
+redis.call('ZREM', prefix .. 'since', job)
 return job

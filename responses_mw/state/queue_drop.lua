@@ -1,7 +1,11 @@
 -- Forgets a job that has ended.
 -- KEYS: ready
 -- ARGV: job
+-- Answers: its owner; nil if it was forgotten before
 
+local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
+redis.call('ZREM', prefix .. 'since', ARGV[1])
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('ZREM', prefix .. 'leases', ARGV[1])
 redis.call('HDEL', prefix .. 'jobs', ARGV[1])
+return owner

@@ -8,6 +8,7 @@ from .conversations import Conversations
 from .health import Health, Memory, check
 from .jobs import Jobs
 from .keys import KEY_CHECK
+from .limits import Usage
 from .queue import Queue
 from .responses import Responses
 from .scripts import Script
@@ -28,7 +29,7 @@ WEEK = 7 * DAY
 
 
 class State:
-    """``responses``, ``conversations``, the background ``jobs`` and their ``queue`` behind one client, and how that one is.
+    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, and the owners' ``usage`` behind one client.
 
     ``wakeups`` tells at once what others have written.
     """
@@ -58,7 +59,8 @@ class State:
             patience=patience,
         )
         self.jobs = Jobs(client, ttl_seconds=ttl_seconds, bounds=bounds)
-        self.queue = Queue(client, partitions=partitions)
+        self.usage = Usage(client)
+        self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = Wakeups(client)
         self._memory = Memory(client)
 

@@ -21,7 +21,7 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
     """Has the process's log written to standard error: for our own commands, never in a host application."""
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
-    logging.basicConfig(level=level.upper(), handlers=[to_stderr], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[to_stderr])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 

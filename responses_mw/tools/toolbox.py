@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx
 
+from .. import telemetry
 from ..config import Settings
 from ..errors import APIError, BadRequest
 from ..protocol.forms import CallForm, Offered
@@ -94,7 +95,10 @@ class Toolbox:
     async def call(self, form: CallForm, arguments: str) -> Result:
         """Carries out one call of the function that was offered with that ``form``."""
         served = next(served for served in self._served if served.offered.form is form)
-        return await served.call(arguments)
+        with telemetry.ToolCall(served.offered.name, arguments) as call:
+            result = await served.call(arguments)
+            call.result(result.content, failed=result.failed)
+        return result
 
     async def aclose(self) -> None:
         async with anyio.create_task_group() as group:

@@ -55,6 +55,8 @@ class Upstream:
         self._only_model: str | None = None
         self._only_model_until = 0.0
         self._verified: dict[str, float] = {}
+        self.lengths: dict[str, tuple[float, int | None]] = {}
+        """How many tokens each model takes, and until when that is taken to hold; kept by ``room``."""
 
     @property
     def transport(self) -> httpx.AsyncBaseTransport:

@@ -45,8 +45,6 @@ class Room:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        self._lengths: dict[str, tuple[float, int | None]] = {}
-        """Until when it is taken to hold, and the length in tokens, by model."""
 
     async def open(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatStream:
         """Begins the answer to as many of the ``items`` as the model takes. Raises as ``ChatStream.open``."""
@@ -99,7 +97,7 @@ class Room:
         if told is None or not len(Cuts(items)):
             return None
         length = int(told[1])
-        self._lengths[refused["model"]] = (_now() + _LENGTHS_LAST, length)
+        self._upstream.lengths[refused["model"]] = (_now() + _LENGTHS_LAST, length)
         room = length - _answer_of(refused)
         dialect = await self._upstream.dialect(caller)
         if can_count(dialect.name, refused):
@@ -113,7 +111,7 @@ class Room:
     # -- what the server says of itself -------------------------------------------------------------------------------------
 
     async def _length(self, model: str, caller: Caller) -> int | None:
-        until, length = self._lengths.get(model, (0.0, None))
+        until, length = self._upstream.lengths.get(model, (0.0, None))
         if until > _now():
             return length
         dialect = await self._upstream.dialect(caller)
@@ -124,7 +122,7 @@ class Room:
             logger.debug("the upstream does not tell the length of %s: %s", model, error.message)
             return None
         length = told if isinstance(told, int) and told > 0 else length
-        self._lengths[model] = (_now() + _LENGTHS_LAST, length)
+        self._upstream.lengths[model] = (_now() + _LENGTHS_LAST, length)
         return length
 
 

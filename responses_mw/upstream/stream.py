@@ -42,6 +42,8 @@ class ChatStream:
         self._begins_frame = True
         self._fault: UpstreamError | None = None
         self._first: list[Chunk | Text] = []
+        self.head: Chunk = {}
+        """The first chunk, which names the completion and its model."""
         self._is_over = False
         self.done = False
 
@@ -54,6 +56,7 @@ class ChatStream:
         self._source = aiter(response.stream)
         self._silence.watch(self._first_byte_timeout)
         self._first = await anext(self, [])
+        self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
 
     def __aiter__(self) -> ChatStream:
         return self

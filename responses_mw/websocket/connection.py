@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Send
 
+from ..cache.policy import policy_of
 from ..config import Settings
 from ..errors import APIError, BadRequest, RateLimited
 from ..protocol.request import CreateResponse
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 Parse = Callable[[Any], CreateResponse]
 """From the body of a request to a request that is valid by itself; raises ``BadRequest``."""
 
+Admission = Callable[[], AbstractAsyncContextManager[None]]
+"""What each response is made within; raises an ``APIError`` where there may be none now."""
+
 MOST_WAITING = 64
 _TRY_AGAIN, _BROKEN = 1001, 1011
 
@@ -41,11 +45,20 @@ class Connection:
     """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains."""
 
     def __init__(
-        self, runner: Runner, held: HeldChains, parse: Parse, caller: Caller, settings: Settings, receive: Receive, send: Send
+        self,
+        runner: Runner,
+        held: HeldChains,
+        parse: Parse,
+        admission: Admission,
+        caller: Caller,
+        settings: Settings,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self._runner = runner
         self._held = held
         self._parse = parse
+        self._admission = admission
         self._caller = caller
         self._settings = settings
         self._receive = receive
@@ -152,24 +165,30 @@ class Connection:
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 
     async def _respond(self, create: Create) -> None:
-        """Sends the events of one response, or an error in their place. What it failed to continue is held no longer."""
+        """Sends the events of one response, or an error in their place."""
+        try:
+            async with self._admission():
+                await self._run(create)
+        except APIError as error:
+            await self._tell(frames.error_text(error, create.lane))
+
+    async def _run(self, create: Create) -> None:
+        """What a response failed to continue is held no longer; one that was not admitted has not failed."""
         is_good = False
         try:
             is_good = await self._stream(self._parse(create.body), create)
-        except APIError as error:
-            await self._tell(frames.error_text(error, create.lane))
         finally:
             if not is_good and create.parent is not None:
                 self._held.evict(create.parent)
 
     async def _stream(self, request: CreateResponse, create: Create) -> bool:
         """Whether the response did not fail."""
-        runner, end = self._runner, frames.ending(create.lane)
-        run = (
-            runner.run(request, self._caller, grace=self._settings.status_grace)
-            if create.generate
-            else runner.prepared(request, self._caller)
-        )
+        settings, end = self._settings, frames.ending(create.lane)
+        if create.generate:
+            policy = policy_of(request.cache, None, settings, stored=request.store)
+            run = self._runner.run(request, self._caller, grace=settings.status_grace, policy=policy)
+        else:
+            run = self._runner.prepared(request, self._caller)
         last = ""
         async with aclosing(run):
             async for events in run:

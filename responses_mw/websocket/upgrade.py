@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 import orjson
@@ -14,7 +15,7 @@ from ..errors import APIError, Forbidden, RateLimited
 from ..runner import Runner
 from ..state import State
 from ..upstream import Caller, Upstream
-from .connection import Connection, Parse
+from .connection import Admission, Connection, Parse
 from .held import HeldChains
 
 _TRY_AGAIN = 1013
@@ -32,8 +33,11 @@ class WebSockets:
         self._open: Counter[str] = Counter()
         """How many connections each owner has."""
 
-    async def serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves the connection of ``caller`` that ``scope`` asks for, to its end."""
+    async def serve(
+        self, caller: Caller, scope: Scope, receive: Receive, send: Send, admission: Admission = nullcontext
+    ) -> None:
+        """Serves the connection of ``caller`` that ``scope`` asks for, to its end. Each response is made within an
+        ``admission``."""
         await receive()
         try:
             self._check_origin(Headers(scope=scope))
@@ -46,7 +50,7 @@ class WebSockets:
             await send({"type": "websocket.accept"})
             settings = self._settings
             held = HeldChains(self._state, required=settings.state_required, most=settings.websocket_held_bytes)
-            await Connection(self._runner.on(held), held, self._parse, caller, settings, receive, send).run()
+            await Connection(self._runner.on(held), held, self._parse, admission, caller, settings, receive, send).run()
         finally:
             self._count_out(caller.owner)
 

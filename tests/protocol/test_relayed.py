@@ -52,7 +52,7 @@ def numbered(*events: dict[str, Any]) -> Events:
 
 
 def message(item_id: str = "msg_theirs", text: str | None = None) -> dict[str, Any]:
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "id": item_id,
         "type": "message",

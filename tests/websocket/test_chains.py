@@ -170,3 +170,13 @@ async def test_what_could_not_be_stored_can_be_continued_on_its_connection(
         assert first["store"] is False
         await socket.response("Two", previous_response_id=first["id"])
     assert [role for role, _ in asked(upstream)] == ["user", "assistant", "user"]
+
+
+async def test_an_answer_of_the_cache_comes_on_a_connection_too(start_ws: Start, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    async with opened(start_ws(cache="exact")) as socket:
+        first = await socket.response("One")
+        second = await socket.response("One")
+    assert first["id"] != second["id"]
+    assert first["output_text"] == second["output_text"] == "Hello"
+    assert len(upstream.requests) == 1

@@ -1,0 +1,228 @@
+"""Upstreams that speak the Responses API themselves: state, background, ids and numbers stay ours."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+import oracle
+import scripted
+from responses_mw import Settings, create_app
+from scripted import Answer, Asked, BrokenOff, ScriptedUpstream
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Ours, Serve, Start
+
+pytestmark = pytest.mark.anyio
+
+
+class ScriptedResponses(ScriptedUpstream):
+    """The scripted server, asked at ``/v1/responses``: each request takes the next answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[Answer] = deque()
+
+    def queue(self, answer: Answer) -> Answer:
+        self._lines.append(answer)
+        return answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/v1/responses":
+            headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+            body = await scripted._body(receive)
+            self.requests.append(Asked(scope["method"], scope["path"], headers, body, None))
+            await scripted._play(self._lines.popleft(), receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+@pytest.fixture
+def upstream() -> ScriptedResponses:
+    return ScriptedResponses()
+
+
+@pytest.fixture
+def relaying(start: Start) -> Ours:
+    return start(upstream_api="responses")
+
+
+def item(text: str = "Hello", **members: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"id": "msg_theirs", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    return {**message, **members}
+
+
+def response(*output: dict[str, Any], status: str = "completed", **members: Any) -> dict[str, Any]:
+    usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    return {
+        "id": "resp_theirs",
+        "object": "response",
+        "created_at": 1,
+        "model": "real",
+        "status": status,
+        "output": [*output],
+        "usage": usage,
+        "store": False,
+        **members,
+    }
+
+
+def answer(text: str = "Hello") -> list[dict[str, Any]]:
+    """The events of a whole stream, without numbers: ours count anyway."""
+    place = {"item_id": "msg_theirs", "output_index": 0, "content_index": 0}
+    empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    begun = response(status="in_progress", usage=None)
+    return [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {"type": "response.output_item.added", "output_index": 0, "item": item(status="in_progress", content=[])},
+        {"type": "response.content_part.added", **place, "part": empty},
+        *({"type": "response.output_text.delta", **place, "delta": letter, "logprobs": []} for letter in text),
+        {"type": "response.output_text.done", **place, "text": text, "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": item(text)["content"][0]},
+        {"type": "response.output_item.done", "output_index": 0, "item": item(text)},
+        {"type": "response.completed", "response": response(item(text), service_tier="flex")},
+    ]
+
+
+async def test_a_stream_is_the_upstreams_with_our_ids(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.stream(*answer(), done=False)
+    streamed = await oracle.stream(relaying, temperature=0.5, metadata={"a": "b"})
+    assert "".join(streamed.deltas) == "Hello"
+    assert b"theirs" not in streamed.raw
+    assert streamed.response["service_tier"] == "flex"
+    assert (streamed.response["model"], streamed.response["metadata"]) == ("tiny", {"a": "b"})
+    assert upstream.requests[0].json == {
+        "model": "tiny",
+        "input": [
+            {"type": "message", "role": "user", "status": "completed", "content": [{"type": "input_text", "text": "Hi"}]}
+        ],
+        "store": False,
+        "stream": True,
+        "temperature": 0.5,
+    }
+
+
+async def test_a_whole_answer_is_stored_and_found(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole(response(item()))
+    document = await oracle.whole(relaying)
+    assert "stream" not in upstream.requests[0].json
+    assert document["output_text"] == "Hello"
+    assert (await relaying.http.get(f"/v1/responses/{document['id']}")).json() == document
+
+
+async def test_a_chain_is_ours_to_keep(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.stream(*answer("One"), done=False)
+    first = (await oracle.stream(relaying)).response
+    upstream.whole(response(item("Two")))
+    second = await oracle.whole(relaying, input="And?", previous_response_id=first["id"])
+    body = upstream.requests[1].json
+    assert second["previous_response_id"] == first["id"]
+    assert body["store"] is False
+    assert "previous_response_id" not in body
+    assert [(one["role"], one["content"][0]["text"]) for one in body["input"]] == [
+        ("user", "Hi"),
+        ("assistant", "One"),
+        ("user", "And?"),
+    ]
+
+
+async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ours, upstream: ScriptedResponses) -> None:
+    tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/mcp", "authorization": "secret-token"}
+    call = {"id": "mcp_theirs", "type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}", "output": "4"}
+    upstream.whole(response(call, item("4"), tools=[tool]))
+    answered = await relaying.http.post("/v1/responses", json={"input": "2+2?", "model": "tiny", "tools": [tool]})
+    document = answered.json()
+    assert upstream.requests[0].json["tools"] == [tool]
+    assert "secret-token" not in answered.text
+    assert [one["type"] for one in document["output"]] == ["mcp_call", "message"]
+    stored = await relaying.http.get(f"/v1/responses/{document['id']}")
+    assert "secret-token" not in stored.text
+    assert stored.json()["output"][0]["output"] == "4"
+
+
+async def test_a_background_response_is_ours(start_at: Start, mount: str, upstream: ScriptedResponses, redis_url: str) -> None:
+    database = {"proxy": 8, "mounted": 9}[mount]  # a server that is just stopping must not run the job of the next one
+    ours = start_at(mount, upstream_api="responses", redis=f"{redis_url}?db={database}", secret_keys=["s" * 40])
+    upstream.stream(*answer(), done=False)
+    created = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "background": True})
+    assert created.json().get("status") == "queued", created.text
+    url = f"/v1/responses/{created.json()['id']}"
+    followed = await ours.http.get(url, params={"stream": "true"})
+    assert followed.text.count("event: response.output_text.delta") == 5
+    stored = (await ours.http.get(url)).json()
+    assert (stored["status"], stored["background"], stored["output_text"]) == ("completed", True, "Hello")
+    assert not upstream.requests[0].json.keys() & {"background", "metadata"}
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 503])
+async def test_the_upstreams_status_is_passed_on(relaying: Ours, upstream: ScriptedResponses, status: int) -> None:
+    for _ in range(10):  # some are tried again
+        upstream.whole({"error": {"message": "no good", "type": "t", "param": None, "code": None}}, status)
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
+    assert (answered.status_code, answered.json()["error"]["message"]) == (status, "no good")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [b"", BrokenOff(), b"data: [DONE]\n\n", scripted.frame({"type": "error", "code": None, "message": "Out of memory."})],
+    ids=["eof", "reset", "done", "error"],
+)
+async def test_a_stream_that_ends_otherwise_is_failed(relaying: Ours, upstream: ScriptedResponses, end: Any) -> None:
+    upstream.stream(*answer()[:6], end, done=False)
+    streamed = await oracle.stream(relaying)
+    assert streamed.terminal == "response.failed"
+    assert streamed.response["output"][0]["content"][0]["text"] == "He"
+    if isinstance(end, bytes) and b"error" in end:
+        assert streamed.response["error"]["message"] == "Out of memory."
+
+
+async def test_what_is_no_response_is_the_upstreams_fault(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole(scripted.completion({"content": "Hello"}))
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
+    assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is no response.")
+
+
+async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: ScriptedResponses) -> None:
+    strange = {"type": "vendor.progress", "event_type": "x", "self": 1, "percent": 50}
+    upstream.stream(strange, answer()[-1], done=False)
+    answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
+    frame = answered.text.split("\n\n")[2]
+    assert orjson.loads(frame.partition("\ndata: ")[2]) == {**strange, "sequence_number": 2}
+
+
+async def test_our_own_server_is_an_upstream_of_ours(start_at: Start, serve: Serve, redis_url: str) -> None:
+    """Two of ours, one behind the other: what the inner one makes of chat chunks arrives whole, and chains at the outer."""
+    model = ScriptedUpstream()
+    inner = serve(create_app(Settings(upstream=serve(model), redis=redis_url)))
+    outer = start_at("proxy", upstream=inner, upstream_api="responses")
+    function = {"type": "function", "name": "get_time", "parameters": {"type": "object"}}
+    model.stream(
+        scripted.reasoning("Hm."), scripted.call("{}", name="get_time", call_id="call_1"), scripted.finish("tool_calls")
+    )
+    first = await oracle.stream(outer, input="What time is it?", tools=[function])
+    assert [one["type"] for one in first.response["output"]] == ["reasoning", "function_call"]
+    model.stream(*scripted.HELLO)
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "Noon."}
+    second = await oracle.stream(outer, input=[output], tools=[function], previous_response_id=first.response["id"])
+    assert second.response["output"][0]["content"][0]["text"] == "Hello"
+    messages = model.requests[1].json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "get_time"
+
+
+async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> None:
+    ours = start(upstream_api="responses", cache="exact")
+    upstream.stream(*answer(), done=False)
+    question = f"Who is there, {ours.url}?"
+    first = await oracle.stream(ours, input=question)
+    again = await oracle.stream(ours, input=question)
+    assert len(upstream.requests) == 1
+    assert again.response["output"][0]["content"] == first.response["output"][0]["content"]
+    assert again.response["id"] != first.response["id"]

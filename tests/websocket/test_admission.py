@@ -1,0 +1,78 @@
+"""What a connection is let do: the owner's limits stand before each response."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from responses_mw import Settings
+from responses_mw.errors import APIError, RateLimited
+from responses_mw.protocol.request import parse
+from responses_mw.upstream import Caller
+from responses_mw.websocket.connection import Connection
+from responses_mw.websocket.held import HeldChains
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from starlette.types import Message
+
+    from responses_mw.protocol.events import Event
+    from responses_mw.protocol.request import CreateResponse
+
+
+class Failing:
+    """In place of a runner: says what it was asked, and fails."""
+
+    def __init__(self) -> None:
+        self.asked: list[CreateResponse] = []
+
+    async def run(self, request: CreateResponse, _caller: Caller, **_options: Any) -> AsyncGenerator[list[Event], None]:
+        self.asked.append(request)
+        if self.asked:
+            raise APIError("no")
+        yield []
+
+
+class Watched(HeldChains):
+    """Tells what was forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(None, required=False, most=1)
+        self.evicted: list[str] = []
+
+    def evict(self, response_id: str) -> None:
+        self.evicted.append(response_id)
+
+
+async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
+    runner, held, sent, is_full = Failing(), Watched(), list[str](), [True, False]
+    frame = '{"type": "response.create", "input": "Hi", "previous_response_id": "resp_1"}'
+    told = anyio.Event()
+    frames = iter([frame, frame])
+
+    @asynccontextmanager
+    async def admission() -> AsyncIterator[None]:
+        if is_full.pop(0):
+            raise RateLimited("Too much.", retry_after=3)
+        yield
+
+    async def receive() -> Message:
+        for text in frames:
+            return {"type": "websocket.receive", "text": text}
+        await told.wait()
+        return {"type": "websocket.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message["text"])
+        if len(sent) == 2:
+            told.set()
+
+    await Connection(runner, held, parse, admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
+    assert '"status":429' in sent[0]
+    assert '"retry-after":"3"' in sent[0]
+    assert '"status":500' in sent[1]
+    assert len(runner.asked) == 1
+    assert held.evicted == ["resp_1"]  # by the response that failed, not by the one that was not begun
