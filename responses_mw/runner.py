@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -18,71 +18,27 @@ from .cache import Cache, Hit, Miss, Policy, mark
 from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
 from .config import Settings
-from .errors import APIError, BadRequest, UpstreamError
+from .errors import APIError, UpstreamError
 from .protocol import document
 from .protocol.assembler import Assembler
 from .protocol.chat import to_chat
 from .protocol.clienttools import distinct, offered
 from .protocol.dialects import Dialect
 from .protocol.events import Event
-from .protocol.forms import Offered
 from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.request import CreateResponse
-from .protocol.shortcut import Text
-from .protocol.types import ChatRequest, Chunk, Document, Part
+from .protocol.types import ChatRequest, Document, Item
+from .run import Known, Run, fail
 from .sealing import Sealer, Unsealable
-from .tools import Toolbox, Tools
+from .tools import Tools
 from .upstream import Caller, ChatStream, Upstream
-from .upstream.faults import as_response_error
+from .upstream.room import Room
 
 logger = logging.getLogger(__name__)
 
 _BROKEN = frozenset({"abort", "error"})
 """Finish reasons that tell of a fault, not of an end."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One response in the making."""
-
-    request: CreateResponse
-    caller: Caller
-    model: str
-    """The upstream's name of it."""
-    ground: Ground
-    assembler: Assembler
-    toolbox: Toolbox | None = None
-    offered: list[Offered] = field(default_factory=list)
-    """The functions that the model may call."""
-    results: dict[str, str | list[Part]] = field(default_factory=dict)
-    """What the model sees of the calls carried out in this run, by their items."""
-    found: Hit | Miss | None = None
-    """What the cache said, where it was asked."""
-    stream: ChatStream | _Known | None = None
-    turn: telemetry.Turn | None = None
-    """The last one, as it is observed."""
-    turns: int = 0
-    is_last_turn: bool = False
-
-    @property
-    def document(self) -> Document:
-        return self.assembler.response
-
-
-class _Known:
-    """In place of a chat stream: an answer that is known already."""
-
-    done = True
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncGenerator[Sequence[Chunk | Text], None]:
-        yield self._chunks
-
-    async def aclose(self) -> None:
-        """There is nothing to close."""
 
 
 class Runner:
@@ -103,6 +59,7 @@ class Runner:
         self._cache = cache
         self._sealer = sealer
         self._settings = settings
+        self._room = Room(upstream)
         self._address = _address(settings)
 
     def run(
@@ -165,7 +122,7 @@ class Runner:
         run = await self.prepare(request, caller)
         try:
             await self._offer(run)
-            return self._chat(run, await self._upstream.dialect(caller))
+            return self._chat(run, await self._upstream.dialect(caller), self._items(run))
         finally:
             if run.toolbox is not None:
                 await run.toolbox.aclose()
@@ -273,7 +230,7 @@ class Runner:
     async def _open(self, run: Run) -> None:
         """Makes the tools ready and begins the first turn, unless there are calls to carry out before it."""
         if isinstance(run.found, Hit):
-            run.stream = _Known(run.found.chunks)
+            run.stream = Known(run.found.chunks)
             return
         await self._offer(run)
         if run.toolbox is None or run.toolbox.approved is None:
@@ -292,7 +249,15 @@ class Runner:
         dialect = await self._upstream.dialect(run.caller)
         run.turns += 1
         run.is_last_turn = run.assembler.rules.is_exhausted or run.turns >= self._settings.max_turns
-        chat = self._chat(run, dialect)
+        items, chat_of, begin = self._items(run), partial(self._chat, run, dialect), partial(self._begin, run, dialect)
+        if run.request.truncation == "auto":
+            await self._room.ask(items, chat_of, begin, run.caller)
+        else:
+            await begin(chat_of(items))
+
+    async def _begin(self, run: Run, dialect: Dialect, chat: ChatRequest) -> None:
+        if run.stream is not None:  # the turn was begun before, and refused
+            await run.stream.aclose()
         turn = run.turn = telemetry.Turn(chat, run.document, telemetry.Server(dialect.name, *self._address))
         caller = replace(run.caller, headers=turn.carried(run.caller.headers))
         run.stream = stream = self._upstream.chat(chat, caller)
@@ -303,17 +268,21 @@ class Runner:
             raise
         turn.began(stream.head)
 
-    def _chat(self, run: Run, dialect: Dialect) -> ChatRequest:
+    def _items(self, run: Run) -> list[Item]:
+        """All that the model is to see."""
+        ground = run.ground
+        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=len(ground.chain.items))
+        return [*items, *run.document["output"]]
+
+    def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
         """The chat request of the turn that begins."""
-        ground, own = run.ground, len(run.ground.chain.items)
-        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=own)
         return to_chat(
             run.request,
-            items + run.document["output"],
+            items,
             dialect,
             model=run.model,
             offered=[one for one in run.offered if not (one.form.served and run.is_last_turn)],
-            own=own,
+            own=len(run.ground.chain.items),
             first_turn=run.turns <= 1,
             results=run.results,
         )
@@ -389,7 +358,7 @@ class Runner:
         except Unsealable:
             return None
 
-    def _end_turn(self, run: Run, stream: ChatStream | _Known) -> list[Event]:
+    def _end_turn(self, run: Run, stream: ChatStream | Known) -> list[Event]:
         assembler = run.assembler
         if not (stream.done or assembler.ended):
             raise UpstreamError("The upstream broke off its answer.")
@@ -411,16 +380,3 @@ def _address(settings: Settings) -> tuple[str | None, int | None]:
 
 def _now() -> int:
     return int(time.time())
-
-
-def fail(run: Run, error: Exception) -> None:
-    """Makes ``error`` the end of the run's document."""
-    if isinstance(error, UpstreamError):
-        run.assembler.fail(*as_response_error(error))
-    elif isinstance(error, BadRequest):
-        run.assembler.fail("invalid_prompt", error.message)
-    elif isinstance(error, APIError):
-        run.assembler.fail("server_error", error.message)
-    else:
-        logger.error("response %s failed", run.document["id"], exc_info=error)
-        run.assembler.fail("server_error", "The server had an error while making the response.")

@@ -11,7 +11,7 @@ import orjson
 from ..config import Settings
 from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol.types import Document
-from ..runner import Run
+from ..run import Run
 from ..sealing import Sealer
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
 from ..telemetry import carried

@@ -14,7 +14,8 @@ import orjson
 from ..config import Settings
 from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol.request import Limits, parse
-from ..runner import Run, Runner, fail
+from ..run import Run, fail
+from ..runner import Runner
 from ..sealing import Sealer, Unsealable
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
 from ..telemetry import queued_by

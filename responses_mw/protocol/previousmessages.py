@@ -1,15 +1,17 @@
 """vLLM's ``previous_input_messages``: a history that its caller kept, as Harmony or chat messages, brought into items.
 
-Such a history is what ``input_messages`` and ``output_messages`` of earlier responses were, and what the caller adds. System and
-developer messages in it are left out, as vLLM does: instructions are those of the request.
+Such a history is what ``input_messages`` and ``output_messages`` of earlier responses were, and what the caller adds. System
+and developer messages in it are left out, as vLLM does: instructions are those of the request.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from typing import Any
+import orjson
 
 from ..errors import BadRequest
 from . import checks
@@ -82,6 +84,8 @@ class _History:
 
     def _call(self, to: str, arguments: str, call_id: Any) -> None:
         """A call is ``incomplete`` until its result comes: one that never does was not carried out, as far as anybody knows."""
+        if to == "python":
+            arguments = orjson.dumps({"code": arguments}).decode()
         call = {
             "type": "function_call",
             "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
@@ -106,7 +110,11 @@ class _History:
         output = {"type": "function_call_output", "call_id": found[0]["call_id"], "output": _text(message, path)}
         self.items.append(output)
 
-    _STEPS = {"user": _user, "assistant": _assistant, "tool": _tool}
+    _STEPS: ClassVar[dict[str, Callable[[_History, Message, str], None]]] = {
+        "user": _user,
+        "assistant": _assistant,
+        "tool": _tool,
+    }
 
 
 def _text(message: Message, path: str) -> str:

@@ -94,7 +94,6 @@ class Relayed(Assembler):
             return
         theirs = {name: ending[name] for name in ending.keys() - OURS - _ITS_END if ending[name] is not None}
         self.response |= self._renamed(theirs)
-        self.response["usage"] = _usage(ending.get("usage"))
         tools = ending.get("tools")
         if isinstance(tools, list) and all(isinstance(tool, dict) and isinstance(tool.get("type"), str) for tool in tools):
             self.response["tools"] = self._echo(tools)
@@ -158,6 +157,7 @@ class Relayed(Assembler):
         response = event.get("response")
         if not isinstance(response, dict):
             malformed("response")
+        self.response["usage"] = _usage(response.get("usage"))
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")

@@ -251,7 +251,6 @@ REFUSED: dict[str, Callable[[Any, str], None]] = {
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),
     "prompt": _refuse("prompt templates are not served yet."),
-    "truncation": _refuse_unless("disabled", "the server does not truncate histories yet."),
     # of vLLM's Responses API
     "enable_response_messages": _refuse_unless(False, "it is not served yet."),
     "previous_input_messages": _refuse("it is not served yet."),

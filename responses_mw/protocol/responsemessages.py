@@ -1,12 +1,12 @@
 """vLLM's view of what its model was given and said: ``input_messages`` and ``output_messages`` of a response.
 
-A caller asks for them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are messages of
-the Harmony format, such as ``openai_harmony.Message.from_dict`` reads; the author stands there twice, at the top (what that
-reads) and under ``author`` (how vLLM's own serialize). For any other model they are ``raw_message_tokens``: the prompt
-and the answer as texts and token ids.
+A caller asks for them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are messages
+of the Harmony format, such as ``openai_harmony.Message.from_dict`` reads; the author stands there twice, at the top (what that
+reads) and under ``author`` (how vLLM's own serialize). For any other model they are ``raw_message_tokens``: the prompt and the
+answer as texts and token ids.
 
-What a Chat Completions server does not tell stays empty: token ids come from vLLM alone (``RAW_PARAMETERS``), and the text of an
-answer is the one that the server made of them. As in vLLM, where text and tokens differ, the tokens are right.
+What a Chat Completions server does not tell stays empty: token ids come from vLLM alone (``RAW_PARAMETERS``), and the text of
+an answer is the one that the server made of them. As in vLLM, where text and tokens differ, the tokens are right.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .checks import malformed
 from .chunks import choices_of
 from .forms import CallForm, Offered
 from .reasoning import text_of
+from .shortcut import Text
 from .toolcalls import parse_arguments
 from .types import ChatRequest, Chunk, Item, Message, Part
 
@@ -41,6 +42,39 @@ def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
     """Whether ``model`` speaks Harmony: its name tells, or the prompt that it got."""
     name = model.lower().replace("_", "-")
     return "gpt-oss" in name or any(turn.prompt_tokens[:1] == [_START] for turn in turns)
+
+
+class ResponseMessages:
+    """Gathers over a run what its two lists need."""
+
+    def __init__(self) -> None:
+        self._chat: ChatRequest | None = None
+        self._offered: Sequence[Offered] = ()
+        self._turns: list[RawTurn] = []
+
+    def begin(self, chat: ChatRequest, offered: Sequence[Offered]) -> None:
+        """A turn begins, with that request, before ``RAW_PARAMETERS`` are added to it."""
+        if self._chat is None:
+            self._chat, self._offered = chat, offered
+        self._turns.append(RawTurn(chat["messages"]))
+
+    def take(self, chunks: Iterable[Chunk | Text]) -> None:
+        """One read of the turn's answer."""
+        for chunk in chunks:
+            if isinstance(chunk, dict):
+                self._turns[-1].take(chunk)
+            else:
+                self._turns[-1].pieces.append(chunk[1])
+
+    def members(
+        self, model: str, output: Sequence[Item], results: Mapping[str, str | list[Part]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The two members of the document, for a run of ``model`` that made ``output``."""
+        if self._chat is not None and is_harmony(model, self._turns):
+            told = harmony_input(self._chat, self._offered), harmony_output(output, results)
+        else:
+            told = raw_input(self._turns), raw_output(self._turns)
+        return dict(zip(("input_messages", "output_messages"), told, strict=True))
 
 
 # -- raw_message_tokens ------------------------------------------------------------------------------------------------
@@ -66,10 +100,6 @@ class RawTurn:
                 self.tokens += _token_ids(choice, "token_ids")
                 delta = choice.get("delta")
                 self.pieces += _said(delta) if isinstance(delta, dict) else []
-
-    def text(self, text: str) -> None:
-        """A text that came without a chunk round it."""
-        self.pieces.append(text)
 
 
 def _token_ids(holder: Mapping[str, Any], name: str) -> list[int]:

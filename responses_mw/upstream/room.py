@@ -18,13 +18,14 @@ from ..errors import UpstreamError
 from ..protocol.truncation import Cuts, truncated
 from ..protocol.types import ChatRequest, Item
 from .client import Caller, Upstream
-from .stream import ChatStream
 from .tokenizers import can_count, count_tokens
 
 logger = logging.getLogger(__name__)
 
 ChatOf = Callable[[Sequence[Item]], ChatRequest]
 """The chat request that shows the model these items."""
+Begin = Callable[[ChatRequest], Awaitable[None]]
+"""Sends a chat request, and waits for its answer to begin."""
 
 _LENGTHS_LAST = 300.0  # seconds
 _BYTES_A_TOKEN = 2.0  # where nothing tells; few, so that what remains is rather too little than too much
@@ -46,27 +47,20 @@ class Room:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def open(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatStream:
-        """Begins the answer to as many of the ``items`` as the model takes. Raises as ``ChatStream.open``."""
+    async def ask(self, items: Sequence[Item], chat_of: ChatOf, begin: Begin, caller: Caller) -> None:
+        """Begins the answer to as many of the ``items`` as the model takes. Raises what ``begin`` raises."""
         chat = await self._fitting(items, chat_of, caller)
         try:
-            return await self._begun(chat, caller)
+            await begin(chat)
         except UpstreamError as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
             again = await self._refitted(items, chat_of, chat, refusal.message, caller)
             if again is None:
                 raise
-        return await self._begun(again, caller)
-
-    async def _begun(self, chat: ChatRequest, caller: Caller) -> ChatStream:
-        stream = self._upstream.chat(chat, caller)
-        try:
-            await stream.open()
-        except BaseException:
-            await stream.aclose()
-            raise
-        return stream
+        else:
+            return
+        await begin(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
         """All of the items, if it cannot be known that they are too many."""

@@ -1,0 +1,78 @@
+"""One run: what it is made of, and what is known of it while it lasts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from . import telemetry
+from .cache import Hit, Miss
+from .chains import Ground
+from .errors import APIError, BadRequest, UpstreamError
+from .protocol.assembler import Assembler
+from .protocol.forms import Offered
+from .protocol.request import CreateResponse
+from .protocol.shortcut import Text
+from .protocol.types import Chunk, Document, Part
+from .tools import Toolbox
+from .upstream import Caller, ChatStream
+from .upstream.faults import as_response_error
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Run:
+    """One response in the making."""
+
+    request: CreateResponse
+    caller: Caller
+    model: str
+    """The upstream's name of it."""
+    ground: Ground
+    assembler: Assembler
+    toolbox: Toolbox | None = None
+    offered: list[Offered] = field(default_factory=list)
+    """The functions that the model may call."""
+    results: dict[str, str | list[Part]] = field(default_factory=dict)
+    """What the model sees of the calls carried out in this run, by their items."""
+    found: Hit | Miss | None = None
+    """What the cache said, where it was asked."""
+    stream: ChatStream | Known | None = None
+    turn: telemetry.Turn | None = None
+    """The last one, as it is observed."""
+    turns: int = 0
+    is_last_turn: bool = False
+
+    @property
+    def document(self) -> Document:
+        return self.assembler.response
+
+
+class Known:
+    """In place of a chat stream: an answer that is known already."""
+
+    done = True
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[Chunk | Text], None]:
+        yield self._chunks
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""
+
+
+def fail(run: Run, error: Exception) -> None:
+    """Makes ``error`` the end of the run's document."""
+    if isinstance(error, UpstreamError):
+        run.assembler.fail(*as_response_error(error))
+    elif isinstance(error, BadRequest):
+        run.assembler.fail("invalid_prompt", error.message)
+    elif isinstance(error, APIError):
+        run.assembler.fail("server_error", error.message)
+    else:
+        logger.error("response %s failed", run.document["id"], exc_info=error)
+        run.assembler.fail("server_error", "The server had an error while making the response.")
