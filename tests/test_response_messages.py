@@ -332,7 +332,7 @@ async def test_a_history_that_its_caller_kept_goes_on(ours: Ours, upstream: Scri
     """As vLLM's own test of it, for gpt-oss."""
     asked = scripted.call('{"sign":"Aquarius"}', name="get_horoscope", call_id="call_1")
     upstream.stream(scripted.reasoning("Hm."), asked, scripted.finish("tool_calls"))
-    body = {"model": "gpt-oss-20b", "tools": [GET_HOROSCOPE], "enable_response_messages": True}
+    body: dict[str, Any] = {"model": "gpt-oss-20b", "tools": [GET_HOROSCOPE], "enable_response_messages": True}
     first = (await oracle.stream(ours, **body)).response
     previous = [*first["input_messages"], *first["output_messages"], RESULT]
     upstream.whole(scripted.completion({"content": "An otter, today."}))

@@ -45,18 +45,20 @@ class Output:
         self._pieces: dict[tuple[int, str, str], list[Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """An event whose ``output_index`` is a place in ``items``. Raises ``UpstreamError`` where it makes no sense."""
-        kind = event["type"]
+        """Any event of a response. One that is for no open item adds nothing. Raises ``UpstreamError`` where a part is none."""
+        kind, index = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open.add(len(self.items))
             self.items.append(event["item"])
+        elif not isinstance(index, int) or index not in self.open:
+            return
         elif kind == DONE:
-            self._done(event["output_index"], event["item"])
+            self._done(index, event["item"])
         elif kind in _NEW_PARTS:
-            self._new_part(self.items[event["output_index"]], _NEW_PARTS[kind], event.get("part"))
+            self._new_part(self.items[index], _NEW_PARTS[kind], event.get("part"))
         elif kind in _TEXTS or kind in _MEMBERS:
-            place = (event["output_index"], kind, str(event.get(_TEXTS[kind][1], 0) if kind in _TEXTS else ""))
-            self._pieces.setdefault(place, []).append(event)
+            part = str(event.get(_TEXTS[kind][1], 0)) if kind in _TEXTS else ""
+            self._pieces.setdefault((index, kind, part), []).append(event)
 
     def _done(self, index: int, item: Item) -> None:
         self.items[index] = item

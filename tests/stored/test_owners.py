@@ -104,7 +104,7 @@ def without_ids(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, 
     text = answer.text
     for name, value in ids.items():
         text = text.replace(value, name)
-    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length")}
+    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length", "x-request-id")}
     return answer.status_code, text, headers
 
 
