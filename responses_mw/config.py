@@ -80,6 +80,9 @@ class Settings(BaseSettings):
         ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
         description="request headers that go on to the upstream, beside authorization",
     )
+    upstream_api: Literal["chat", "responses"] = Field(
+        "chat", description="what the upstream is asked by: /v1/chat/completions, or its own /v1/responses (state stays ours)"
+    )
     think_tag: str | None = Field(None, description="tag of reasoning that the model writes into its text, e.g. think")
     connect_timeout: float = Field(5.0, gt=0, description="longest wait for a connection to the upstream")
     first_byte_timeout: float = Field(600.0, gt=0, description="longest wait for the upstream's answer to begin")
@@ -217,6 +220,15 @@ class Settings(BaseSettings):
 
     # -- prompt templates
     prompts_dir: str | None = Field(None, description="directory of prompt templates, a TOML or JSON file each")
+
+    # -- compaction
+    compaction_prompt: str | None = Field(
+        None, description="what the model is told to sum a history up (not set: a text of ours)"
+    )
+    compaction_threshold: int = Field(
+        100_000, gt=0, description="tokens above which context_management compacts that names no compact_threshold"
+    )
+    compaction_max_tokens: int = Field(0, ge=0, description="most tokens of a summary; 0 leaves it to the model")
 
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")

@@ -11,8 +11,10 @@ from .cache import Hit, Miss
 from .chains import Ground
 from .errors import APIError, BadRequest, UpstreamError
 from .protocol.assembler import Assembler
+from .protocol.events import Event
 from .protocol.forms import Offered
 from .protocol.request import CreateResponse
+from .protocol.responsemessages import ResponseMessages
 from .protocol.shortcut import Text
 from .protocol.types import Chunk, Document, Part
 from .tools import Toolbox
@@ -44,10 +46,23 @@ class Run:
     """The last one, as it is observed."""
     turns: int = 0
     is_last_turn: bool = False
+    messages: ResponseMessages | None = None
+    """Where vLLM's ``input_messages`` and ``output_messages`` were asked for."""
 
     @property
     def document(self) -> Document:
         return self.assembler.response
+
+    def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
+        """One read of the turn's answer; returns the events that it causes."""
+        if self.messages is not None:
+            self.messages.take(chunks)
+        return self.assembler.feed(*chunks)
+
+    def conclude(self, now: int) -> None:
+        self.assembler.conclude(now)
+        if self.messages is not None:
+            self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
 
 class Known:

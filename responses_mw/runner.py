@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -25,9 +26,12 @@ from .protocol.chat import to_chat
 from .protocol.clienttools import distinct, offered
 from .protocol.dialects import Dialect
 from .protocol.events import Event
+from .protocol.forwarded import to_responses
 from .protocol.options import Options
 from .protocol.reasoning import unsealed
+from .protocol.relayed import Relayed
 from .protocol.request import CreateResponse
+from .protocol.responsemessages import RAW_PARAMETERS, ResponseMessages
 from .protocol.types import ChatRequest, Document, Item
 from .run import Known, Run, fail
 from .sealing import Sealer, Unsealable
@@ -61,6 +65,8 @@ class Runner:
         self._settings = settings
         self._room = Room(upstream)
         self._address = _address(settings)
+        self._relays = settings.upstream_api == "responses"
+        """The upstream carries out the tools, and makes the events."""
 
     def run(
         self,
@@ -82,6 +88,8 @@ class Runner:
             run = await self.prepare(request, caller)
             if self._cache is not None and policy is not None and not policy.is_off:
                 run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
+                if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
+                    run.assembler = Assembler(run.document, run.ground.ids, self._options(request, run.ground))
             if run.found is not None and headers is not None:
                 headers[CACHE_HEADER] = run.found.header
             return run
@@ -90,6 +98,8 @@ class Runner:
 
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> Hit | Miss | None:
         caller = run.caller
+        if run.request.enable_response_messages:
+            return None  # an answer that was kept does not tell them
         key = cache.key(run.request, run.ground.items, owner=caller.owner, model=run.model, headers=caller.headers)
         if key is None:
             return None
@@ -129,28 +139,33 @@ class Runner:
 
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
         """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
-        request = replace(request, tools=self._tools.check(request.tools))
+        request = request if self._relays else replace(request, tools=self._tools.check(request.tools))
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.begin(request, caller.owner)
         created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
         created["tools"] = self._tools.echo(created["tools"])
         created["store"] = await self._chains.will_store(request)
+        if request.enable_response_messages:
+            created |= {"input_messages": None, "output_messages": None}  # they are known in the end
         return self._run(request, caller, model, ground, created)
 
     async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
         """The run of a background response that was ``created`` before, by ``prepare`` on any replica. The items of ``request``
         have their ids; ``token`` is that of who runs it."""
-        request = replace(request, tools=self._tools.check(request.tools))
+        request = request if self._relays else replace(request, tools=self._tools.check(request.tools))
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
         return self._run(request, caller, model, ground, created)
 
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
-        assembler = Assembler(created, ground.ids, self._options(request, ground))
         telemetry.told_response(created)
+        if self._relays:
+            return Run(request, caller, model, ground, Relayed(created, ground.ids, self._tools.echo))
+        assembler = Assembler(created, ground.ids, self._options(request, ground))
         headers = telemetry.carried(caller.headers)
         toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers)
-        return Run(request, caller, model, ground, assembler, toolbox)
+        messages = ResponseMessages() if request.enable_response_messages else None
+        return Run(request, caller, model, ground, assembler, toolbox, messages=messages)
 
     async def _events(
         self,
@@ -168,14 +183,16 @@ class Runner:
                 yield events
             while run.stream is not None:
                 async for chunks in run.stream:
-                    events = run.assembler.feed(*chunks)
+                    events = run.feed(chunks)
                     if events:
                         yield events
-                yield self._end_turn(run, run.stream)
+                events = self._end_turn(run, run.stream)
+                if events:
+                    yield events
                 async for events in self._carry_out(run):
                     yield events
                 await self._next_turn(run)
-            run.assembler.conclude(_now())
+            run.conclude(_now())
             await self._keep(run)
         if commit:
             await self._commit(run, whole=grace is None)
@@ -232,6 +249,9 @@ class Runner:
         if isinstance(run.found, Hit):
             run.stream = Known(run.found.chunks)
             return
+        if self._relays:
+            await self._ask_for_response(run)
+            return
         await self._offer(run)
         if run.toolbox is None or run.toolbox.approved is None:
             await self._ask(run)
@@ -258,9 +278,23 @@ class Runner:
     async def _begin(self, run: Run, dialect: Dialect, chat: ChatRequest) -> None:
         if run.stream is not None:  # the turn was begun before, and refused
             await run.stream.aclose()
-        turn = run.turn = telemetry.Turn(chat, run.document, telemetry.Server(dialect.name, *self._address))
+        asks_raw = run.messages is not None and dialect.name == "vllm"
+        body = {**chat, **RAW_PARAMETERS} if asks_raw else chat
+        await self._begin_turn(run, body, dialect.name, self._upstream.chat)
+        if run.messages is not None:
+            run.messages.begin(chat, run.offered)
+
+    async def _ask_for_response(self, run: Run) -> None:
+        """Begins the one turn of a run whose upstream makes the whole response."""
+        body = to_responses(run.request, run.ground.items, model=run.model)
+        await self._begin_turn(run, body, "openai", self._upstream.responses)
+
+    async def _begin_turn(
+        self, run: Run, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
+    ) -> None:
+        turn = run.turn = telemetry.Turn(body, run.document, telemetry.Server(provider, *self._address))
         caller = replace(run.caller, headers=turn.carried(run.caller.headers))
-        run.stream = stream = self._upstream.chat(chat, caller)
+        run.stream = stream = ask(body, caller)
         try:
             await stream.open()
         except Exception as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+import redis
 
 import oracle
 import scripted
@@ -149,6 +150,8 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
 
 async def test_a_background_response_is_ours(start_at: Start, mount: str, upstream: ScriptedResponses, redis_url: str) -> None:
     database = {"proxy": 8, "mounted": 9}[mount]  # a server that is just stopping must not run the job of the next one
+    with redis.Redis.from_url(f"{redis_url}?db={database}") as client:
+        client.flushdb()  # other tests have other secrets
     ours = start_at(mount, upstream_api="responses", redis=f"{redis_url}?db={database}", secret_keys=["s" * 40])
     upstream.stream(*answer(), done=False)
     created = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "background": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -24,6 +25,7 @@ RUNNING = frozenset({"queued", "in_progress"})
 # How long the creation of a job may take before somebody looks what became of it.
 _CREATION = 5.0
 _CANCEL_TRIES = 10
+_OTHERS_TURN = 0.05
 
 
 class Background:
@@ -93,7 +95,7 @@ class Background:
             try:
                 return await write_end(self._state, taken)
             except Fenced:
-                continue  # somebody else cancels it too
+                await asyncio.sleep(_OTHERS_TURN)  # somebody else cancels it too, and would be fenced by the next try
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:

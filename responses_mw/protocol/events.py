@@ -62,7 +62,7 @@ class Emitter:
         self.next_number = next_number
         self._events: list[Event] = []
 
-    def emit(self, event_type: str, **members: Any) -> None:
+    def emit(self, event_type: str, /, **members: Any) -> None:
         body = orjson.dumps({"type": event_type, **members, "sequence_number": self._number()})
         self._events.append(Event(event_type, _head(event_type) + body + _END, members.get("response")))
 

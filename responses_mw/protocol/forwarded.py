@@ -13,6 +13,7 @@ from .request import CreateResponse
 from .types import Item
 
 _FORWARDED = (
+    "enable_response_messages",
     "frequency_penalty",
     "instructions",
     "max_output_tokens",
@@ -34,7 +35,14 @@ _FORWARDED = (
     "truncation",
     "user",
 )
-_UNSET: dict[str, Any] = {"reasoning": {}, "text": {}, "tool_choice": "auto", "tools": [], "truncation": "disabled"}
+_UNSET: dict[str, Any] = {
+    "enable_response_messages": False,
+    "reasoning": {},
+    "text": {},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+}
 
 
 def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@
 5. Reasoning goes back to the model within the current tool loop only, that is after the last user message, unless
    ``reasoning.context`` is ``all_turns``; and only where the dialect has a place for it.
 6. System and developer messages stay where they are, unless the dialect needs them first.
+7. A summary in place of earlier items is a user's message, and one with the user's message that follows: some chat templates
+   refuse two of them in a row.
 
 To give another type of item to the model, add a line to ``_Fold.STEPS``, and what it says to ``callitems``.
 """
@@ -90,6 +92,7 @@ class _Fold:
         # Some models number their calls anew in each turn: the n-th call with an id goes with the n-th output.
         self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
         self._declined: dict[str, Item] = {}
+        self._summary: Message | None = None
         for position, item in enumerate(items):
             if item["type"] == "mcp_approval_response" and not item["approve"]:
                 self._declined[item["approval_request_id"]] = item
@@ -108,7 +111,15 @@ class _Fold:
         self.close()
         role = "system" if item["role"] == "developer" and not self._dialect.developer_role else item["role"]
         content = to_chat_content(item["content"], self._dialect, f"{self.path(position)}.content", flat=role != "user")
+        if role == "user" and self.messages and self.messages[-1] is self._summary:
+            content = _joined([self.messages.pop()["content"], content])
         self.messages.append({"role": role, "content": content})
+
+    def compaction(self, item: Item, position: int) -> None:
+        """One that has been opened."""
+        self.close()
+        self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self.path(position))}
+        self.messages.append(self._summary)
 
     def reasoning(self, item: Item, position: int) -> None:
         if position >= self._reasoning_from and self._dialect.reasoning_field:
@@ -140,6 +151,8 @@ class _Fold:
     STEPS: ClassVar[dict[str, Callable[[_Fold, Item, int], None]]] = {
         "message": message,
         "reasoning": reasoning,
+        "compaction": compaction,
+        "compaction_trigger": nothing,
         "function_call": call,
         "custom_tool_call": call,
         "tool_search_call": call,

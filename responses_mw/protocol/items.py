@@ -22,6 +22,8 @@ ID_PREFIXES = {
     "apply_patch_call": "apc",
     "apply_patch_call_output": "apco",
     "code_interpreter_call": "ci",
+    "compaction": "cmp",
+    "compaction_trigger": "cmpt",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "function_call": "fc",
@@ -109,6 +111,12 @@ def _reasoning(value: Item, path: str) -> Item:
     return {**value, "summary": value.get("summary", [])}
 
 
+def _compaction(value: Item, path: str) -> Item:
+    """The envelope alone: what else it says is not sealed, and the model must not be told it."""
+    checks.required(value, "encrypted_content", path, checks.string)
+    return {name: value[name] for name in ("id", "type", "encrypted_content", "created_by") if name in value}
+
+
 def _item_reference(value: Item, path: str) -> Item:
     checks.required(value, "id", path, checks.string)
     return {"type": "item_reference", "id": value["id"]}
@@ -118,13 +126,13 @@ ITEMS: dict[str, ItemCheck] = {
     "message": _message,
     "reasoning": _reasoning,
     "item_reference": _item_reference,
+    "compaction": _compaction,
+    "compaction_trigger": lambda value, _path: value,
     **CALLS,
 }
 
 NOT_SERVED = frozenset(
     {
-        "compaction",
-        "compaction_trigger",
         "computer_call",
         "computer_call_output",
         "configuration_update",

@@ -15,6 +15,7 @@ from ..errors import BadRequest
 from . import checks
 from .checks import Check
 from .items import parse_input
+from .previousmessages import parse_previous, refuse_two_histories
 from .tools import check_tool_choice, check_tools
 from .types import Item, Tool
 
@@ -54,8 +55,11 @@ class CreateResponse:
     background: bool = False
     cache: Any = None
     """What the request asks of the cache (``responses_mw.cache.policy``)."""
+    context_management: list[dict[str, Any]] = field(default_factory=list)
     conversation: str | None = None
     """The conversation's id."""
+    enable_response_messages: bool = False
+    """vLLM's: whether the document is to have ``input_messages`` and ``output_messages``."""
     frequency_penalty: float | None = None
     include: frozenset[str] = frozenset()
     instructions: str | None = None
@@ -111,7 +115,8 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
     tools = check_tools(given.get("tools", []), most=limits.tools)
-    items = parse_input(given.get("input", []), most=limits.items)
+    items = _items(given, limits)
+    _check_trigger(items)
     known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items)
     return CreateResponse(
         items=items,
@@ -119,6 +124,15 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
         tools=tools,
         **known,
     )
+
+
+def _items(given: dict[str, Any], limits: Limits) -> list[Item]:
+    """The input, after the history that the caller kept (vLLM's ``previous_input_messages``)."""
+    refuse_two_histories(given)
+    previous = parse_previous(given.get("previous_input_messages", []), most=limits.items)
+    if previous and given.get("input") == "":
+        return previous
+    return previous + parse_input(given.get("input", []), most=limits.items)
 
 
 # -- one check for each parameter --------------------------------------------------------------------------------------
@@ -136,6 +150,27 @@ def _conversation(value: Any, path: str) -> str:
         message = f"Invalid '{path}': '{value[:64]}'. Expected an ID that begins with 'conv_'."
         raise BadRequest(message, param=path, code="invalid_value")
     return str(value)
+
+
+def _check_trigger(items: list[Item]) -> None:
+    for index, item in enumerate(items[:-1]):
+        if item["type"] == "compaction_trigger":
+            path = f"input[{index}]"
+            message = f"Invalid '{path}': a 'compaction_trigger' must be the last input item."
+            raise BadRequest(message, param=path, code="invalid_value")
+
+
+def _context_management(value: Any, path: str) -> list[dict[str, Any]]:
+    known: dict[str, Check] = {
+        "type": partial(checks.one_of, supported={"compaction"}),
+        "compact_threshold": partial(checks.integer, least=1),
+    }
+    entries = []
+    for index, entry in enumerate(checks.array(value, path)):
+        checked = checks.members(entry, f"{path}[{index}]", known, others="refuse")
+        checks.required(checked, "type", f"{path}[{index}]", checks.string)
+        entries.append(checked)
+    return entries
 
 
 def metadata(value: Any, path: str) -> dict[str, str]:
@@ -213,7 +248,9 @@ _penalty = partial(checks.number, least=-2, most=2)
 PARAMETERS: dict[str, Check] = {
     "background": checks.boolean,
     "cache": lambda value, _path: value,  # checked together with its header
+    "context_management": _context_management,
     "conversation": _conversation,
+    "enable_response_messages": checks.boolean,
     "frequency_penalty": _penalty,
     "include": _include,
     "instructions": checks.string,
@@ -247,13 +284,9 @@ _ITS_OWN_NAME = "it is the name that Chat Completions uses; use '{}' instead."
 REFUSED: dict[str, Callable[[Any, str], None]] = {
     # of the reference, not served (yet)
     "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
-    "context_management": _refuse_unless([], "the server does not compact histories yet."),
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),
     "prompt": _refuse("prompt templates are not served yet."),
-    # of vLLM's Responses API
-    "enable_response_messages": _refuse_unless(False, "it is not served yet."),
-    "previous_input_messages": _refuse("it is not served yet."),
     # of Chat Completions, which would fight with what is sent in their place
     "messages": _refuse(_ITS_OWN_NAME.format("input")),
     "max_tokens": _refuse(_ITS_OWN_NAME.format("max_output_tokens")),
@@ -268,4 +301,6 @@ REFUSED: dict[str, Callable[[Any, str], None]] = {
 }
 
 # client_metadata is Codex's own, request_id vLLM's: neither is the upstream's business.
-_NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | {"input", "tools", "client_metadata", "request_id"}
+_NOT_FORWARDED = (
+    PARAMETERS.keys() | REFUSED.keys() | {"input", "previous_input_messages", "tools", "client_metadata", "request_id"}
+)

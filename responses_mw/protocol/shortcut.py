@@ -15,7 +15,7 @@ from .types import Chunk
 
 _TEXTS = ("content", "reasoning", "reasoning_content")
 _DELTAS = (*_TEXTS, "refusal", "tool_calls")
-_TELLING = ("index", "logprobs", "finish_reason")
+_TELLING = ("index", "logprobs", "finish_reason", "token_ids")
 _FIRST_CREDIT = 8
 
 

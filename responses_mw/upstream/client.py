@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
@@ -19,9 +19,12 @@ from ..protocol.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
 from .detection import detect
 from .faults import from_status, from_transport
+from .responses_api import ResponsesStream
 from .stream import ChatStream
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer", bound=ChatStream)
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
@@ -69,18 +72,11 @@ class Upstream:
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """The answer to ``body``. It is asked for when it is iterated; then raises ``UpstreamError`` for any status but a good
         one, ``UpstreamUnreachable`` and ``UpstreamTimeout`` where there is none."""
+        return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
-        async def send() -> httpx.Response:
-            response = await self._send("POST", "/v1/chat/completions", caller, orjson.dumps(body))
-            if response.status_code >= 400:
-                try:
-                    raise await self._fault(response)
-                finally:
-                    await response.aclose()
-            return response
-
-        settings = self._settings
-        return ChatStream(send, first_byte_timeout=settings.first_byte_timeout, idle_timeout=settings.idle_timeout)
+    def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
+        """The answer of an upstream that speaks the Responses API itself to ``body``. As ``chat``, in everything."""
+        return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists."""
@@ -165,6 +161,19 @@ class Upstream:
         self._verified[credential] = now + _MODELS_LAST
 
     # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _answer(self, kind: type[Answer], path: str, body: dict[str, Any], caller: Caller) -> Answer:
+        async def send() -> httpx.Response:
+            response = await self._send("POST", path, caller, orjson.dumps(body))
+            if response.status_code >= 400:
+                try:
+                    raise await self._fault(response)
+                finally:
+                    await response.aclose()
+            return response
+
+        settings = self._settings
+        return kind(send, first_byte_timeout=settings.first_byte_timeout, idle_timeout=settings.idle_timeout)
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
         return await self._read(await self._send("GET", path, caller))

@@ -96,7 +96,19 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name", "invalid_value"),
         ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"input": "x", "tools": [{"type": "wand"}]}, "tools[0].type", "invalid_value"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content", "missing_required_parameter"),
+        ({"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}, "input[0]", "invalid_value"),
+        (
+            {"input": "x", "context_management": [{"compact_threshold": 9}]},
+            "context_management[0].type",
+            "missing_required_parameter",
+        ),
+        ({"input": "x", "context_management": [{"type": "pruning"}]}, "context_management[0].type", "invalid_value"),
+        (
+            {"input": "x", "context_management": [{"type": "compaction", "compact_threshold": 0}]},
+            "context_management[0].compact_threshold",
+            "integer_below_min_value",
+        ),
         ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input[0].type", "unsupported_parameter"),
         (
             {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]},
@@ -168,7 +180,6 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "conversation": "c1"}, "conversation", "invalid_value"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id", "mutually_exclusive_parameters"),
         ({"input": "x", "background": True, "store": False}, "background", "unsupported_parameter"),
-        ({"input": "x", "truncation": "auto"}, "truncation", "unsupported_parameter"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"input": "x", "moderation": {}}, "moderation", "unsupported_parameter"),
         ({"input": "x", "messages": []}, "messages", "unsupported_parameter"),
