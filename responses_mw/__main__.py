@@ -150,6 +150,7 @@ def serve(settings: Serve) -> None:
         log_config=None,  # what is logged goes our way
         access_log=False,
         lifespan="on",
+        timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         ws_max_size=settings.max_body_bytes,
         ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
         ws_per_message_deflate=False,  # it costs more than all the rest of a token
