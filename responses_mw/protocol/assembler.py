@@ -248,7 +248,7 @@ class Assembler:
     def _go_on(self) -> None:
         """Shows and closes what the turn has left, up to a call whose result must come first. Only the last item can be cut."""
         for call in self._tool_calls.calls[self._shown :]:
-            if self._is_cut and not (self._is_over() and call.name):
+            if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
                 break  # the open call is what was cut
             if self._is_awaited():
                 return

@@ -1,0 +1,22 @@
+"""A call whose form shows nothing before it is whole, and that was cut, is not shown at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from responses_mw.protocol.clienttools import offered
+
+from .replay import check
+from .runs import assembler, chunk, fragment
+
+
+@pytest.mark.parametrize("kind", ["shell", "apply_patch", "local_shell"])
+def test_what_the_client_could_not_read_is_not_given_to_it(kind: str) -> None:
+    assembling = assembler()
+    assembling.rules.offer(offered([{"type": kind}], []), "auto")
+    events = assembling.start() + assembling.feed(chunk(tool_calls=[fragment(name=kind, arguments='{"comm')]))
+    events += assembling.feed(chunk(finish_reason="length")) + assembling.end_turn()
+    assembling.conclude(1)
+    response = check(events + assembling.terminal())
+    assert response["status"] == "incomplete"
+    assert [item["type"] for item in response["output"]] == ["message"]
