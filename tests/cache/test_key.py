@@ -34,6 +34,8 @@ SHAPING: dict[str, Any] = {
     "top_logprobs": 0,
     "top_p": 0.5,
     "truncation": "auto",
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "enable_response_messages": True,
     "user": "somebody",
 }
 """Of each member of a request that is part of the partition, a value that is not its default."""

@@ -432,3 +432,13 @@ async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstre
     assert follower.events[-1]["type"] == "response.failed"
     assert (await ours.http.get(f"/v1/responses/{response_id}")).status_code == 404
     assert (await ours.http.get(f"/v1/responses/{response_id}?stream=true")).status_code == 404
+
+
+async def test_a_replica_whose_secrets_are_not_those_of_the_others_refuses(replica: Replica, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    await ended(one := replica(), (await create(one))["id"])
+    answer = await replica(secret_keys=["another secret than all the other replicas have"]).http.post(
+        "/v1/responses", json={"model": "tiny", "input": "Hi", "background": True}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")
+    assert "the same on every replica" in answer.json()["error"]["message"]
