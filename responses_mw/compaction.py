@@ -55,7 +55,7 @@ class Compaction:
         self._respond = respond
 
     def opened(self, items: Sequence[Item], owner: str, *, offset: int) -> list[Item]:
-        """``items`` as the model is to see them. Raises ``BadRequest`` for a compaction that is not ours, or not its owner's."""
+        """``items`` as the model is to see them. Raises ``BadRequest`` for a compaction that is not its owner's."""
         return compaction.opened(items, partial(self._open, owner), offset=offset)
 
     def is_wanted(self, run: Run) -> bool:

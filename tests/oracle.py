@@ -37,7 +37,7 @@ _MEMBERS = {
     "response.code_interpreter_call_code": "code",
 }
 _GROWING = {"arguments", "input", "code"}
-_CARRIED_OUT = {"mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call"}
+_CARRIED_OUT = {"mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call", "compaction"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Compaction: a summary that takes the place of the history before it (OpenAI reference, "Compaction").
 
 1. A ``compaction`` item holds the summary, sealed. Of what stands before the last of them, the model is given the instructions
-   only (system and developer messages); then the summary, as a user's message; then what follows.
+   only (system and developer messages); then the summary, as a user's message; then what follows. Where nothing but these and
+   a user's messages stands before it, the client has chosen what is to be kept, as Codex does: then it is shown.
 2. The user's messages at the end of what is compacted have had no answer yet. They are not summed up: they travel in the
    envelope and follow the summary word for word.
 3. It is made where the last item is a ``compaction_trigger`` (the item is then all that the response has), and where
@@ -136,15 +137,14 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
     return orjson.dumps({"summary": summary, "waiting": messages})
 
 
-def document(run: Document, items: Sequence[Item]) -> Document:
-    """The ``response.compaction`` of a response that was made of a history's ``items``: their user messages, then what came
-    out."""
-    users = [item for item in items if item.get("role") == "user"]
+def document(run: Document) -> Document:
+    """The ``response.compaction`` of a response whose output is the compaction. That is all of the next window: OpenAI's has
+    the user's messages before it, which our item holds as far as they wait for an answer."""
     return {
         "id": run["id"],
         "object": "response.compaction",
         "created_at": run["created_at"],
-        "output": [*users, *run["output"]],
+        "output": run["output"],
         "usage": run["usage"],
     }
 
@@ -165,9 +165,17 @@ def opened(items: Sequence[Item], open_: Open, *, offset: int = 0) -> list[Item]
     if content is None:
         _refuse(items[last], last - offset)
     told = orjson.loads(content)
-    before = [item for item in items[:last] if is_kept(item) and item["type"] != "compaction"]
+    before = _kept(items[:last])
+    shown = [item.get("content") for item in before]
+    waiting = [item for item in told["waiting"] if item["content"] not in shown]
     summary = user_message(f"{SUMMARY}\n\n{told['summary']}")["content"]
-    return [*before, {**items[last], "content": summary}, *told["waiting"], *items[last + 1 :]]
+    return [*before, {**items[last], "content": summary}, *waiting, *items[last + 1 :]]
+
+
+def _kept(items: Sequence[Item]) -> list[Item]:
+    """What the model is given of the ``items`` before a compaction."""
+    is_chosen = all(is_kept(item) or item.get("role") == "user" for item in items)
+    return [item for item in items if (is_chosen or is_kept(item)) and item["type"] != "compaction"]
 
 
 def _refuse(item: Item, index: int) -> NoReturn:

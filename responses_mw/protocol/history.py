@@ -116,7 +116,9 @@ class _Fold:
         self.messages.append({"role": role, "content": content})
 
     def compaction(self, item: Item, position: int) -> None:
-        """One that has been opened."""
+        """One that has been opened; another says nothing."""
+        if "content" not in item:
+            return
         self.close()
         self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self.path(position))}
         self.messages.append(self._summary)

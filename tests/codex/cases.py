@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .model import Turn, after, answer, call, write
+from .model import SUMMARY, ChatRequest, Delta, Turn, Unexpected, after, answer, call, long, write
 
 UNKNOWN = "scripted"
 """A model that is not in Codex's catalogue: it gets functions, and namespaces of them."""
@@ -33,6 +33,13 @@ class Case:
     answer: str
     model: str = UNKNOWN
     mcp: bool = False
+    websocket: bool = False
+    breaks: bool = False
+    """Whether the connection breaks in the first answer's text."""
+    provider: str = "ours"
+    """``OpenAI`` is the name by which Codex lets the server compact."""
+    summed_up: str | None = None
+    """By which words the model is asked for a summary, after the first result."""
     check: Callable[[Path], str | None] = lambda _: None
 
 
@@ -46,6 +53,25 @@ def has(name: str, content: str) -> Callable[[Path], str | None]:
 
     return check
 
+
+def summed_up(turn: Turn) -> Turn:
+    """Goes on with ``turn`` where the history has been summed up."""
+
+    def checked(request: ChatRequest) -> Delta:
+        messages = str(request["messages"])
+        if SUMMARY not in messages:
+            raise Unexpected("the history should have been summed up")
+        if "<environment_context>" not in messages:
+            raise Unexpected("what Codex keeps beside the summary should be there")
+        return turn(request)
+
+    return checked
+
+
+LONG_WORK = (
+    long(call("exec_command", cmd='echo "sum: $((40 + 2))" | tee sum.txt')),
+    summed_up(answer("It is written, I am told.")),
+)
 
 CASES: dict[str, Case] = {
     "answer": Case(
@@ -96,4 +122,25 @@ CASES: dict[str, Case] = {
         model=LITE,
         check=has("sum.txt", "sum: 42\n"),
     ),
+    "breaks": Case("What is 40 + 2?", (answer("It is 42."),), "It is 42.", breaks=True),
+    "compaction": Case(
+        "Write the sum of 40 and 2 to sum.txt.",
+        LONG_WORK,
+        "It is written, I am told.",
+        summed_up="CONTEXT CHECKPOINT COMPACTION",
+        check=has("sum.txt", "sum: 42\n"),
+    ),
+    "compaction-server": Case(
+        "Write the sum of 40 and 2 to sum.txt.",
+        LONG_WORK,
+        "It is written, I am told.",
+        provider="OpenAI",
+        summed_up="Write a summary",
+        check=has("sum.txt", "sum: 42\n"),
+    ),
+}
+
+CASES |= {
+    f"ws-{name}": replace(CASES[name], websocket=True)
+    for name in ("answer", "shell", "mcp", "apply_patch", "exec", "breaks", "compaction", "compaction-server")
 }

@@ -1,7 +1,7 @@
 """A scripted model behind a Chat Completions server that refuses what a strict one would.
 
 A script has one turn for the prompt and one after each tool result: which of them is due shows in the messages, so a request
-that is sent again gets the same answer again.
+that is sent again gets the same answer again. Where a history has been summed up, the results that it had count as before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ ChatRequest = dict[str, Any]
 Delta = dict[str, Any]
 Turn = Callable[[ChatRequest], Delta]
 
+SUMMARY = "The user wants the sum of 40 and 2; a command has told it already."
+_SUMMING_UP = ("CONTEXT CHECKPOINT COMPACTION", "Write a summary of the whole conversation above")
+"""What Codex tells the model to sum a history up, and what our server tells it."""
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PIECE = 7
+LONG = 50_000
 
 
 class Unexpected(Exception):
@@ -37,9 +42,14 @@ class Model:
     faults: list[str] = field(default_factory=list)
     played: set[int] = field(default_factory=set)
     requests: list[ChatRequest] = field(default_factory=list)
+    summed_up: set[str] = field(default_factory=set)
+    """By which words the model was asked for a summary."""
+    forgotten: int = 0
+    """How many results a summary stands for."""
 
-    def begin(self, turns: tuple[Turn, ...]) -> None:
+    def begin(self, turns: tuple[Turn, ...], forgotten: int = 0) -> None:
         self.turns, self.faults, self.played, self.requests = turns, [], set(), []
+        self.summed_up, self.forgotten = set(), forgotten
 
     def app(self) -> Starlette:
         return Starlette(
@@ -63,7 +73,12 @@ class Model:
         return StreamingResponse(_frames(self._play(request), request["model"]), media_type="text/event-stream")
 
     def _play(self, request: ChatRequest) -> Delta:
-        number = results(request)
+        last = _text(request["messages"][-1])
+        if asked := [words for words in _SUMMING_UP if words in last]:
+            self.summed_up.update(asked)
+            return say(SUMMARY)
+        is_short = any(SUMMARY in _text(message) for message in request["messages"])
+        number = results(request) + (self.forgotten if is_short else 0)
         if number >= len(self.turns):
             self.faults.append(f"there are {number} tool results, and the script has but {len(self.turns)} turns")
             return say("I am done.")
@@ -74,6 +89,10 @@ class Model:
             return say("I am at a loss.")
         self.played.add(number)
         return delta
+
+
+def _text(message: dict[str, Any]) -> str:
+    return json.dumps(message.get("content"), ensure_ascii=False)
 
 
 def results(request: ChatRequest) -> int:
@@ -89,7 +108,8 @@ def _frames(delta: Delta, model: str) -> Iterator[bytes]:
     choices.append(({}, reason))
     for piece, finish in choices:
         yield _frame({**envelope, "choices": [{"index": 0, "delta": piece, "finish_reason": finish}]})
-    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    prompt = delta.get("prompt_tokens", 10)
+    usage = {"prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}
     yield _frame({**envelope, "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
 
@@ -164,6 +184,11 @@ def call(name: str, **arguments: Any) -> Turn:
         return _call(offered(request, name)["name"], arguments, request)
 
     return turn
+
+
+def long(turn: Turn) -> Turn:
+    """The ``turn``, of a history that is said to be long."""
+    return lambda request: {**turn(request), "prompt_tokens": LONG}
 
 
 def write(name: str, text: str) -> Turn:

@@ -357,6 +357,8 @@ EXAMPLES: list[dict[str, Any]] = [
     *({**item, "call_id": "a"} for pair in PAIRS.values() for item in pair[:2]),
     *(item for item, _ in SERVED.values()),
     {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "f"}]},
+    {"type": "compaction", "encrypted_content": "x"},
+    {"type": "compaction_trigger"},
     {
         "type": "mcp_list_tools",
         "id": "l",
