@@ -17,17 +17,19 @@ from itertools import count
 
 TAG_LENGTH = 25
 RANDOM_LENGTH = 25
-_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"  # 36 ** 25 > 2 ** 128
+_LETTERS = b"0123456789abcdefghijklmnopqrstuvwxyz"  # 36 ** 25 > 2 ** 128
+# Bytes become letters, 7 of them each; the 4 that are left over are dropped, so that no letter is likelier than another.
+_EVEN = 256 - 256 % len(_LETTERS)
+_AS_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
+_LEFT_OVER = bytes(range(_EVEN, 256))
 
 
 def random_part() -> str:
-    """25 characters of ``[0-9a-z]``: 128 bits from the system's source of secrets."""
-    number = secrets.randbits(160)  # 32 more, so that no letter is likelier than another
-    letters = []
-    for _ in range(RANDOM_LENGTH):
-        number, letter = divmod(number, 36)
-        letters.append(_LETTERS[letter])
-    return "".join(letters)
+    """25 characters of ``[0-9a-z]``: more than 128 bits from the system's source of secrets."""
+    letters = b""
+    while len(letters) < RANDOM_LENGTH:
+        letters += secrets.token_bytes(32).translate(_AS_LETTERS, _LEFT_OVER)
+    return letters[:RANDOM_LENGTH].decode()
 
 
 new_tag = random_part

@@ -11,6 +11,7 @@ from .cache import Hit, Miss
 from .chains import Ground
 from .errors import APIError, BadRequest, UpstreamError
 from .protocol.assembler import Assembler
+from .protocol.compaction import Compacted
 from .protocol.events import Event
 from .protocol.forms import Offered
 from .protocol.request import CreateResponse
@@ -46,6 +47,8 @@ class Run:
     """The last one, as it is observed."""
     turns: int = 0
     is_last_turn: bool = False
+    compacted: Compacted | None = None
+    """What it begins with, where the history was too long, or a compaction was asked for."""
     messages: ResponseMessages | None = None
     """Where vLLM's ``input_messages`` and ``output_messages`` were asked for."""
 

@@ -18,9 +18,10 @@ from . import telemetry
 from .cache import Cache, Hit, Miss, Policy, mark
 from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
+from .compaction import Compaction
 from .config import Settings
-from .errors import APIError, UpstreamError
-from .protocol import document
+from .errors import APIError, NotSupported, UpstreamError
+from .protocol import compaction, document
 from .protocol.assembler import Assembler
 from .protocol.chat import to_chat
 from .protocol.clienttools import distinct, offered
@@ -64,6 +65,7 @@ class Runner:
         self._sealer = sealer
         self._settings = settings
         self._room = Room(upstream)
+        self._compaction = Compaction(upstream, sealer, settings, partial(self.turns, start=Assembler.start, grace=None))
         self._address = _address(settings)
         self._relays = settings.upstream_api == "responses"
         """The upstream carries out the tools, and makes the events."""
@@ -106,14 +108,16 @@ class Runner:
         await self._upstream.verify(caller)  # a hit never reaches it
         return await cache.lookup(key, policy, streamed=streamed, headers=caller.headers, scope=caller.scope)
 
-    def turns(self, run: Run, start: Callable[[Assembler], list[Event]]) -> AsyncGenerator[list[Event], None]:
-        """All events of a background ``run`` but the terminal one, for which its document is ready then. ``start`` makes the
-        first of them."""
+    def turns(
+        self, run: Run, start: Callable[[Assembler], list[Event]], grace: float | None = 0
+    ) -> AsyncGenerator[list[Event], None]:
+        """All events of a background ``run`` (or one within another) but the terminal one, for which its document is ready
+        then. ``start`` makes the first of them; ``grace`` is that of ``run``."""
 
         async def begin() -> Run:
             return run
 
-        return self._events(begin, start, 0, commit=False)
+        return self._events(begin, start, grace, commit=False)
 
     def on(self, chains: Chains) -> Runner:
         """This runner, for runs that stand on other ``chains``."""
@@ -136,6 +140,15 @@ class Runner:
         finally:
             if run.toolbox is not None:
                 await run.toolbox.aclose()
+
+    async def compact(self, request: CreateResponse, caller: Caller) -> Document:
+        """The history that ``request`` stands on, compacted (``response.compaction``). Raises ``APIError`` as ``run`` does."""
+        if self._relays:
+            raise NotSupported("Histories are not compacted where the upstream makes the responses.")
+        run = await self.prepare(request, caller)
+        compacted = await self._compaction.compact(run, self._items(run))
+        run.assembler.add_whole(compacted.item, "cmp", compacted.usage)
+        return compaction.document(run.document)
 
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
         """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
@@ -253,7 +266,10 @@ class Runner:
             await self._ask_for_response(run)
             return
         await self._offer(run)
-        if run.toolbox is None or run.toolbox.approved is None:
+        if self._compaction.is_wanted(run):
+            dialect = await self._upstream.dialect(run.caller)
+            run.compacted = await self._compaction.due(run, self._items(run), partial(self._chat, run, dialect))
+        if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
             await self._ask(run)
 
     async def _offer(self, run: Run) -> None:
@@ -305,8 +321,9 @@ class Runner:
     def _items(self, run: Run) -> list[Item]:
         """All that the model is to see."""
         ground = run.ground
-        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=len(ground.chain.items))
-        return [*items, *run.document["output"]]
+        own = len(ground.chain.items)
+        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=own)
+        return self._compaction.opened([*items, *run.document["output"]], ground.owner, offset=own)
 
     def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
         """The chat request of the turn that begins."""
@@ -316,13 +333,18 @@ class Runner:
             dialect,
             model=run.model,
             offered=[one for one in run.offered if not (one.form.served and run.is_last_turn)],
-            own=len(run.ground.chain.items),
+            own=len(items) - len(run.ground.input) - len(run.document["output"]),  # items before it may have been left out
             first_turn=run.turns <= 1,
             results=run.results,
         )
 
     async def _before(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """What comes before the first turn: lists of tools, and calls that have been approved."""
+        """What comes before the first turn: a compaction, lists of tools, and calls that have been approved."""
+        if run.compacted is not None:
+            yield run.assembler.add_whole(run.compacted.item, "cmp", run.compacted.usage)
+            if compaction.is_asked(run.ground.input):
+                return
+            await self._ask(run)
         if run.toolbox is None:
             return
         if run.toolbox.listings:

@@ -127,7 +127,7 @@ class _Reading:
         words: list[_Word] = []
         for match in _TOKEN.finditer(text):
             self._take(match, words)
-        for word in self._unframed(words):
+        for word in self._unframed(_with_letters(words)):
             self._sort_in(word)
 
     def signature(self, whole: str, digest: Digest) -> Signature:
@@ -172,8 +172,6 @@ class _Reading:
             name, noted = kind
             self.lists[name].append(noted)
             self.lists["words"].append(noted)
-        elif text in lexicon.DIRECTIONS:
-            self.lists["words"].append(text)
         elif text not in lexicon.EMPTY:
             stem = _stem(text)
             self.lists["content"].append(stem)
@@ -187,6 +185,8 @@ def _kind_of(text: str) -> tuple[str, str] | None:
     unit = lexicon.UNITS.get(text) or lexicon.UNITS.get(_singular(text))
     if text.startswith("#"):
         return "numbers", text
+    if text.startswith("letter "):
+        return "literals", text
     if text in lexicon.NUMBERS:
         return "numbers", "#" + lexicon.NUMBERS[text]
     if text in lexicon.ORDINALS:
@@ -197,7 +197,23 @@ def _kind_of(text: str) -> tuple[str, str] | None:
         return "dates", lexicon.DATES[text]
     if unit is not None:
         return "units", "unit " + unit
-    return ("critical", text) if text in lexicon.CRITICAL else None
+    return ("critical", text) if text in lexicon.CRITICAL or text in lexicon.DIRECTIONS else None
+
+
+def _with_letters(words: list[_Word]) -> list[_Word]:
+    """``words``, in which each "a" that is no article and each "I" that is no pronoun (vitamin A, World War I) is a letter."""
+    return [_Word("letter " + word.text) if _is_letter(words, place) else word for place, word in enumerate(words)]
+
+
+def _is_letter(words: list[_Word], place: int) -> bool:
+    word, last = words[place], place == len(words) - 1
+    if word.text == "a":
+        return last or (word.capital and place > 0)
+    if word.text != "i" or place == 0:
+        return False
+    before = words[place - 1]
+    known = before.text in lexicon.POLAR or before.text in lexicon.EMPTY or _kind_of(before.text) is not None
+    return last or (before.capital and not known)
 
 
 def _begins(texts: list[str], phrases: list[tuple[str, ...]]) -> int:

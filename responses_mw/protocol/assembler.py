@@ -391,6 +391,14 @@ class Assembler:
             self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
         return self._emitter.drain()
 
+    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
+        """An item that is done as it is added; ``usage`` is what making it took."""
+        item, output_index = self._add_item(item, prefix)
+        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+        if usage:
+            self.response["usage"] = usages.add(self.response["usage"], usage)
+        return self._emitter.drain()
+
     def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:
         """The only place that mints an item's id and its ``output_index``."""
         output = self.response["output"]

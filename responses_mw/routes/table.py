@@ -24,6 +24,7 @@ from ..state import State
 from ..telemetry import told_route
 from ..upstream import Upstream
 from ..websocket import WebSockets, refuse
+from .compact import CompactRoutes
 from .conversations import ConversationRoutes
 from .reading import Reader
 from .responses import ResponseRoutes
@@ -57,10 +58,12 @@ class Routes:
         self._websockets = WebSockets(runner, upstream, state, parsed, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, prompts, settings, cache)
         tokens = TokenRoutes(runner, upstream, reader, parsed)
+        compact = CompactRoutes(runner, reader, parsed, settings)
         conversations = ConversationRoutes(upstream, state, reader, settings)
         table: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/responses", responses.create),
             ("GET", "/v1/responses", responses.connect),
+            ("POST", "/v1/responses/compact", compact.compact),
             ("POST", "/v1/responses/input_tokens", tokens.count),
             ("GET", "/v1/responses/{response_id}", responses.retrieve),
             ("DELETE", "/v1/responses/{response_id}", responses.delete),

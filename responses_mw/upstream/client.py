@@ -52,6 +52,7 @@ class Upstream:
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
         self._transport = transport
         self._base = base
+        self._urls: dict[str, httpx.URL] = {}  # of our paths, which are few: to parse one costs as much as to send to it
         self._settings = settings
         self._key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         self._dialect = DIALECTS.get(settings.dialect)
@@ -217,9 +218,8 @@ class Upstream:
             headers["content-type"] = "application/json"
         timeout = {"connect": self._settings.connect_timeout}
         encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's may hold any byte
-        request = httpx.Request(
-            method, self._base + path, headers=encoded, content=content or None, extensions={"timeout": timeout}
-        )
+        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
+        request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
         async with asyncio.timeout(self._settings.first_byte_timeout):

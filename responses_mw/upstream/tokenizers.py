@@ -27,7 +27,7 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
     """The tokens of the prompt that ``chat`` makes. Raises ``UpstreamError``, also where the server counts none."""
     dialect = await upstream.dialect(caller)
     tokenizer = TOKENIZERS.get(dialect.name)
-    if tokenizer is not None and _is_text(chat):
+    if tokenizer is not None and is_text(chat):
         count = await tokenizer(upstream, chat, caller)
         if isinstance(count, int):
             return count
@@ -36,10 +36,11 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
 
 def can_count(dialect: str, chat: ChatRequest) -> bool:
     """Whether the server's tokenizer may count ``chat``, so that no answer need be begun."""
-    return dialect in TOKENIZERS and _is_text(chat)
+    return dialect in TOKENIZERS and is_text(chat)
 
 
-def _is_text(chat: ChatRequest) -> bool:
+def is_text(chat: ChatRequest) -> bool:
+    """Whether ``chat`` has nothing in it but text."""
     parts = (part for message in chat["messages"] if isinstance(message.get("content"), list) for part in message["content"])
     return all(part.get("type") == "text" for part in parts)
 

@@ -434,7 +434,9 @@ async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstre
     assert (await ours.http.get(f"/v1/responses/{response_id}?stream=true")).status_code == 404
 
 
-async def test_a_replica_whose_secrets_are_not_those_of_the_others_refuses(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_replica_whose_secrets_are_not_those_of_the_others_refuses(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
     upstream.stream(*HELLO)
     await ended(one := replica(), (await create(one))["id"])
     answer = await replica(secret_keys=["another secret than all the other replicas have"]).http.post(

@@ -1,0 +1,62 @@
+"""The way between Codex and ours: it tells what went over it, and breaks when a case wants that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+_READ = 65536
+_WEBSOCKET, _POST = b"GET /v1/responses ", b"POST /v1/responses "
+
+
+class Wire:
+    """A relay to ``port``. ``websockets`` and ``posts`` are what was opened and asked since ``begin``."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.begin(None)
+
+    def begin(self, breaks_at: bytes | None) -> None:
+        """From now on the first answer that has ``breaks_at`` in it is cut off there."""
+        self.websockets = self.posts = 0
+        self.breaks_at = breaks_at
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """The URL that is relayed."""
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    async def _relay(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            ours, to_ours = await asyncio.open_connection("127.0.0.1", self._port)
+            ways = {
+                asyncio.create_task(self._ask(client, to_ours)),
+                asyncio.create_task(self._answer(ours, to_client)),
+            }
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            to_ours.close()
+        to_client.close()
+
+    async def _ask(self, client: asyncio.StreamReader, to_ours: asyncio.StreamWriter) -> None:
+        while data := await client.read(_READ):
+            self.websockets += data.startswith(_WEBSOCKET)
+            self.posts += data.startswith(_POST)
+            to_ours.write(data)
+            await to_ours.drain()
+
+    async def _answer(self, ours: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        while data := await ours.read(_READ):
+            if self.breaks_at and self.breaks_at in data:
+                to_client.write(data[: data.index(self.breaks_at)])
+                self.breaks_at = None
+                return
+            to_client.write(data)
+            await to_client.drain()

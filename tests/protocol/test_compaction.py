@@ -1,0 +1,120 @@
+"""What the model sees where a summary stands in place of earlier items."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.errors import BadRequest
+from responses_mw.protocol import compaction
+from responses_mw.protocol.dialects import VLLM
+from responses_mw.protocol.history import to_messages
+from responses_mw.protocol.items import item as parsed
+from responses_mw.protocol.items import user_message
+from responses_mw.protocol.request import parse
+
+if TYPE_CHECKING:
+    from responses_mw.protocol.types import Item
+
+DEVELOPER: Item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]}
+ASSISTANT: Item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "said"}]}
+CALL: Item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
+OUTPUT: Item = {"type": "function_call_output", "call_id": "c", "output": "done"}
+TRIGGER: Item = {"type": "compaction_trigger"}
+USER = user_message("asked")
+
+
+def sealed(summary: str, *waiting: Item) -> Item:
+    return {"type": "compaction", "encrypted_content": compaction.envelope(summary, waiting).decode()}
+
+
+def seen(*items: Item) -> list[Item]:
+    return compaction.opened(items, str.encode)
+
+
+blocks = st.sampled_from([[DEVELOPER], [USER], [ASSISTANT], [CALL, OUTPUT], [sealed("old")], [sealed("old", USER)]])
+histories = st.lists(blocks, max_size=8).map(lambda lists: [item for items in lists for item in items])
+
+
+@given(histories, histories)
+def test_what_follows_the_last_compaction_is_seen_as_it_is_and_before_it_the_instructions_alone(
+    before: list[Item], after: list[Item]
+) -> None:
+    after = [item for item in after if item["type"] != "compaction"]
+    shown = seen(*before, ASSISTANT, sealed("new", USER), *after)
+    rules = [item for item in before if item is DEVELOPER]
+    assert shown[: len(rules)] == rules
+    assert "new" in shown[len(rules)]["content"][0]["text"]
+    assert shown[len(rules) + 1 :] == [USER, *after]
+
+
+def test_users_messages_that_a_client_kept_before_the_compaction_are_seen_once() -> None:
+    environment = user_message("in /work")
+    shown = seen(DEVELOPER, environment, sealed("old"), USER, sealed("new", USER, user_message("more")), ASSISTANT)
+    assert [item.get("role") for item in shown] == ["developer", "user", "user", None, "user", "assistant"]
+    assert shown[1:3] == [environment, USER]
+    assert shown[4]["content"][0]["text"] == "more"
+
+
+@given(histories)
+def test_a_history_that_can_shrink_is_parted_into_what_is_summed_up_and_users_messages(items: list[Item]) -> None:
+    shown = seen(*items)
+    if not compaction.can_shrink(shown):
+        return
+    matter, waiting = compaction.parted([*shown, TRIGGER])
+    assert [*matter, *waiting] == shown
+    assert all(item["role"] == "user" for item in waiting)
+    assert matter[-1].get("role") != "user"
+    to_messages([*matter, USER], VLLM)  # no call without its output
+
+
+@given(histories)
+def test_no_two_messages_of_the_user_stand_together_because_of_a_summary(items: list[Item]) -> None:
+    alone = [item for item in items if item["type"] != "compaction"]
+    roles = [message["role"] for message in to_messages(seen(sealed("new"), *alone), VLLM)]
+    without = [message["role"] for message in to_messages(alone, VLLM)]
+    assert roles == (without if without[:1] == ["user"] else ["user", *without])
+
+
+@pytest.mark.parametrize("items", [[], [TRIGGER], [DEVELOPER, TRIGGER]])
+def test_where_there_is_nothing_to_sum_up_it_is_a_400(items: list[Item]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        compaction.parted(items)
+    assert caught.value.code == "nothing_to_compact"
+
+
+def test_a_question_alone_is_summed_up_where_that_is_asked_for() -> None:
+    assert compaction.parted([USER]) == ([USER], [])
+    assert not compaction.can_shrink([DEVELOPER, USER])
+
+
+@pytest.mark.parametrize(
+    ("offset", "named"), [(0, "input[1].encrypted_content"), (1, "input[0].encrypted_content"), (2, "cmp_1")]
+)
+def test_an_envelope_that_does_not_open_is_named(offset: int, named: str) -> None:
+    with pytest.raises(BadRequest, match="could not be verified") as caught:
+        compaction.opened([USER, {**sealed("x"), "id": "cmp_1"}], lambda _: None, offset=offset)
+    assert named in caught.value.message
+
+
+def test_the_item_keeps_its_envelope_and_nothing_that_is_not_sealed() -> None:
+    given: Any = {
+        "type": "compaction",
+        "id": "cmp_1",
+        "encrypted_content": "x",
+        "content": [],
+        "summary": "forged",
+        "created_by": "m",
+    }
+    assert parsed(given, "input[0]") == {"type": "compaction", "id": "cmp_1", "encrypted_content": "x", "created_by": "m"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "threshold"),
+    [([], None), ([{"type": "compaction"}], 50), ([{"type": "compaction", "compact_threshold": 9}], 9)],
+)
+def test_the_threshold_is_the_requests_or_the_servers(entries: Any, threshold: int | None) -> None:
+    assert compaction.threshold_of(parse({"input": "x", "context_management": entries}), 50) == threshold

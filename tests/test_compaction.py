@@ -1,0 +1,309 @@
+"""Histories that a summary takes the place of: asked for, above a threshold, and by Codex's trigger."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import openai
+import pytest
+
+import oracle
+from counting import Counting, words
+from scripted import BrokenOff, Signal, completion, finish, text, usage
+from stored.echo import Echo, said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ours, Serve, Start
+
+KEYS = ["k" * 33]
+SUMMARY = "They spoke of ducks."
+PROMPT = "Sum it up."
+TALK: Any = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "Tell me of ducks."},
+    {"role": "assistant", "content": "Ducks swim."},
+    {"role": "user", "content": "And geese?"},
+]
+TRIGGER: Any = {"type": "compaction_trigger"}
+TOOLS: Any = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+
+
+@pytest.fixture
+def upstream() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def ours(start_at: Start) -> Ours:
+    return start_at("proxy", secret_keys=KEYS, compaction_prompt=PROMPT)
+
+
+@pytest.fixture
+def other(start_at: Start) -> Ours:
+    """Another replica."""
+    return start_at("mounted", secret_keys=KEYS)
+
+
+def summarised(upstream: Echo) -> None:
+    counts = {"prompt_tokens": 40, "completion_tokens": 5, "total_tokens": 45}
+    upstream.whole(completion({"content": SUMMARY}, counts=counts))
+
+
+def above(tokens: int) -> Any:
+    return [{"type": "compaction", "compact_threshold": tokens}]
+
+
+# -- POST /v1/responses/compact ------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_compacted_goes_on_from_the_summary_on_another_replica_and_nothing_is_stored(
+    ours: Ours, other: Ours, upstream: Echo
+) -> None:
+    summarised(upstream)
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK[:3])
+    assert said(upstream.messages) == ["Be brief.", "Tell me of ducks.", "Ducks swim.", PROMPT]
+    assert compacted.object == "response.compaction"
+    assert compacted.usage.total_tokens == 45
+    assert [item.type for item in compacted.output] == ["compaction"]
+    assert SUMMARY not in compacted.model_dump_json()
+    window: Any = [item.model_dump() for item in compacted.output]
+    again = await other.client.responses.create(
+        model="tiny", input=[TALK[0], *window, {"role": "user", "content": "And geese?"}], store=False
+    )
+    developer, user = upstream.messages
+    assert developer["content"] == "Be brief."
+    assert SUMMARY in str(user["content"])
+    assert "Tell me of ducks." not in str(user["content"])
+    assert again.output_text.endswith("And geese?!")
+    with pytest.raises(openai.NotFoundError):
+        await ours.client.responses.retrieve(compacted.id)
+
+
+async def test_a_question_that_waits_for_its_answer_stays_word_for_word(ours: Ours, upstream: Echo) -> None:
+    summarised(upstream)
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK, instructions="Speak English.")
+    assert said(upstream.messages) == ["Speak English.", "Be brief.", "Tell me of ducks.", "Ducks swim.", PROMPT]
+    envelope: Any = compacted.output[-1].model_dump()
+    await ours.client.responses.create(model="tiny", input=[envelope], store=False)
+    (user,) = upstream.messages
+    assert SUMMARY in user["content"]
+    assert user["content"].endswith("\n\nAnd geese?")
+
+
+async def test_a_stored_response_can_be_compacted(ours: Ours, upstream: Echo) -> None:
+    first = await ours.client.responses.create(model="tiny", input="Tell me of ducks.")
+    summarised(upstream)
+    await ours.client.responses.compact(model="tiny", previous_response_id=first.id)
+    assert said(upstream.messages) == ["Tell me of ducks.", "Tell me of ducks.!", PROMPT]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": "x"}, "model", "missing_required_parameter"),
+        ({"model": "tiny"}, "input", "missing_required_parameter"),
+        ({"model": "tiny", "input": []}, "input", "nothing_to_compact"),
+        ({"model": "tiny", "input": "x", "stream": True}, "stream", "unknown_parameter"),
+        ({"model": "tiny", "input": "x", "image": {"context_compression": "enabled"}}, "image.context_compression", "unsupported_parameter"),
+        ({"model": "tiny", "previous_response_id": "resp_nowhere"}, "previous_response_id", "previous_response_not_found"),
+        ({"model": "tiny", "input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content", "invalid_encrypted_content"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_compacted_is_a_400_that_names_it(ours: Ours, body: dict[str, Any], param: str, code: str) -> None:
+    answer = await ours.http.post("/v1/responses/compact", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+
+
+async def test_a_model_that_writes_no_summary_is_an_error(ours: Ours, upstream: Echo) -> None:
+    upstream.whole(completion({"content": " "}))
+    with pytest.raises(openai.InternalServerError, match="wrote none"):
+        await ours.client.responses.compact(model="tiny", input=TALK)
+
+
+async def test_a_refusal_of_the_upstream_keeps_its_status(ours: Ours, upstream: Echo) -> None:
+    upstream.whole({"error": {"message": "no such model", "type": "NotFoundError", "code": 404}}, 404)
+    with pytest.raises(openai.NotFoundError, match="no such model"):
+        await ours.client.responses.compact(model="tiny", input=TALK)
+
+
+async def test_a_client_that_leaves_stops_the_summary(ours: Ours, upstream: Echo) -> None:
+    answer = upstream.whole(completion({"content": SUMMARY}), before=Signal())
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ours.client.responses.compact, model="tiny", input=TALK))
+        await answer.asked.wait()
+        group.cancel_scope.cancel()
+    await answer.left.wait()
+
+
+async def test_the_tokens_of_a_summary_are_counted_as_they_are_shown(serve: Serve, start_at: Callable[..., Ours]) -> None:
+    server = Counting("vllm", "/tokenize")
+    client = start_at("proxy", upstream=serve(server, lifespan="off")).client
+    compacted = await client.responses.compact(model="tiny", input=TALK)
+    window: Any = [item.model_dump() for item in compacted.output]
+    counted = await client.responses.input_tokens.count(model="tiny", input=window)
+    answered = await client.responses.create(model="tiny", input=window)
+    assert answered.usage is not None
+    assert counted.input_tokens == answered.usage.input_tokens
+
+
+# -- envelopes -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_envelope_of_another_owner_is_a_400_that_names_it(ours: Ours, upstream: Echo) -> None:
+    summarised(upstream)
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK)
+    envelope: Any = compacted.output[-1].model_dump()
+    for change in ({}, {"encrypted_content": envelope["encrypted_content"][:-9] + "AAAAAAAA="}):
+        key = "key" if change else "another"
+        body: Any = [{"role": "user", "content": "Hi"}, {**envelope, **change}]
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ours.client.with_options(api_key=key).responses.create(model="tiny", input=body)
+        assert caught.value.param == "input[1].encrypted_content"
+        assert caught.value.code == "invalid_encrypted_content"
+
+
+async def test_what_a_client_writes_beside_the_envelope_is_not_shown_to_the_model(ours: Ours, upstream: Echo) -> None:
+    summarised(upstream)
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK[:3])
+    envelope: Any = {**compacted.output[-1].model_dump(), "content": [{"type": "input_text", "text": "forged"}]}
+    await ours.client.responses.create(model="tiny", input=[envelope], store=False)
+    assert "forged" not in str(upstream.messages)
+
+
+# -- context_management --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_above_the_threshold_the_summary_comes_first_and_the_chain_goes_on_from_it(
+    ours: Ours, other: Ours, upstream: Echo, stream: bool
+) -> None:
+    for answer in ({"content": "x"}, {"content": SUMMARY}):  # the first counts the tokens
+        if stream:
+            upstream.stream(text(answer["content"]), finish(), usage(prompt=2000))
+        else:
+            upstream.whole(completion(answer, counts=usage(prompt=2000)["usage"]))
+    body: Any = {"input": TALK, "context_management": above(100)}
+    first = (await oracle.stream(ours, **body)).response if stream else await oracle.whole(ours, **body)
+    assert [item["type"] for item in first["output"]] == ["compaction", "message"]
+    assert said(upstream.requests[1].json["messages"])[-1] == PROMPT
+    developer, user = upstream.messages
+    assert developer["content"] == "Be brief."
+    assert SUMMARY in user["content"]
+    assert user["content"].endswith("\n\nAnd geese?")
+    assert first["usage"]["input_tokens"] == 2003
+
+    await oracle.whole(other, input="And swans?", previous_response_id=first["id"])
+    assert [message["role"] for message in upstream.messages] == ["developer", "user", "assistant", "user"]
+    assert "Ducks swim." not in str(upstream.messages)
+    listed = await other.http.get(f"/v1/responses/{first['id']}/input_items")
+    assert [item["type"] for item in listed.json()["data"]] == ["message"] * 4
+
+
+async def test_below_the_threshold_nothing_is_compacted_nor_counted(ours: Ours, upstream: Echo) -> None:
+    response = await ours.client.responses.create(model="tiny", input=TALK, context_management=above(100_000))
+    assert [item.type for item in response.output] == ["message"]
+    assert len(upstream.requests) == 1
+
+
+async def test_a_question_alone_is_not_compacted_however_long(ours: Ours, upstream: Echo) -> None:
+    response = await ours.client.responses.create(model="tiny", input="word " * 99, context_management=above(10))
+    assert [item.type for item in response.output] == ["message"]
+    assert len(upstream.requests) == 1
+
+
+async def test_a_tokenizer_tells_whether_it_is_above(serve: Serve, start_at: Callable[..., Ours]) -> None:
+    server = Counting("vllm", "/tokenize")
+    client = start_at("proxy", upstream=serve(server, lifespan="off")).client
+    for threshold, outputs in ((words({"messages": TALK}), ["message"]), (15, ["compaction", "message"])):
+        response = await client.responses.create(model="tiny", input=TALK, context_management=above(threshold))
+        assert [item.type for item in response.output] == outputs
+    assert server.bodies("/tokenize")
+
+
+async def test_a_tool_loop_is_summed_up_whole_and_goes_on(ours: Ours, upstream: Echo) -> None:
+    upstream.whole(completion({"content": "x"}, counts=usage(prompt=2000)["usage"]))
+    summarised(upstream)
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "a duck"}
+    given: Any = [{"role": "user", "content": "Look."}, call, output]
+    response = await ours.client.responses.create(model="tiny", input=given, tools=TOOLS, context_management=above(9))
+    asked = upstream.requests[1].json
+    assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "tool", "user"]
+    assert "tools" not in asked
+    assert [message["role"] for message in upstream.messages] == ["user"]
+    assert upstream.requests[2].json["tools"]
+    call_again: Any = [{**call, "call_id": "d"}, {**output, "call_id": "d"}]
+    await ours.client.responses.create(model="tiny", input=call_again, tools=TOOLS, previous_response_id=response.id)
+    assert [message["role"] for message in upstream.messages] == ["user", "assistant", "tool"]
+
+
+async def test_a_background_response_begins_with_the_summary_too(start_at: Start, upstream: Echo) -> None:
+    ours = start_at("proxy", redis=None, secret_keys=KEYS)  # workers of other tests' servers share the other Valkey
+    upstream.stream(text("x"), finish(), usage(prompt=2000))
+    upstream.stream(text(SUMMARY), finish(), usage())
+    created = ours.client.responses.create(model="tiny", input=TALK, context_management=above(10), background=True, stream=True)
+    last = [event async for event in await created][-1]
+    assert last.type == "response.completed"
+    stored = await ours.client.responses.retrieve(last.response.id)
+    assert [item.type for item in stored.output] == ["compaction", "message"]
+    assert SUMMARY in str(upstream.messages)
+
+
+async def test_a_summary_that_breaks_off_is_the_end_of_the_response(start_at: Start, upstream: Echo) -> None:
+    ours = start_at("proxy", status_grace=0)
+    upstream.stream(text("x"), finish(), usage(prompt=2000))
+    upstream.stream(text("They sp"), BrokenOff(), done=False)
+    streamed = await oracle.stream(ours, input=TALK, context_management=above(10))
+    assert streamed.terminal == "response.failed"
+    assert streamed.response["output"] == []
+
+
+# -- compaction_trigger --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_trigger_is_answered_with_the_compaction_alone(ours: Ours, upstream: Echo) -> None:
+    upstream.stream(text(SUMMARY), finish(), usage())
+    streamed = await oracle.stream(ours, input=[*TALK[:3], TRIGGER], tools=TOOLS, store=False)
+    assert streamed.types == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [item["type"] for item in streamed.response["output"]] == ["compaction"]
+    assert streamed.response["usage"]["input_tokens"] == 3
+    assert said(upstream.messages)[-1] == PROMPT
+    assert len(upstream.requests) == 1
+
+
+async def test_a_chain_goes_on_after_the_trigger_and_may_be_compacted_again(ours: Ours, upstream: Echo) -> None:
+    summarised(upstream)
+    first = await ours.client.responses.create(model="tiny", input=[*TALK[:3], TRIGGER])
+    second = await ours.client.responses.create(model="tiny", input="And geese?", previous_response_id=first.id)
+    upstream.whole(completion({"content": "Of geese too."}))
+    third = await ours.client.responses.create(model="tiny", input=[TRIGGER], previous_response_id=second.id)
+    asked = upstream.messages
+    assert [message["role"] for message in asked] == ["developer", "user", "assistant", "user"]
+    assert SUMMARY in str(asked[1])
+    await ours.client.responses.create(model="tiny", input="And swans?", previous_response_id=third.id)
+    assert "Of geese too." in str(upstream.messages)
+    assert SUMMARY not in str(upstream.messages)
+
+
+async def test_settings_bound_and_word_the_summary(start_at: Start, upstream: Echo) -> None:
+    summarised(upstream)
+    client = start_at("proxy", compaction_max_tokens=77).client
+    given: Any = {"extra_body": {"structured_outputs": {"choice": ["yes"]}, "top_k": 3}, "max_output_tokens": 5}
+    await client.responses.create(model="tiny", input=[*TALK[:3], TRIGGER], text={"format": {"type": "json_object"}}, **given)
+    asked = upstream.requests[-1].json
+    assert asked["max_completion_tokens"] == 77
+    assert asked["top_k"] == 3
+    assert not asked.keys() & {"structured_outputs", "response_format"}
+    assert "Write a summary" in asked["messages"][-1]["content"]
