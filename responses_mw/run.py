@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from . import telemetry
 from .cache import Hit, Miss
 from .chains import Ground
+from .config import Settings
 from .errors import APIError, BadRequest, UpstreamError
 from .protocol.assembler import Assembler
 from .protocol.compaction import Compacted
 from .protocol.events import Event
 from .protocol.forms import Offered
+from .protocol.options import Options
 from .protocol.request import CreateResponse
 from .protocol.responsemessages import ResponseMessages
 from .protocol.shortcut import Text
 from .protocol.types import Chunk, Document, Part
+from .sealing import Sealer, Unsealable
 from .tools import Toolbox
 from .upstream import Caller, ChatStream
 from .upstream.faults import as_response_error
@@ -81,6 +85,32 @@ class Known:
 
     async def aclose(self) -> None:
         """There is nothing to close."""
+
+
+def options(request: CreateResponse, ground: Ground, sealer: Sealer, settings: Settings) -> Options:
+    """What of ``request`` shapes the events of its run."""
+    return Options(
+        summary=request.wants_summary,
+        logprobs=request.wants_logprobs,
+        think_tag=settings.think_tag,
+        single_call=request.parallel_tool_calls is False,
+        most_calls=request.max_tool_calls,
+        include=request.include,
+        used_call_ids=ground.chain.call_ids,
+        seal=partial(_seal_reasoning, sealer, ground.owner) if "reasoning.encrypted_content" in request.include else None,
+    )
+
+
+def _seal_reasoning(sealer: Sealer, owner: str, text: str) -> str:
+    return sealer.seal(text.encode(), purpose="reasoning", owner=owner)
+
+
+def unseal_reasoning(sealer: Sealer, owner: str, envelope: str) -> str | None:
+    """The text of a reasoning item's ``encrypted_content``; None for another's."""
+    try:
+        return sealer.open(envelope, purpose="reasoning", owner=owner).decode()
+    except Unsealable:
+        return None
 
 
 def fail(run: Run, error: Exception) -> None:

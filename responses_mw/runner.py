@@ -28,14 +28,13 @@ from .protocol.clienttools import distinct, offered
 from .protocol.dialects import Dialect
 from .protocol.events import Event
 from .protocol.forwarded import to_responses
-from .protocol.options import Options
 from .protocol.reasoning import unsealed
 from .protocol.relayed import Relayed
 from .protocol.request import CreateResponse
 from .protocol.responsemessages import RAW_PARAMETERS, ResponseMessages
 from .protocol.types import ChatRequest, Document, Item
-from .run import Known, Run, fail
-from .sealing import Sealer, Unsealable
+from .run import Known, Run, fail, options, unseal_reasoning
+from .sealing import Sealer
 from .tools import Tools
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.room import Room
@@ -91,7 +90,9 @@ class Runner:
             if self._cache is not None and policy is not None and not policy.is_off:
                 run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
                 if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
-                    run.assembler = Assembler(run.document, run.ground.ids, self._options(request, run.ground))
+                    run.assembler = Assembler(
+                        run.document, run.ground.ids, options(request, run.ground, self._sealer, self._settings)
+                    )
             if run.found is not None and headers is not None:
                 headers[CACHE_HEADER] = run.found.header
             return run
@@ -174,7 +175,7 @@ class Runner:
         telemetry.told_response(created)
         if self._relays:
             return Run(request, caller, model, ground, Relayed(created, ground.ids, self._tools.echo))
-        assembler = Assembler(created, ground.ids, self._options(request, ground))
+        assembler = Assembler(created, ground.ids, options(request, ground, self._sealer, self._settings))
         headers = telemetry.carried(caller.headers)
         toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers)
         messages = ResponseMessages() if request.enable_response_messages else None
@@ -322,7 +323,7 @@ class Runner:
         """All that the model is to see."""
         ground = run.ground
         own = len(ground.chain.items)
-        items = unsealed(ground.items, partial(self._unseal, ground.owner), offset=own)
+        items = unsealed(ground.items, partial(unseal_reasoning, self._sealer, ground.owner), offset=own)
         return self._compaction.opened([*items, *run.document["output"]], ground.owner, offset=own)
 
     def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
@@ -392,27 +393,6 @@ class Runner:
             if whole:
                 raise
             run.assembler.fail("server_error", error.message)
-
-    def _options(self, request: CreateResponse, ground: Ground) -> Options:
-        return Options(
-            summary=request.wants_summary,
-            logprobs=request.wants_logprobs,
-            think_tag=self._settings.think_tag,
-            single_call=request.parallel_tool_calls is False,
-            most_calls=request.max_tool_calls,
-            include=request.include,
-            used_call_ids=ground.chain.call_ids,
-            seal=partial(self._seal, ground.owner) if "reasoning.encrypted_content" in request.include else None,
-        )
-
-    def _seal(self, owner: str, text: str) -> str:
-        return self._sealer.seal(text.encode(), purpose="reasoning", owner=owner)
-
-    def _unseal(self, owner: str, envelope: str) -> str | None:
-        try:
-            return self._sealer.open(envelope, purpose="reasoning", owner=owner).decode()
-        except Unsealable:
-            return None
 
     def _end_turn(self, run: Run, stream: ChatStream | Known) -> list[Event]:
         assembler = run.assembler
