@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+import redis
 
 from responses_mw.errors import BadRequest
 from responses_mw.prompts import Prompts, UnfitPrompt
@@ -107,6 +108,8 @@ async def test_a_background_response_runs_what_its_prompt_was(
 ) -> None:
     upstream.whole(completion({"content": "Hello"}))
     database = f"{redis_url}?db=15"  # a server that is just stopping must not run it
+    with redis.Redis.from_url(database) as client:
+        client.flushdb()  # other tests have other secrets
     ours = start_at("proxy", prompts_dir=str(directory), secret_keys=["x" * 32], redis=database)
     created = await ours.client.responses.create(prompt={"id": "plain"}, input="Hi", model="tiny", background=True)
     *_, last = [event async for event in await ours.client.responses.retrieve(created.id, stream=True)]
