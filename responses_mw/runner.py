@@ -153,7 +153,7 @@ class Runner:
 
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
         """Reads what ``request`` stands on and makes its document; the upstream has not been asked yet."""
-        request = request if self._relays else replace(request, tools=self._tools.check(request.tools))
+        request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.begin(request, caller.owner)
         created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
@@ -166,10 +166,14 @@ class Runner:
     async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
         """The run of a background response that was ``created`` before, by ``prepare`` on any replica. The items of ``request``
         have their ids; ``token`` is that of who runs it."""
-        request = request if self._relays else replace(request, tools=self._tools.check(request.tools))
+        request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
         ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
         return self._run(request, caller, model, ground, created)
+
+    def _checked(self, request: CreateResponse) -> CreateResponse:
+        """``request`` with its tools checked; a relaying upstream checks them itself."""
+        return request if self._relays else replace(request, tools=self._tools.check(request.tools))
 
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
         telemetry.told_response(created)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from conftest import Ours
 from scripted import HELLO, Signal, text
 from state.servers import free_port
+from stored.conftest import wait_until_serving
 
 from .conftest import opened
 
@@ -42,16 +41,8 @@ def start_process(serve: Serve, upstream: ScriptedUpstream, redis_url: str, port
         command += ["--upstream", url, "--redis", redis_url, "--port", str(port)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         processes.append(process)
-        deadline = time.monotonic() + 20
-        while True:
-            assert process.poll() is None
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
-            except httpx.ConnectError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            else:
-                return process
+        wait_until_serving(f"http://127.0.0.1:{port}", process)
+        return process
 
     yield start
     for process in processes:
