@@ -130,7 +130,7 @@ class _Line:
 
     async def _run(self) -> None:
         pause = 0.05
-        while True:
+        while not _is_cancelled():
             connection = None
             try:
                 await self._wakeups.refresh()
@@ -154,13 +154,13 @@ class _Line:
             self._changes.put_nowait(("SSUBSCRIBE", channel))
         writing = asyncio.create_task(self._write(connection))
         try:
-            while True:
+            while not _is_cancelled():
                 await self._read(connection)
         finally:
             await _cancelled(writing, every=0.1)
 
     async def _write(self, connection: Any) -> None:
-        while True:
+        while not _is_cancelled():
             command, channel = await self._changes.get()
             await connection.send_command(command, channel)
 
@@ -186,8 +186,14 @@ async def _connect(connection: Any) -> None:
                 await asyncio.wait({connecting})
 
 
+def _is_cancelled() -> bool:
+    """Whether this task has been told to end: redis-py loses a cancellation that comes as it has just written."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _cancelled(task: asyncio.Task[None], *, every: float) -> None:
-    """Cancels until the task has ended: redis-py loses a cancellation that comes as it has just written."""
+    """Cancels until the task has ended: what was lost is said again, not waited for."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=every)
