@@ -2,6 +2,7 @@
 
 A cold read is that of a process that never saw the chain; a warm one that of a process that read it before its newest turn.
 What neither can go below: the bare command whose answer has the same bytes, and the decoding of their JSON in one piece.
+The texts are made of a thousand words of random letters, as long as English ones: a megabyte of them is compressed to a third.
 """
 
 from __future__ import annotations

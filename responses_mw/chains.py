@@ -46,13 +46,15 @@ class Chains:
         """Reads the history that ``request`` stands on.
 
         Raises ``BadRequest`` for a previous response that is not there or cannot be continued, ``NotFound`` for a conversation,
-        ``Unavailable`` where the state is needed and away, or full.
+        ``OverBound`` for one that takes nothing more, ``Unavailable`` where the state is needed and away, or full.
         """
         if self._required and request.store:
             await self._check_room(self._needed("store"))
         chain = await self._chain(request, owner)
         ids = RunIds(chain.tag)
-        items = await self._resolved(request.items, owner)
+        items = await self._resolved(request.items, chain, owner)
+        if chain.conversation is not None and request.store:
+            self._needed("conversation").conversations.check_room(chain, len(items))
         return Ground(chain, ids, with_ids(items, ids), owner, random_part())
 
     async def _check_room(self, state: State) -> None:
@@ -78,11 +80,11 @@ class Chains:
             message = f"Previous response with id '{error.object_id}' not found."
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found") from None
 
-    async def _resolved(self, items: Sequence[Item], owner: str) -> Sequence[Item]:
+    async def _resolved(self, items: Sequence[Item], chain: Chain, owner: str) -> Sequence[Item]:
         """``items`` with those in place of references that they name."""
         if all(item["type"] != "item_reference" for item in items):
             return items
-        return await resolved(items, self._needed("input"), owner, "input")
+        return await resolved(_unrepeated(items, chain), self._needed("input"), owner, "input")
 
     def _needed(self, param: str) -> State:
         if self._state is None:
@@ -114,6 +116,19 @@ class Chains:
             if self._required:
                 raise
             logger.warning("response %s is not stored: %s", document["id"], error.message)
+
+
+def _unrepeated(items: Sequence[Item], chain: Chain) -> list[Item]:
+    """``items`` without references to what stands in the chain, or before them, already: the model is to read it once."""
+    there = {item.get("id") for item in chain.items}
+    left = []
+    for item in items:
+        if item["type"] == "item_reference":
+            if item["id"] in there:
+                continue
+            there.add(item["id"])
+        left.append(item)
+    return left
 
 
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 ANONYMOUS = "anonymous"
 
 
-def owner_of(headers: Mapping[str, str], tenant_header: str | None) -> str:
-    """The owner that ``headers`` (names in lower case) tell: the trusted gateway's ``tenant_header`` where one is set, else the
-    credential. It is a hash: neither can be read from what is stored. A changed credential is another owner."""
-    told = headers.get(tenant_header.lower()) if tenant_header else headers.get("authorization")
+def owner_of(headers: Headers, tenant_header: str | None) -> str:
+    """The owner that ``headers`` tell: the trusted gateway's ``tenant_header`` where one is set, else the credential. It is a
+    hash: neither can be read from what is stored. A changed credential is another owner."""
+    # A header that stands there twice (a gateway added its own to the caller's) tells neither of the two.
+    told = ", ".join(headers.getlist(tenant_header or "authorization"))
     if not told:
         return ANONYMOUS
+    if not tenant_header:
+        told = _canonical(told)
     return sha256(f"{'tenant' if tenant_header else 'credential'}\0{told}".encode()).hexdigest()[:32]
+
+
+def _canonical(authorization: str) -> str:
+    """The header as most write it: a scheme is the same in any case, and a credential behind however many spaces."""
+    scheme, _, credential = authorization.strip().partition(" ")
+    return f"{scheme.capitalize()} {credential.lstrip()}"

@@ -57,7 +57,7 @@ def to_messages(
     if instructions is not None:
         fold.messages.append({"role": "system", "content": instructions})
     for position, item in enumerate(items):
-        fold.STEPS[item["type"]](fold, item, position)
+        fold.take(item, position)
     fold.close()
     fold.refuse_stray_outputs()
     return _hoisted(fold.messages) if dialect.hoist_system else fold.messages
@@ -96,8 +96,15 @@ class _Fold:
         for position, item in enumerate(items):
             if item["type"] == "mcp_approval_response" and not item["approve"]:
                 self._declined[item["approval_request_id"]] = item
-            elif self.STEPS[item["type"]] is _Fold.output:
+            elif self.STEPS.get(item["type"]) is _Fold.output:
                 self._outputs[item["call_id"]].append((position, item))
+
+    def take(self, item: Item, position: int) -> None:
+        """The next item. One that was stored where more types are known cannot be said to the model."""
+        step = self.STEPS.get(item["type"])
+        if step is None:
+            checks.unsupported(self.path(position), f"items of type '{item['type']}' in a history are not known here.")
+        step(self, item, position)
 
     def path(self, position: int) -> str:
         return f"input[{position - self._offset}]" if position >= self._offset else "input"

@@ -51,8 +51,8 @@ class ConversationRoutes:
     async def update(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
-        body = await self._body(request, "metadata")
-        # Null, which is as good as absent, takes all of it away: so the official client puts it.
+        # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
+        body = await self._body(request, "metadata", required="metadata")
         updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
         return Answer(_shown(updated))
 
@@ -67,7 +67,7 @@ class ConversationRoutes:
         include = included(request)
         state, caller = await self._verified(request)
         body = await self._body(request, "items")
-        if "items" not in body:
+        if "items" not in body:  # null is as good as absent
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
         items = await _items(body["items"], _id(request).removeprefix("conv_"), state, caller.owner)
@@ -103,10 +103,14 @@ class ConversationRoutes:
             raise NotSupported("Conversations need stored state, and this server keeps none: set 'redis'.")
         return self._state, caller
 
-    async def _body(self, request: Request, *names: str) -> dict[str, Any]:
-        body = checks.mapping(await self._reader.json(request), "body")
+    async def _body(self, request: Request, *names: str, required: str | None = None) -> dict[str, Any]:
+        """The members of the body that are not null, all of them among ``names``; ``required`` is there, if only as null."""
+        sent = await self._reader.json(request)
+        body = checks.mapping(sent, "body")
         for name in body.keys() - names:
             checks.unknown(name)
+        if required is not None and required not in sent:
+            checks.missing(required)
         return body
 
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import anyio.lowlevel
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection
 from redis.asyncio.cluster import ClusterNode
@@ -95,6 +96,9 @@ class Client:
     @asynccontextmanager
     async def round_trip(self, operation: str = "COMMAND", script: str = "") -> AsyncIterator[Any]:
         """Lends the client (redis-py's) for one round trip, which spans call by its ``operation`` and ``script``."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             # One of ours waits for a connection here; redis-py's pools would fail instead.
             with telemetry.storing(operation, script):
@@ -104,8 +108,10 @@ class Client:
             self._away_since = self._away_since or time.monotonic()
             if not isinstance(error, exceptions.NoScriptError):
                 telemetry.state_failed(type(error).__name__)
+            await _deliver_cancel(task, cancels)
             raise _unavailable(error) from error
         self._away_since = None
+        await _deliver_cancel(task, cancels)
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
@@ -114,6 +120,23 @@ class Client:
                 return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
             except exceptions.NoScriptError:
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *args)
+
+    async def persistently(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
+    ) -> Any:
+        """Runs a script that can be repeated, again and again while Redis is away, until it has been for ``patience`` seconds.
+
+        Whoever is told that a write failed writes anew, under other ids: that must not happen for a stall of a moment.
+        """
+        pause = 0.02
+        while True:
+            try:
+                return await self.script(script, keys, args)
+            except StateUnavailable as error:
+                if not error.passing or self.away_for >= patience:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
 
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
         """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
@@ -140,6 +163,17 @@ class Client:
         await self.redis.aclose()
         if self._also_close is not None:
             await self._also_close()
+
+
+async def _deliver_cancel(task: asyncio.Task[Any], before: int) -> None:
+    """Raises a cancellation that came since the task had so many of them, and that redis-py lost.
+
+    It sends by ``asyncio.wait_for``, which loses one that comes as it has just written (Python 3.11); a loop of ours would go
+    on for ever.
+    """
+    if task.cancelling() > before:
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a cancel scope's
+        raise asyncio.CancelledError
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:

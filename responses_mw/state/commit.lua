@@ -27,11 +27,13 @@ end
 
 -- The segment to append to: the parent's own if the parent is its tip, else a new one that forks from it. Nil: the parent is no more, or its
 -- turns, or it stands behind too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
--- another appended, so the parent's record must be as it was read.
+-- another appended, so the parent's record must be as it was read. Where refs were evicted, nobody knows any more what may be
+-- cut off: such a segment gets nothing new.
 local function branch(parent)
   local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')
   if record[1] ~= parent.segment or record[2] ~= parent.length then return nil end
   local turns, length = prefix .. 's:' .. parent.segment, tonumber(parent.length)
+  if not redis.call('ZSCORE', turns .. ':refs', 'r' .. parent.random) then return nil end
   if redis.call('LLEN', turns) > length then settle(parent.segment) end
   local stands = redis.call('LLEN', turns)
   if stands < length then return nil end
@@ -50,7 +52,7 @@ end
 
 local answer = earlier()
 if answer then return answer end
-local appends = new.rest == 'items' and not new.aside and redis.call('HGET', prefix .. 'c', 'owner') == new.owner
+local appends = new.rest == 'items' and not new.aside and refusal(new.owner) == nil
 if appends and not has_room(REST, new.max_items, new.max_bytes) then return 'bound' end
 
 local segment, path
@@ -64,7 +66,11 @@ redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', new.owner, 'status', new.stat
 if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
 redis.call('PEXPIRE', KEYS[1], new.ttl)
 keep_segment(segment)
-for ancestor in string.gmatch(path, '([a-z0-9]+):') do keep_segment(ancestor) end
+for ancestor in string.gmatch(path, '([a-z0-9]+):') do
+  -- Texts of responses that have expired must not live on with it.
+  if redis.call('EXISTS', prefix .. 's:' .. ancestor .. ':refs') == 1 then settle(ancestor) end
+  keep_segment(ancestor)
+end
 if appends then append_items(REST, new.ttl) end
 if new.job then
   append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)

@@ -3,7 +3,7 @@
 -- ARGV: owner
 -- Answers: 'deleted'; 'missing'; 'newer'
 
-local refused = refusal(ARGV[1])
+local refused = refusal(ARGV[1], true)
 if refused then return refused end
 redis.call('DEL', KEYS[1], KEYS[1] .. ':items', KEYS[1] .. ':order')
 return 'deleted'

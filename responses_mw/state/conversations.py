@@ -34,11 +34,13 @@ class Conversations:
     Every method but ``create`` raises Missing for an id that this owner has no conversation of.
     """
 
-    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds) -> None:
-        """``ttl_seconds`` is how long a conversation is kept after it was last written to."""
+    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
+        """``ttl_seconds`` is how long a conversation is kept after it was last written to; ``patience`` how long it is tried to
+        create one, or to append to it (seconds)."""
         self._client = client
         self._ttl = ttl_seconds * 1000
         self._bounds = bounds
+        self._patience = patience
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Stores a new conversation with its first ``items``, each with an id of the conversation's tag. Raises OverBound."""
@@ -46,7 +48,7 @@ class Conversations:
         metadata = orjson.dumps(conversation.metadata)
         args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl]
         args += [*self._limits, *_blobs(items)]
-        _check(await self._client.script(_CREATE, [key], args), conversation.id)
+        _check(await self._client.persistently(_CREATE, [key], args, patience=self._patience), conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
         async with self._client.round_trip() as redis:
@@ -74,6 +76,14 @@ class Conversations:
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
+    def check_room(self, chain: Chain, items: int) -> None:
+        """Raises OverBound if the conversation that was read as ``chain`` cannot take so many ``items`` and an answer."""
+        if len(chain.items) + items >= self._bounds.chain_items or chain.size >= self._bounds.chain_bytes:
+            raise OverBound(
+                f"Conversation with id '{chain.conversation}' is full: at most {self._bounds.chain_items} items and "
+                f"{self._bounds.chain_bytes} bytes of them are stored."
+            )
+
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
         """The items of the conversation with ``tag``, up to the one with the counter ``seen``; None if it was deleted."""
         try:
@@ -84,8 +94,9 @@ class Conversations:
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
         """Appends items, each with an id of the conversation's tag, as one block. Raises OverBound."""
+        key = _key(conversation_id)
         args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *_blobs(items)]
-        _check(await self._client.script(_APPEND, [_key(conversation_id)], args), conversation_id)
+        _check(await self._client.persistently(_APPEND, [key], args, patience=self._patience), conversation_id)
 
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"

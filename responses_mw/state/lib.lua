@@ -55,11 +55,14 @@ local function json_size(blob)
   return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
 end
 
--- Whether the conversation can take the items (id, blob, id, blob, ...) that stand in ARGV from `first` on.
+-- Whether the conversation can take the items (id, blob, id, blob, ...) that stand in ARGV from `first` on; some may be there already.
 local function has_room(first, max_items, max_bytes)
-  local bytes = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0)
-  for i = first + 1, #ARGV, 2 do bytes = bytes + json_size(ARGV[i]) end
-  local count = redis.call('ZCARD', prefix .. 'c:order') + (#ARGV - first + 1) / 2
+  local bytes, count = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0), redis.call('ZCARD', prefix .. 'c:order')
+  for i = first, #ARGV, 2 do
+    if redis.call('HEXISTS', prefix .. 'c:items', ARGV[i]) == 0 then
+      bytes, count = bytes + json_size(ARGV[i + 1]), count + 1
+    end
+  end
   return count <= max_items and bytes <= max_bytes
 end
 
@@ -75,11 +78,20 @@ local function append_items(first, ttl)
   for _, key in ipairs({meta, items, order}) do keep(key, ttl) end
 end
 
--- What a script on a conversation answers before it does anything: nil if the conversation is there, of this owner and of a known version.
-local function refusal(owner)
+-- Whether a conversation has lost none of its keys: Redis evicts each by itself, and a shorter history would be another one.
+local function is_whole()
+  local count = redis.call('ZCARD', prefix .. 'c:order')
+  local is_empty = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0) == 0
+  return count == redis.call('HLEN', prefix .. 'c:items') and is_empty == (count == 0)
+end
+
+-- What a script on a conversation answers before it does anything: nil if the conversation is there (or, if that is enough, a part of
+-- it), of this owner and of a known version.
+local function refusal(owner, a_part_is_enough)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
   if meta[2] ~= owner then return 'missing' end
   if tonumber(meta[1]) > VERSION then return 'newer' end
+  if not a_part_is_enough and not is_whole() then return 'missing' end
 end
 
 -- Appends to the log of the response in `record` a batch of events, numbered from `first` to `last`; `final` marks that which ends it.

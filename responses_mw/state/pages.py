@@ -14,15 +14,18 @@ __all__ = ["no_such_cursor", "page"]
 
 
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
-    """The first ``limit`` items, in the ``order`` (``asc`` or ``desc``), between those with the ids ``after`` and ``before``.
+    """``limit`` items, in the ``order`` (``asc`` or ``desc``), between those with the ids ``after`` and ``before``.
 
-    ``items`` are in ascending order. Raises BadRequest for a cursor that is not among them.
+    They are the first that there are; with ``before`` alone the last, which is the page before that item. ``items`` are in
+    ascending order. Raises BadRequest for a cursor that is not among them.
     """
     listed = list(items) if order == "asc" else list(reversed(items))
     ids = [item.get("id") for item in listed]
     first = _position(ids, after, "after") + 1 if after else 0
     end = _position(ids, before, "before") if before else len(listed)
-    return Page(listed[first : min(first + limit, end)], has_more=first + limit < end)
+    between = listed[first:end]
+    some = between[-limit:] if before and not after else between[:limit]
+    return Page(some, has_more=len(between) > limit)
 
 
 def no_such_cursor(param: str, item_id: str) -> BadRequest:

@@ -44,9 +44,11 @@ class Queue:
         entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
         return entered == 1
 
-    async def claim(self, partition: Partition, lease: float, *, sweep: bool) -> str | None:
-        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else the next in turn; None: none."""
-        job: bytes | None = await self._client.script(_CLAIM, [partition.ready], [_ms(lease), "1" if sweep else ""])
+    async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
+        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else (if ``fresh``) the next in turn. None:
+        there is none."""
+        args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
+        job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
         return job.decode() if job is not None else None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:

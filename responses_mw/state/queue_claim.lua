@@ -1,11 +1,12 @@
 -- Leases one job: one whose lease is over, else the next in turn.
 -- KEYS: ready
--- ARGV: 1 lease in ms, 2 whether leases that are over count ('1' or '')
+-- ARGV: 1 lease in ms, 2 whether leases that are over count ('1' or ''), 3 whether those that wait for their turn do
 -- Answers: job; nil if there is none
 
 local leases, now = prefix .. 'leases', now_ms()
 local job = ARGV[2] == '1' and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
 if not job then
+  if ARGV[3] == '' then return false end
   local next_one = redis.call('ZPOPMIN', KEYS[1])
   job = next_one[1]
   if not job then return false end

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ..ids import RANDOM_LENGTH, random_part
 from .codec import json_size, pack, pack_turn, unpack, unpack_turn
-from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
+from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
 from .keys import Address, conversation_key, item_address, response_address
 from .pages import page
 from .scripts import Script
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .conversations import Conversations
 
 __all__ = ["Responses"]
+
+logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
 # The longest that a run can go on after its response was deleted.
@@ -195,13 +198,16 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """What the model is given for a response that has not ended."""
+        """What the model is given for a response that has not ended; of what was deleted since, nothing is known any more."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
-        if previous:
-            return (await self.chain(previous, owner)).items + stored.input
-        if conversation:
-            return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
+        try:
+            if previous:
+                return (await self.chain(previous, owner)).items + stored.input
+            if conversation:
+                return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
+        except Missing:
+            logger.debug("what response %s stands on is gone", response_id)
         return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
@@ -257,19 +263,10 @@ class Responses:
         return await self._commit(address, facts, [*blobs, *rest])
 
     async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:
-        """The script's answer. Tries again while Redis is away, until it has been for as long as the patience lasts."""
-        pause = 0.02
-        while True:
-            try:
-                keys = [address.record, address.tombstone]
-                answer: bytes = await self._client.script(_COMMIT, keys, [orjson.dumps(facts), *args])
-            except StateUnavailable as error:
-                if not error.passing or self._client.away_for >= self._patience:
-                    raise
-            else:
-                return answer
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.5)
+        """The script's answer."""
+        keys, all_args = [address.record, address.tombstone], [orjson.dumps(facts), *args]
+        answer: bytes = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
+        return answer
 
     async def _resolve(self, address: Address, item_ids: list[str], owner: str) -> dict[str, Item]:
         """The items of one response, or of the conversation with its tag."""

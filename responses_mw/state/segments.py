@@ -95,7 +95,8 @@ class Segments:
             before = known.segments.get(name, [])
             if len(turns) <= len(before) and before[len(turns) - 1].owner == turns[-1].owner:
                 continue
-            more = sum(turn.size + TURN_OVERHEAD for turn in turns[len(before) :])
+            goes_on = bool(before) and len(turns) > len(before) and turns[len(before) - 1] is before[-1]
+            more = _weight(turns[len(before) :]) if goes_on else _weight(turns) - _weight(before)
             known.segments[name] = turns
             known.size += more
             self._size += more
@@ -105,3 +106,8 @@ class Segments:
     @property
     def _oldest_read(self) -> float:
         return next(iter(self._recent.values())).read_at
+
+
+def _weight(turns: Sequence[Turn]) -> int:
+    """About so many bytes of memory."""
+    return sum(turn.size + TURN_OVERHEAD for turn in turns)

@@ -49,7 +49,7 @@ class State:
         bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
-        self.conversations = Conversations(client, ttl_seconds=ttl_seconds, bounds=bounds)
+        self.conversations = Conversations(client, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.responses = Responses(
             client,
             self.conversations,

@@ -82,6 +82,12 @@ def test_a_call_without_an_output_is_refused_by_name() -> None:
     assert raised.value.param == "input[1]"
 
 
+def test_an_item_of_a_type_that_only_others_know_is_refused_by_name() -> None:
+    with pytest.raises(APIError, match="'future_call'") as raised:
+        to_messages([{"type": "future_call", "id": "fut_1"}, *parse_input("x")], OPENAI, offset=1)
+    assert (raised.value.status, raised.value.param) == (400, "input")
+
+
 def test_an_output_without_a_call_is_refused_by_name() -> None:
     with pytest.raises(BadRequest, match="No tool call found for function call output with call_id zz") as raised:
         messages(user("x"), output("zz"))

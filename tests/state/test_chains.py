@@ -176,6 +176,24 @@ async def test_a_chain_of_which_redis_lost_a_part_is_missing_and_never_a_shorter
             await asked(tip, ALICE)
 
 
+async def test_where_redis_lost_who_needs_a_segment_no_branch_is_put_into_another(state: State, server: Plain) -> None:
+    root = await respond(state, Chain.new(), "root")
+    tip = await continued(state, root, "tip")
+    fork = await continued(state, await continued(state, root, "fork"), "on")
+    server.delete(*server.keys("*:refs"))
+    other = await continued(state, tip, "other")
+    assert await history(state, other) == ["root", "root!", "tip", "tip!", "other", "other!"]
+    await state.responses.delete(other, ALICE)
+    again = await continued(state, root, "again")
+    assert await history(state, again) == ["root", "root!", "again", "again!"]
+    assert await history(state, tip) == ["root", "root!", "tip", "tip!"]
+    assert await history(state, fork) == ["root", "root!", "fork", "fork!", "on", "on!"]
+    await state.responses.delete(root, ALICE)
+    for lost in (tip, fork):
+        with pytest.raises(Missing):
+            await history(state, lost)
+
+
 async def test_a_chain_of_any_length_is_read_in_two_round_trips(open_state: OpenState, valkey: Server, state: State) -> None:
     chain, tip = Chain.new(), ""
     for number in range(500):

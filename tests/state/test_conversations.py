@@ -45,10 +45,11 @@ async def test_a_conversation_comes_back_as_it_was_created(state: State) -> None
 async def test_a_repeated_create_changes_nothing(state: State, server: Plain) -> None:
     conversation = Conversation(f"conv_{new_tag()}", 1, {})
     items = some_items(conversation.id, "one", "two")
-    await state.conversations.create(conversation, items, ALICE)
+    bounded = State(state.client, bounds=Bounds(chain_items=2))
+    await bounded.conversations.create(conversation, items, ALICE)
     before = everything(server)
-    await state.conversations.create(conversation, items, ALICE)
-    await state.conversations.append(conversation.id, items, ALICE)
+    await bounded.conversations.create(conversation, items, ALICE)
+    await bounded.conversations.append(conversation.id, items, ALICE)
     assert everything(server) == before
 
 
@@ -172,6 +173,15 @@ async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_i
     assert everything(server) == before
 
 
+async def test_a_conversation_that_is_full_is_known_before_a_run(state: State) -> None:
+    bounded = State(state.client, bounds=Bounds(chain_items=3))
+    conversation_id = await converse(bounded, "a")
+    chain = await bounded.conversations.chain(conversation_id, ALICE)
+    bounded.conversations.check_room(chain, 1)
+    with pytest.raises(OverBound, match=conversation_id):
+        bounded.conversations.check_room(chain, 2)
+
+
 async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state: State, server: Plain) -> None:
     conversation_id = await converse(State(state.client, ttl_seconds=100), "a")
     assert {server.ttl(key) for key in server.keys("*")} <= {99, 100}
@@ -193,6 +203,34 @@ async def test_what_a_newer_release_wrote_is_left_alone(state: State, server: Pl
         with pytest.raises(NewerRecord):
             await asking
     assert everything(server) == before
+
+
+@pytest.mark.parametrize("lost", [":c", ":c:items", ":c:order", ":c:[io]*"])
+async def test_a_conversation_of_which_redis_lost_a_part_is_missing_and_never_a_shorter_one(
+    state: State, server: Plain, lost: str
+) -> None:
+    conversation_id = await converse(state, "one", "two")
+    running = await state.conversations.chain(conversation_id, ALICE)
+    server.delete(*server.keys(f"*{lost}"))
+    for asking in (
+        state.conversations.chain(conversation_id, ALICE),
+        state.conversations.items(conversation_id, ALICE),
+        state.conversations.update(conversation_id, {}, ALICE),
+        state.conversations.append(conversation_id, some_items(conversation_id, "three"), ALICE),
+    ):
+        with pytest.raises(Missing):
+            await asking
+    response = await respond(state, running, "a run that began before")
+    assert (await state.responses.get(response, ALICE)).document["id"] == response
+    with pytest.raises(Missing):
+        await state.conversations.chain(conversation_id, ALICE)
+
+
+async def test_what_is_left_of_a_conversation_can_be_deleted(state: State, server: Plain) -> None:
+    conversation_id = await converse(state, "one")
+    server.delete(*server.keys("*:c:order"))
+    await state.conversations.delete(conversation_id, ALICE)
+    assert server.keys("*") == []
 
 
 async def test_a_response_stands_on_the_conversation_and_joins_it(state: State) -> None:

@@ -100,6 +100,18 @@ async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: 
     assert await history(state, other) == ["root", "root!", "other", "other!"]
 
 
+async def test_an_expired_text_does_not_live_on_with_a_branch_that_goes_on(state: State, server: Plain) -> None:
+    root = await respond(state, Chain.new(), "root")
+    await continued(State(state.client, ttl_seconds=1), root, "tip")
+    fork = await continued(state, root, "fork")
+    await asyncio.sleep(1.1)
+    assert sorted(turns(server).values()) == [1, 2]
+    await continued(state, fork, "on")
+    assert sorted(turns(server).values()) == [1, 2]
+    assert b"tip" not in repr(everything(server)).encode()
+    assert await history(state, fork) == ["root", "root!", "fork", "fork!"]
+
+
 async def test_what_a_run_in_flight_stood_on_is_erased_with_its_own_response(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
     running = await state.responses.chain(root, ALICE)

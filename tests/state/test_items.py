@@ -8,9 +8,9 @@ import pytest
 
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
-from responses_mw.state import Chain, Missing, State
+from responses_mw.state import Batch, Chain, Missing, State
 
-from .making import ALICE, BOB, continued, respond, texts
+from .making import ALICE, BOB, continued, message, respond, texts
 from .test_conversations import converse
 
 if TYPE_CHECKING:
@@ -47,6 +47,30 @@ async def test_input_items_end_before_an_item_when_asked(state: State) -> None:
     assert (texts(page.items), page.has_more) == (["a!"], True)
     page = await state.responses.input_items(response, ALICE, before=everything[3]["id"], order="asc")
     assert (texts(page.items), page.has_more) == (["a", "a!", "b"], False)
+
+
+async def test_the_page_before_an_item_is_the_one_that_ends_with_its_neighbour(state: State) -> None:
+    response = await five(state)
+    pages, before = [], (await state.responses.input_items(response, ALICE)).items[0]["id"]
+    for _ in range(2):
+        page = await state.responses.input_items(response, ALICE, before=before, limit=2, order="asc")
+        pages.append((texts(page.items), page.has_more))
+        before = page.items[0]["id"]
+    assert pages == [(["b", "b!"], True), (["a", "a!"], False)]
+    page = await state.responses.input_items(response, ALICE, before=before, limit=2, order="asc")
+    assert (page.items, page.has_more) == ([], False)
+
+
+async def test_the_input_of_a_response_that_waits_is_listed_even_if_what_it_stands_on_was_deleted(state: State) -> None:
+    parent = await respond(state, Chain.new(), "a")
+    ids = RunIds()
+    document = {"id": ids.response, "status": "queued", "background": True, "output": [], "conversation": None}
+    given = [message(ids.item("msg"), "user", "b")]
+    start = Batch(0, 1, b"data: 0\n\ndata: 1\n\n")
+    await state.jobs.create({**document, "previous_response_id": parent}, {}, given, ALICE, "sealed", start)
+    assert texts((await state.responses.input_items(ids.response, ALICE)).items) == ["b", "a!", "a"]
+    await state.responses.delete(parent, ALICE)
+    assert texts((await state.responses.input_items(ids.response, ALICE)).items) == ["b"]
 
 
 @pytest.mark.parametrize("param", ["after", "before"])

@@ -107,7 +107,7 @@ async def heard(state: State, channel: str, act: Callable[[], Coroutine[Any, Any
     """What comes over the channel once it is subscribed to, of what is done then."""
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(channel, messages.put_nowait):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert await messages.get() == b""  # it stands
             async with asyncio.TaskGroup() as group:
                 group.create_task(act())

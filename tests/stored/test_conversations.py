@@ -20,7 +20,7 @@ from .test_responses import EVERY_KIND, respond
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from conftest import Ours
+    from conftest import Ours, Start
     from state.servers import Plain
 
     from .echo import Echo
@@ -114,6 +114,19 @@ async def test_a_conversation_that_cannot_be_is_a_400(a: Ours, keys: Plain, body
     answer = await a.http.post("/v1/conversations", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert everything(keys) == {}
+
+
+async def test_metadata_is_replaced_by_null_but_not_by_nothing(a: Ours, on_a: AsyncOpenAI) -> None:
+    made = await on_a.conversations.create(metadata={"k" * 64: "v" * 512})
+    for body, param in (
+        ({}, "metadata"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+    ):
+        answer = await a.http.post(f"/v1/conversations/{made.id}", json=body, headers={"authorization": "Bearer key"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert await on_a.conversations.retrieve(made.id) == made
+    assert (await on_a.conversations.update(made.id, metadata=None)).metadata == {}
 
 
 # -- items ---------------------------------------------------------------------------------------------------------------
@@ -248,6 +261,20 @@ async def test_a_response_that_is_not_stored_adds_nothing(on_a: AsyncOpenAI, ups
     await on_a.responses.create(model="tiny", input="one", conversation=conversation.id, store=False)
     assert said(upstream.messages) == ["zero", "one"]
     assert await texts_of(on_a, conversation.id) == ["zero"]
+
+
+async def test_a_conversation_that_is_full_is_told_before_the_model_is_asked(
+    start_at: Start, keys: Plain, upstream: Echo
+) -> None:
+    client = start_at("proxy", max_chain_items=4).client
+    conversation = await client.conversations.create(items=asked("zero"))
+    await respond_in(client, "one", conversation.id)
+    with pytest.raises(openai.APIStatusError, match="is full") as error:
+        await respond_in(client, "two", conversation.id)
+    assert error.value.status_code == 413
+    assert len(upstream.requests) == 1
+    await client.responses.create(model="tiny", input="two", conversation=conversation.id, store=False)
+    assert await texts_of(client, conversation.id) == ["zero", "one", "one!"]
 
 
 async def test_responses_at_the_same_time_add_whole_blocks(on_a: AsyncOpenAI, on_b: AsyncOpenAI) -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
 import oracle
 from state.test_topologies import cluster, cluster_url  # noqa: F401 (a fixture is found by its name)
 
-from .echo import said
+from .echo import said, text_of
 from .test_conversations import asked, respond_in, texts_of
 from .test_responses import items_before, respond
 
@@ -145,3 +146,32 @@ async def test_two_replicas_share_a_cluster_of_three_nodes(
         with node.client() as client:
             nodes.append(client.dbsize())
     assert all(nodes)
+
+
+async def test_every_route_is_served_in_a_cluster(
+    start_at: Start,
+    cluster: list[Server],  # noqa: F811
+    upstream: Echo,
+) -> None:
+    url = cluster_url(cluster)
+    keys = ("k" * 32,)
+    a, b = (start_at(how, redis=url, secret_keys=keys).client for how in ("proxy", "mounted"))
+    for _ in range(4):
+        conversation = await a.conversations.create(items=asked("zero"), metadata={"k": "v"})
+        assert (await b.conversations.update(conversation.id, metadata={"k": "w"})).metadata == {"k": "w"}
+        (one,) = (await b.conversations.items.create(conversation.id, items=asked("one"))).data
+        assert one.id is not None
+        assert await a.conversations.items.retrieve(one.id, conversation_id=conversation.id) == one
+        reference: list[Any] = [{"type": "item_reference", "id": one.id}]
+        queued = await a.responses.create(model="tiny", input=reference, background=True)
+        async with await b.responses.retrieve(queued.id, stream=True) as stream:
+            assert [event.type async for event in stream][-1] == "response.completed"
+        assert text_of((await a.responses.retrieve(queued.id)).output[0]) == "one!"
+        assert (await b.responses.cancel(queued.id)).status == "completed"
+        assert (await b.responses.input_tokens.count(model="tiny", input="x", previous_response_id=queued.id)).input_tokens > 0
+        await b.conversations.items.delete(one.id, conversation_id=conversation.id)
+        assert await texts_of(a, conversation.id) == ["zero"]
+        await a.conversations.delete(conversation.id)
+        await b.responses.delete(queued.id)
+        with pytest.raises(openai.NotFoundError):
+            await a.responses.retrieve(queued.id)

@@ -218,6 +218,24 @@ async def test_references_name_items_of_several_responses_and_of_conversations(
     assert said(upstream.messages) == ["two!", "three", "one", "one!", "four"]
 
 
+async def test_a_reference_to_what_the_model_reads_anyway_adds_nothing(
+    on_a: AsyncOpenAI, on_b: AsyncOpenAI, upstream: Echo
+) -> None:
+    first = await respond(on_a, "one")
+    conversation = await on_a.conversations.create(items=[{"role": "user", "content": "zero"}])
+    (zero,) = (await on_a.conversations.items.list(conversation.id)).data
+    two: Any = {"role": "user", "content": "two"}
+    one: Any = {"type": "item_reference", "id": first.output[0].id}
+    second = await on_b.responses.create(model="tiny", input=[one, two], previous_response_id=first.id)
+    assert said(upstream.messages) == ["one", "one!", "two"]
+    assert await items_before(on_a, second.id) == ["one", "one!", "two"]
+    await on_b.responses.create(model="tiny", input=[one, one, two])
+    assert said(upstream.messages) == ["one!", "two"]
+    given: Any = [{"type": "item_reference", "id": zero.id}, two]
+    await on_b.responses.create(model="tiny", input=given, conversation=conversation.id)
+    assert said(upstream.messages) == ["zero", "two"]
+
+
 async def test_a_reference_without_a_type_is_one_too(on_a: AsyncOpenAI, upstream: Echo) -> None:
     first = await respond(on_a, "one")
     given: Any = [{"id": first.output[0].id}, {"role": "user", "content": "two"}]

@@ -78,6 +78,9 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/v1/responses", {**RESPOND, "conversation": {"id": "{conversation}"}, "stream": True}),
     ("POST", "/v1/responses", {**RESPOND, "input": [{"type": "item_reference", "id": "{output}"}, MESSAGE]}),
     ("POST", "/v1/responses", {**RESPOND, "input": [{"type": "item_reference", "id": "{item}"}, MESSAGE]}),
+    ("POST", "/v1/responses/input_tokens", {**RESPOND, "previous_response_id": "{response}"}),
+    ("POST", "/v1/responses/input_tokens", {**RESPOND, "conversation": "{conversation}"}),
+    ("POST", "/v1/responses/compact", {"model": "tiny", "previous_response_id": "{response}"}),
     ("POST", "/v1/conversations", {"items": [{"type": "item_reference", "id": "{output}"}]}),
     ("POST", "/v1/conversations", {"items": [{"type": "item_reference", "id": "{item}"}]}),
 ]
@@ -145,6 +148,23 @@ async def test_the_tenant_that_a_gateway_tells_is_the_owner_whatever_the_credent
         assert (await ours.http.get(path, headers=stranger)).status_code == 404
 
 
+async def test_a_header_that_is_there_twice_tells_neither_owner(start_at: Start, keys: Plain) -> None:
+    """A gateway that adds its own to the caller's must not let the caller choose."""
+    ours = start_at("proxy", tenant_header="x-tenant")
+    ids = await things_of(ours, {"x-tenant": "victim"})
+    for both in (["victim", "mallory"], ["mallory", "victim"]):
+        headers = [("x-tenant", tenant) for tenant in both]
+        assert (await ours.http.get(f"/v1/responses/{ids['response']}", headers=headers)).status_code == 404
+
+
+async def test_a_credential_is_the_same_however_its_scheme_is_written(a: Ours, b: Ours) -> None:
+    ids = await things_of(a, ALICE)
+    for written in ("bearer alice", "BEARER alice", "Bearer  alice"):
+        assert (await b.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": written})).status_code == 200
+    for other in ("Bearer Alice", "Basic alice", "alice"):
+        assert (await b.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": other})).status_code == 404
+
+
 async def test_a_tenant_named_like_a_credential_is_not_its_owner(start_at: Start, keys: Plain) -> None:
     by_key, by_tenant = start_at("proxy"), start_at("proxy", tenant_header="x-tenant")
     ids = await things_of(by_key, ALICE)
@@ -172,7 +192,7 @@ async def test_whoever_the_upstream_does_not_know_is_told_so_on_every_route(
     before = everything(keys)
     for headers in ({"authorization": "Bearer mallory"}, NOBODY):
         answer = await asked(ours, request_of, ids, headers)
-        if request_of[1] == "/v1/responses":
+        if request_of[1] in ("/v1/responses", "/v1/responses/compact"):  # these ask the upstream
             assert answer.status_code in (400, 401, 404)
         else:
             assert answer.status_code == 401

@@ -1,0 +1,63 @@
+"""A task that is cancelled in the middle of a round trip ends, whatever redis-py does with the cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+from responses_mw.state import StateUnavailable, connect
+
+from .servers import free_port
+
+if TYPE_CHECKING:
+    from responses_mw.state import Client, State
+
+
+async def asks_on(client: Client) -> None:
+    while True:
+        try:
+            await client.pipeline([("PING",)])
+        except StateUnavailable:
+            await asyncio.sleep(0)
+
+
+async def assert_ends(client: Client, times: int) -> None:
+    for steps in range(times):  # of the loop, after which the cancellation comes: somewhere in a round trip
+        task = asyncio.create_task(asks_on(client))
+        for _ in range(steps % 40):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
+
+
+async def test_one_cancellation_ends_a_task_that_asks_all_the_time(state: State) -> None:
+    await assert_ends(state.client, 200)
+
+
+async def test_it_ends_where_nothing_answers() -> None:
+    client = connect(f"redis://127.0.0.1:{free_port()}")
+    await assert_ends(client, 100)
+    await client.aclose()
+
+
+async def test_a_cancel_scope_ends_it_and_goes_no_further(state: State) -> None:
+    for steps in range(100):
+        async with anyio.create_task_group() as group:
+            group.start_soon(asks_on, state.client)
+            for _ in range(steps % 40):
+                await asyncio.sleep(0)
+            group.cancel_scope.cancel()
+        assert group.cancel_scope.cancelled_caught
+
+
+async def test_a_time_out_of_the_callers_own_stays_one(state: State) -> None:
+    for _ in range(20):
+        try:
+            async with asyncio.timeout(0.002):
+                await asks_on(state.client)
+        except TimeoutError:
+            continue
+        raise AssertionError("nothing ended it")
