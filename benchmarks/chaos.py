@@ -4,7 +4,8 @@
     scripts/chaos --jobs 24 --seconds 8  the short form, which is in the tests
 
 Real processes: three replicas, a Valkey with an append-only file, and a chat server that counts how often it is asked what.
-Each job is followed by a client that goes on at another replica whenever its stream breaks.
+Each job is followed by a client that goes on at another replica whenever its stream breaks; some are cancelled or deleted by
+another client, anywhere and at any moment.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ class Job:
     question: str
     events: list[bytes] = field(default_factory=list)
     """What its follower has read."""
+    cancelled: dict[str, Any] | None = None
+    """What a cancel was answered."""
+    deleted: bool = False
 
 
 class Scene:
@@ -135,6 +139,7 @@ class Scene:
         self.replicas = [self._replica(number, folder, upstream) for number in range(3)]
         self.jobs: list[Job] = []
         self.done: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
 
     def _replica(self, number: int, folder: Path, upstream: str) -> Process:
         port = free_port()
@@ -178,8 +183,29 @@ class Scene:
             await asyncio.sleep(0.2)
         job = Job(answer.json()["id"], question)
         self.jobs.append(job)
-        while not await self.follow(client, job):  # noqa: ASYNC110 (what it waits for is in other processes)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.end_early(client, job))
+            while not await self.follow(client, job):  # noqa: ASYNC110 (what it waits for is in other processes)
+                await asyncio.sleep(0.1)
+
+    async def end_early(self, client: httpx.AsyncClient, job: Job) -> None:
+        """Cancels or deletes a job, perhaps."""
+        what = self.random.choices(["", "cancel", "delete"], [8, 2, 1])[0]
+        if not what:
+            return
+        await asyncio.sleep(self.random.uniform(0, 2))
+        while True:
+            with suppress(httpx.HTTPError):
+                url = f"{self.url()}/{job.response_id}"
+                answer = await (client.post(f"{url}/cancel") if what == "cancel" else client.delete(url))
+                if what == "cancel" and answer.status_code == 200:
+                    job.cancelled = answer.json()
+                    break
+                if what == "delete" and answer.status_code in (200, 404):
+                    job.deleted = True
+                    break
             await asyncio.sleep(0.1)
+        self.asked[what] += 1
 
     async def follow(self, client: httpx.AsyncClient, job: Job) -> bool:
         """Whether the stream came to an end. It goes on after what has been read."""
@@ -187,7 +213,7 @@ class Scene:
         with suppress(httpx.HTTPError):
             async with client.stream("GET", f"{self.url()}/{job.response_id}", params=params) as answer:
                 if answer.status_code != 200:
-                    return False
+                    return answer.status_code == 404 and job.deleted
                 pending = b""
                 async for data in answer.aiter_raw():
                     *frames, pending = (pending + data).split(b"\n\n")
@@ -233,12 +259,26 @@ class Scene:
         """What is broken; a sentence each."""
         faults = self.unfinished()
         for job in self.jobs:
+            if job.deleted:
+                faults += [f"{job.response_id}: {fault}" for fault in await self.check_deleted(client, job)]
+                continue
             url = f"http://127.0.0.1:{self.replicas[0].port}/v1/responses/{job.response_id}"
             log = (await client.get(url, params={"stream": "true"})).content.split(b"\n\n")
             events = [event(frame) for frame in log if frame.startswith(b"event:")]
             document = (await client.get(url)).json()
             faults += [f"{job.response_id}: {fault}" for fault in _faults(job, events, document)]
         faults += [f"{question} was asked {times} times" for question, times in chat.asked.items() if times > ATTEMPTS]
+        return faults
+
+    async def check_deleted(self, client: httpx.AsyncClient, job: Job) -> list[str]:
+        events = [event(frame) for frame in job.events]
+        faults = []
+        if [one["sequence_number"] for one in events] != list(range(len(events))):
+            faults.append("it is deleted, and its follower read numbers that are not contiguous")
+        if any(one["type"] in TERMINAL for one in events[:-1]):
+            faults.append("it is deleted, and its follower read something after the end")
+        if (await client.get(f"{self.url()}/{job.response_id}")).status_code != 404:
+            faults.append("it is deleted, and found")
         return faults
 
     def unfinished(self) -> list[str]:
@@ -266,6 +306,8 @@ def _faults(job: Job, log: list[dict[str, Any]], document: dict[str, Any]) -> li
         faults.append(f"its log has the ends {ends}")
     elif log[-1]["response"] != document:
         faults.append("its last event has another document")
+    if job.cancelled is not None and job.cancelled != document:
+        faults.append(f"its cancel was answered by another document, which was {job.cancelled['status']}")
     if [event(frame) for frame in job.events] != log:
         faults.append("its follower read something else than the log")
     words = "".join(one["delta"] for one in log if one["type"] == "response.output_text.delta")
@@ -280,10 +322,10 @@ async def play(arguments: argparse.Namespace, folder: Path) -> int:
     server = uvicorn.Server(uvicorn.Config(chat, port=port, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     scene = Scene(folder, f"http://127.0.0.1:{port}", arguments.seed)
-    began = time.monotonic()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await scene.start()
+        began = time.monotonic()
         async with httpx.AsyncClient(timeout=10, limits=httpx.Limits(max_connections=None), trust_env=False) as client:
             async with asyncio.timeout(arguments.seconds + arguments.patience), asyncio.TaskGroup() as group:
                 clients = group.create_task(_load(scene, client, arguments))
@@ -299,8 +341,9 @@ async def play(arguments: argparse.Namespace, folder: Path) -> int:
         await scene.end()
         server.should_exit = True
         await serving
-    ends = Counter(event(job.events[-1])["response"]["status"] for job in scene.jobs)
-    print(f"seed {arguments.seed}: {len(scene.jobs)} jobs {dict(ends)}, {dict(scene.done)}, {time.monotonic() - began:.0f} s")
+    ends = Counter("deleted" if job.deleted else event(job.events[-1])["response"]["status"] for job in scene.jobs)
+    happened = dict(scene.done | scene.asked)
+    print(f"seed {arguments.seed}: {len(scene.jobs)} jobs {dict(ends)}, {happened}, {time.monotonic() - began:.0f} s")
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 
 from ..errors import BadRequest
 from ..protocol.fold import end
@@ -23,21 +24,25 @@ logger = logging.getLogger(__name__)
 
 # A wake-up may be lost: after so many seconds every follower looks for itself.
 POLL = 2.0
-# So long a follower waits for a Redis that is away; then its client had better ask another replica.
 PATIENCE = 60.0
+_PAUSE = 0.5
+# So many logs are read in one round trip.
+TOGETHER = 100
 
 Settle = Callable[[str], Awaitable[None]]
+_Wanted = dict[tuple[str, int], list[asyncio.Future[list[Batch]]]]
+"""Who waits for what comes in which log after which number."""
 
 
 class _Cursor:
     """Where one follower stands: after the event with that ``number``."""
 
-    __slots__ = ("_news", "_waiter", "is_at_end", "number")
+    __slots__ = ("_began", "_news", "_waiter", "is_at_end", "number")
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number = self._began = number
         self.is_at_end = False
-        """Whether it has passed the final batch."""
+        """Whether it has passed the final batch, or goes no further."""
         self._news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
@@ -49,6 +54,10 @@ class _Cursor:
             self._news = True
         else:
             self._waiter.set_result(batch if batch is not None and batch.first == self.number + 1 else None)
+
+    @property
+    def has_moved(self) -> bool:
+        return self.number > self._began
 
     async def news(self) -> Batch | None:
         """The next batch as soon as it is announced; None if there may be more, and the log is to be looked at."""
@@ -88,23 +97,25 @@ class _Log:
 class Followers:
     """``run`` must run while there are any; ``close`` ends them all, so that they go on at another replica."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
+        """A follower waits ``patience`` seconds for a Redis that is away; then its client had better ask another replica."""
         self._state = state
+        self._patience = patience
         self._closed = False
         self._followed: dict[str, _Log] = {}
         self._heard_of: set[str] = set()
-        self._wanted: list[tuple[str, int, asyncio.Future[list[Batch]]]] = []
+        self._wanted: _Wanted = {}
         self._asked = asyncio.Event()
 
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
         """The batches of a background response from the event after that number on: what there is, then what comes.
 
-        The last one is ``final``; if there is none, this process closes. The first may be empty. Raises ``BadRequest`` at once
-        if the log has expired.
+        The last one is ``final``; if there is none, this process closes, or the log cannot be read any more: the client learns
+        why when it asks again. The first may be empty. Raises ``BadRequest`` at once if the log has expired.
         """
         cursor = _Cursor(after)
         with self._following(document["id"], cursor):
-            batches = await self._read_on(document, after, first=True)
+            batches = await self._read_on(document, cursor, first=True)
             if not batches:
                 yield Batch(after + 1, after, b"")  # the client sees that it is connected
                 batches = await self._next(document, cursor)
@@ -120,8 +131,7 @@ class Followers:
                 group.create_task(self._read())
                 group.create_task(self._poll(settle))
         finally:
-            for _, _, future in self._wanted:
-                future.cancel()
+            _cancel(self._wanted)
 
     def close(self) -> None:
         """Ends all followers, without a terminal event."""
@@ -147,74 +157,76 @@ class Followers:
                 log.subscription.close()
 
     async def _next(self, document: Document, cursor: _Cursor) -> list[Batch]:
-        """The next batches as soon as there are any; none at the end, or when this process closes."""
+        """The next batches as soon as there are any; none where it goes no further."""
         batches: list[Batch] = []
         while not (batches or cursor.is_at_end or self._closed):
             batch = await cursor.news()
-            batches = [batch] if batch is not None else await self._read_on(document, cursor.number)
+            batches = [batch] if batch is not None else await self._read_on(document, cursor)
         if batches:
             self._heard_of.add(document["id"])
         return batches
 
-    async def _read_on(self, document: Document, number: int, *, first: bool = False) -> list[Batch]:
-        """The next batches; none if there are none yet."""
-        response_id = document["id"]
-        deadline = asyncio.get_running_loop().time() + PATIENCE
-        while not self._closed:
+    async def _read_on(self, document: Document, cursor: _Cursor, *, first: bool = False) -> list[Batch]:
+        """The next batches; none if there are none yet, or none will come."""
+        deadline = asyncio.get_running_loop().time() + self._patience
+        while not (self._closed or cursor.is_at_end):
             try:
-                batches = await self._batches(response_id, number)
-                return batches or await self._at_end(document, number, first=first)
+                batches = await self._batches(document["id"], cursor.number)
+                return batches or await self._at_end(document, cursor, first=first)
             except StateUnavailable:
-                if first or asyncio.get_running_loop().time() > deadline:
+                if first:
                     raise
-                await asyncio.sleep(0.5)
+                cursor.is_at_end = asyncio.get_running_loop().time() > deadline
+                await asyncio.sleep(_PAUSE)
         return []
 
-    async def _at_end(self, document: Document, number: int, *, first: bool) -> list[Batch]:
+    async def _at_end(self, document: Document, cursor: _Cursor, *, first: bool) -> list[Batch]:
         """What follows where the log has nothing more: an end, if the response has ended or is no more."""
+        number = cursor.number
         try:
             last = await self._state.jobs.end(document["id"])
         except Missing:
-            error = {
-                "code": "server_error",
-                "message": "The response was lost: the state store has lost it, or it was deleted.",
-            }
-            lost = end({**document, "status": "failed", "error": error}, number + 1)
-            return [Batch(number + 1, number + 1, lost.frame, final=True)]
+            return [_lost(document, number + 1)]
         if last is None:
             return []
-        if last <= number:
-            return [Batch(number + 1, number, b"", final=True)]
+        if last <= number:  # a part of the log that was read here may be lost, and the end with it
+            return [_lost(document, number + 1) if cursor.has_moved else Batch(number + 1, number, b"", final=True)]
         batches = await self._batches(document["id"], number)  # it may have ended between the two looks
-        if batches or not first:
-            return batches
-        message = f"The events of response '{document['id']}' have expired; the response itself can still be retrieved."
-        raise BadRequest(message, param="stream", code="stream_expired")
+        if not batches and first:
+            message = f"The events of response '{document['id']}' have expired; the response itself can still be retrieved."
+            raise BadRequest(message, param="stream", code="stream_expired")
+        cursor.is_at_end = not batches
+        return batches
 
     async def _batches(self, response_id: str, number: int) -> list[Batch]:
         future: asyncio.Future[list[Batch]] = asyncio.get_running_loop().create_future()
-        self._wanted.append((response_id, number, future))
+        self._wanted.setdefault((response_id, number), []).append(future)
         self._asked.set()
         return await future
 
     async def _read(self) -> None:
-        """Asks for what all followers want that came while the last answer was under way."""
+        """Asks for what all followers want that came while the last answer was under way; once for those at the same place."""
         while True:
             await self._asked.wait()
             self._asked.clear()
-            wanted, self._wanted = [one for one in self._wanted if not one[2].done()], []
-            try:
-                logs = (
-                    await self._state.jobs.logs([(response_id, number) for response_id, number, _ in wanted]) if wanted else []
-                )
-            except Exception as error:  # noqa: BLE001 (each of them is told)
-                for _, _, future in wanted:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, _, future), batches in zip(wanted, logs, strict=True):
+            wanted, self._wanted = self._wanted, {}
+            for at in range(0, len(wanted), TOGETHER):
+                await self._answer(dict(islice(wanted.items(), at, at + TOGETHER)))
+
+    async def _answer(self, wanted: _Wanted) -> None:
+        try:
+            logs = await self._state.jobs.logs(list(wanted))
+        except Exception as error:  # noqa: BLE001 (each of them is told)
+            for future in chain.from_iterable(wanted.values()):
                 if not future.done():
-                    future.set_result(batches)
+                    future.set_exception(error)
+        else:
+            for futures, batches in zip(wanted.values(), logs, strict=True):
+                for future in futures:
+                    if not future.done():
+                        future.set_result(batches)
+        finally:
+            _cancel(wanted)
 
     async def _poll(self, settle: Settle) -> None:
         """Looks after those responses that nothing was heard of since the last time."""
@@ -234,6 +246,18 @@ class Followers:
             logger.exception("a background response cannot be settled")
         if log := self._followed.get(response_id):
             log.tell(None)
+
+
+def _cancel(wanted: _Wanted) -> None:
+    """Those that have no answer get none: nobody reads for them any more."""
+    for future in chain.from_iterable(wanted.values()):
+        future.cancel()
+
+
+def _lost(document: Document, number: int) -> Batch:
+    """The end of a response that the store has lost, or a part of it. It has that number for this follower only."""
+    error = {"code": "server_error", "message": "The response was lost: the state store has lost it, or it was deleted."}
+    return Batch(number, number, end({**document, "status": "failed", "error": error}, number).frame, final=True)
 
 
 def _after(batch: Batch, number: int) -> Batch:

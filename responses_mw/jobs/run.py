@@ -62,7 +62,7 @@ class JobRunner:
             await write_failure(self._state, job, error.message, "invalid_prompt" if error.status == 400 else "server_error")
             return
         await self._produce(held, run)
-        if held.stopped == DRAINED:
+        if held.stopped == DRAINED and not held.has_begun:
             await self._hand_back(held)
         elif held.stopped != LOST:
             await self._end(held, run)

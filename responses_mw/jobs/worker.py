@@ -46,7 +46,7 @@ class Worker:
         self._flusher = Flusher(state.jobs, self._lease)
         self._jobs = JobRunner(runner, state, sealer, self._flusher, settings, scope)
         self._held: dict[str, Held] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
         self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
         self._suspicion = asyncio.Event()
@@ -77,26 +77,48 @@ class Worker:
     # -- claiming ----------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, pause = asyncio.get_running_loop(), min(POLL, self._lease / 3)
+        look = loop.time()
         while not self._stopping.is_set():
             self._change.clear()
-            while self._due and len(self._tasks) < self._settings.workers and not self._stopping.is_set():
-                partition = next(iter(self._due))
-                del self._due[partition]
-                try:
-                    job = await self._state.queue.claim(partition, self._lease, sweep=loop.time() >= self._sweeps_from)
-                except StateUnavailable as error:
-                    logger.warning("no jobs are claimed: %s", error.message)
-                    self._sweeps_from = loop.time() + self._lease
-                    break
-                if job is not None:
-                    self._due[partition] = None
-                    self._begin(job)
+            try:
+                if loop.time() >= look:  # however much else happens
+                    look = loop.time() + pause
+                    self._due |= dict.fromkeys(self._state.queue.partitions)
+                    await self._sweep()
+                await self._claim_due()
+            except StateUnavailable as error:
+                logger.warning("no jobs are claimed: %s", error.message)
+                self._sweeps_from = loop.time() + self._lease
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(POLL, self._lease / 3)):
+                async with asyncio.timeout_at(look):
                     await self._change.wait()
-                    continue
-            self._due |= dict.fromkeys(self._state.queue.partitions)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._tasks) < self._settings.workers and not self._stopping.is_set()
+
+    @property
+    def _sweeps(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._sweeps_from
+
+    async def _claim_due(self) -> None:
+        while self._due and self._has_room:
+            partition = next(iter(self._due))
+            del self._due[partition]
+            job = await self._state.queue.claim(partition, self._lease, sweep=self._sweeps)
+            if job is not None:
+                self._due[partition] = None
+                self._begin(job)
+
+    async def _sweep(self) -> None:
+        """Without room it looks after lost jobs all the same: writes their ends, and has those that begin again come first."""
+        for partition in self._state.queue.partitions:
+            while self._sweeps and not self._has_room and not self._stopping.is_set():
+                job = await self._state.queue.claim(partition, self._lease, sweep=True, fresh=False)
+                if job is None:
+                    break
+                await self._work(job, "settle")
 
     def _told_of_job(self, partition: Partition) -> Any:
         def told(_: bytes) -> None:
@@ -107,17 +129,17 @@ class Worker:
 
     def _begin(self, job: str) -> None:
         task = asyncio.create_task(self._work(job))
-        self._tasks.add(task)
+        self._tasks[task] = job
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         self._change.set()
 
-    async def _work(self, response_id: str) -> None:
+    async def _work(self, response_id: str, why: str = "run") -> None:
         """Whatever fails here, the lease ends, and the job is looked after again."""
         try:
-            await self._take(response_id)
+            await self._take(response_id, why)
         except StateUnavailable as error:
             logger.warning("response %s is left to its lease: %s", response_id, error.message)
         except (Deleted, Fenced):
@@ -125,21 +147,25 @@ class Worker:
         except Exception:
             logger.exception("a background response failed")
 
-    async def _take(self, response_id: str) -> None:
+    async def _take(self, response_id: str, why: str) -> None:
         asked = asyncio.get_running_loop().time()
         attempts = self._settings.max_attempts
-        taken = await self._state.jobs.take(response_id, "run", worker=self._name, lease=self._lease, max_attempts=attempts)
+        taken = await self._state.jobs.take(response_id, why, worker=self._name, lease=self._lease, max_attempts=attempts)
         if taken.verdict == "held":
             await self._state.queue.renew([response_id], taken.left)
         elif taken.verdict == "run" and taken.job is not None:
             await self._run(taken.job, asked)
         elif taken.job is not None:
             await write_end(self._state, taken)
+        elif why == "settle" and taken.verdict != "done":
+            await self._state.queue.ready(response_id, first=True)
         else:
             await self._state.queue.drop(response_id)
 
     async def _run(self, job: Job, asked: float) -> None:
         held = self._held[job.response_id] = Held(job, asked)
+        if job.response_id in self._suspected:
+            self._suspicion.set()
         try:
             if self._stopping.is_set():
                 held.stop(DRAINED)
@@ -180,10 +206,11 @@ class Worker:
                 async with asyncio.timeout(self._lease / 15):
                     await self._suspicion.wait()
             self._suspicion.clear()
-            suspected, self._suspected = self._suspected, set()
             now = loop.time()
             late = [held for held in self._held.values() if now - held.renewed > self._lease / 3]
-            late += [self._held[job] for job in suspected if job in self._held]
+            late += [self._held[job] for job in self._suspected if job in self._held]
+            # Of a job that is just being taken the message may come before the answer to the taking.
+            self._suspected &= set(self._tasks.values()) - self._held.keys()
             with suppress(StateUnavailable):  # _watch sees to it that this does not last
                 await self._renew(late, now)
                 if self._held and now - queue_renewed > self._lease / 3:

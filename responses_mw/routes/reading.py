@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..telemetry import told_owner
 from ..upstream import Caller
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,9 @@ def number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name)
     if value is None:
         return default
-    try:
-        return int(value)
-    except ValueError:
+    if not _INTEGER.fullmatch(value):  # int() takes more: '1_0', ' 1', '+1'
         return checks.wrong_type(name, "an integer", value)
+    return int(value)
 
 
 def flag(request: Request, name: str) -> bool:

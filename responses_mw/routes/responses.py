@@ -73,6 +73,7 @@ class ResponseRoutes:
         await self._upstream.verify(caller)
         await self._background.check_secrets()
         run = await self._runner.prepare(parsed, caller)
+        await self._runner.check(run)
         async with allowance_of(caller.scope).background(run.document["id"]):
             document = await self._background.create(run, body)
         if parsed.stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -46,7 +45,7 @@ async def get(ours: Ours, response_id: str) -> dict[str, Any]:
 
 async def ended(ours: Ours, response_id: str) -> dict[str, Any]:
     """The document as soon as the response has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (document := await get(ours, response_id))["status"] in RUNNING:
             await asyncio.sleep(0.02)
     return document
@@ -86,7 +85,7 @@ class Follower:
                 self._news.set()
 
     async def until(self, awaited: bytes) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while awaited not in self.raw:
                 self._news.clear()
                 await self._news.wait()
@@ -189,6 +188,33 @@ async def test_a_fault_of_the_upstream_is_its_end(replica: Replica, upstream: Sc
     assert (await streamed(ours, document["id"]))[-1]["type"] == "response.failed"
 
 
+CALLED = [
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "1"},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Replica, database: str, stream: bool) -> None:
+    answer = await replica().http.post("/v1/responses", json={**BODY, "input": CALLED[1:], "stream": stream})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0]")
+    with redis.Redis.from_url(database) as client:
+        assert client.keys("rmw:*:r:*") == []
+
+
+async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(workers=0)
+    conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
+    response_id = (await create(ours, conversation=conversation))["id"]
+    items = (await ours.http.get(f"/v1/conversations/{conversation}/items?order=asc")).json()["data"]
+    await ours.http.delete(f"/v1/conversations/{conversation}/items/{items[0]['id']}")
+    document = await ended(replica(lease_seconds=60), response_id)
+    assert (document["status"], document["error"]["code"]) == ("failed", "invalid_prompt")
+    assert "No tool call found" in document["error"]["message"]
+    assert [event["type"] for event in await streamed(ours, response_id)] == [*TYPES[:3], "response.failed"]
+    assert upstream.requests == []
+
+
 async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(max_response_bytes=20_000)
     upstream.stream(text("x" * 30_000), finish())
@@ -289,7 +315,7 @@ async def test_exactly_the_events_with_a_greater_number_come(replica: Replica, u
     assert await streamed(ours, response_id, after) == events[after + 1 :]
 
 
-@pytest.mark.parametrize("value", ["-1", "x", "1.5", "", "99999999999999999999"])
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "", "1_0", " 1", "null", "99999999999999999999"])
 async def test_a_starting_point_that_cannot_be_is_refused(replica: Replica, value: str) -> None:
     answer = await replica().http.get(f"/v1/responses/resp_{'a' * 50}?stream=true&starting_after={value}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
@@ -362,16 +388,14 @@ def mid_answer(upstream: ScriptedUpstream) -> Answer:
 async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
     replica: Replica, upstream: ScriptedUpstream, script: Any
 ) -> None:
-    here, there = replica(), replica(workers=0)
+    here, there = replica(lease_seconds=120), replica(workers=0)  # a heartbeat would come too late
     answer = script(upstream)
     follower = create_streamed(there)
     await follower.until(b"output_text.delta" if script is mid_answer else b"response.in_progress")
     await answer.asked.wait()
     response_id = follower.events[0]["response"]["id"]
-    began = time.monotonic()
     cancelled = await cancel(there, response_id)
-    await answer.left.wait(1)
-    assert time.monotonic() - began < 1
+    await answer.left.wait()
     assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
     await follower.task
     assert follower.events[-1]["type"] == "response.failed"
@@ -427,7 +451,7 @@ async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstre
     await follower.until(b'"Hel"')
     response_id = follower.events[0]["response"]["id"]
     assert (await ours.http.delete(f"/v1/responses/{response_id}")).json()["deleted"]
-    await answer.left.wait(1)
+    await answer.left.wait()
     await follower.task
     assert follower.events[-1]["type"] == "response.failed"
     assert (await ours.http.get(f"/v1/responses/{response_id}")).status_code == 404

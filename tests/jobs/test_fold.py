@@ -44,11 +44,13 @@ def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any],
     return created, [b"".join(event.frame for event in events) for events in batches], assembler.response
 
 
-@pytest.mark.parametrize("summary", [False, True])
+@pytest.mark.parametrize(
+    "options", [Options(logprobs=True), Options(logprobs=True, summary=True), Options(logprobs=True, open_reasoning=True)]
+)
 @pytest.mark.parametrize("name", RUNS)
-def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, summary: bool) -> None:
+def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, options: Options) -> None:
     for length in range(len(RUNS[name]) + 1):
-        created, log, broken = run(RUNS[name][:length], Options(summary=summary, logprobs=True))
+        created, log, broken = run(RUNS[name][:length], options)
         assert fold(created, log)["output"] == broken["output"]
 
 

@@ -76,6 +76,16 @@ async def test_a_job_whose_creator_died_is_found_when_its_time_is_over(queue: Qu
     assert await claim(queue) == "job"
 
 
+async def test_who_has_no_room_claims_only_what_was_lost(queue: Queue) -> None:
+    lost, waiting = await enter(queue, "alice", 2)
+    assert await claim(queue, lease=0.05) == lost
+    await asyncio.sleep(0.1)
+    partition = queue.partitions[0]
+    assert await queue.claim(partition, LEASE, sweep=True, fresh=False) == lost
+    assert await queue.claim(partition, LEASE, sweep=True, fresh=False) is None
+    assert await claim(queue) == waiting
+
+
 async def test_a_job_that_is_handed_back_comes_first(queue: Queue) -> None:
     first, second, third = await enter(queue, "alice", 3)
     assert await claim(queue) == first

@@ -1,0 +1,137 @@
+"""The readers of logs: what they cost together, and how a stream ends where the log does not go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from responses_mw.jobs import Followers
+from responses_mw.state import Batch, Job, State, connect
+from state.servers import Server
+
+from .test_records import append, batch, create, document, end, taken
+
+Stream = AsyncGenerator[Batch, None]
+
+
+@pytest.fixture
+async def state(redis_url: str) -> AsyncIterator[State]:
+    state = State(connect(redis_url))
+    yield state
+    await state.aclose()
+
+
+@asynccontextmanager
+async def following(state: State, **options: Any) -> AsyncIterator[Followers]:
+    async def settle(_: str) -> None:
+        """Nobody is lost."""
+
+    followers = Followers(state, **options)
+    running = asyncio.create_task(followers.run(settle))
+    try:
+        yield followers
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
+    """The numbers of what still comes, and which of it is final."""
+    async with asyncio.timeout(20):
+        return [(one.first, one.last, one.final) async for one in stream]
+
+
+async def command(state: State, *words: str | int) -> Any:
+    async with state.client.round_trip() as redis:
+        return await redis.execute_command(*words)
+
+
+def keys(job: Job) -> tuple[str, str]:
+    """The record and the log."""
+    slot, random = f"rmw:{{{job.response_id[5:30]}}}:", job.response_id[30:]
+    return f"{slot}r:{random}", f"{slot}e:{random}"
+
+
+async def test_a_log_that_expires_before_a_slow_reader_has_read_it_ends_without_a_terminal_event(state: State) -> None:
+    job = await taken(state, await create(state))
+    await append(state, job, batch(2, 2))
+    async with following(state) as followers:
+        stream = followers.follow(job.document, -1)
+        assert (await anext(stream)).last == 1
+        await end(state, job, 3)
+        await command(state, "DEL", keys(job)[1])
+        assert await rest(stream) == [(2, 2, False)]
+
+
+async def test_whoever_has_read_what_the_store_has_lost_since_reads_that_the_response_was_lost(state: State) -> None:
+    job = await taken(state, await create(state))
+    async with following(state) as followers:
+        stream = followers.follow(document(job.response_id), -1)
+        assert (await anext(stream)).last == 1
+        record, log = keys(job)
+        before = await command(state, "DUMP", log)
+        await append(state, job, batch(2, 4))
+        assert (await anext(stream)).last == 4
+        await command(state, "RESTORE", log, 0, before, "REPLACE")
+        await command(state, "HSET", record, "next_seq", 2)
+        reading = asyncio.create_task(anext(stream))
+        await end(state, job, 2)
+        last = await asyncio.wait_for(reading, 20)
+        assert (last.first, last.last, last.final) == (5, 5, True)
+        assert b"response.failed" in last.data
+        assert b"lost" in last.data
+        assert await rest(stream) == []
+
+
+async def test_whoever_waits_for_events_that_never_come_reads_none(state: State) -> None:
+    job = await taken(state, await create(state))
+    async with following(state) as followers:
+        stream = followers.follow(job.document, 5000)
+        first = await anext(stream)
+        assert first.data == b""
+        await end(state, job, 2)
+        assert [final for *_, final in await rest(stream)] == [True]
+
+
+async def test_a_follower_that_joins_as_the_run_ends_reads_the_end(state: State) -> None:
+    async with following(state) as followers:
+        for wait in range(30):
+            job = await taken(state, await create(state))
+            ending = asyncio.create_task(end(state, job, 2))
+            for _ in range(wait):
+                await asyncio.sleep(0)
+            assert (await rest(followers.follow(job.document, 0)))[-1] == (2, 2, True)
+            await ending
+
+
+async def test_followers_at_one_place_read_the_log_once(state: State) -> None:
+    job = await taken(state, await create(state))
+    await append(state, job, batch(2, 60))
+    await end(state, job, 61)
+    await command(state, "CONFIG", "RESETSTAT")
+    async with following(state) as followers:
+        read = await asyncio.gather(*(rest(followers.follow(job.document, -1)) for _ in range(200)))
+    assert read == [[(0, 1, False), (2, 60, False), (61, 61, True)]] * 200
+    told = await command(state, "INFO", "commandstats")
+    assert told["cmdstat_xrange"]["calls"] < 20
+
+
+async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state = State(connect(server.url, timeout=0.5))
+    try:
+        job = await taken(state, await create(state))
+        async with following(state, patience=0.2) as followers:
+            stream = followers.follow(job.document, -1)
+            assert (await anext(stream)).last == 1
+            server.kill()
+            assert await rest(stream) == []
+    finally:
+        server.kill()
+        await state.aclose()
