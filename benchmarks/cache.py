@@ -1,4 +1,6 @@
-"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
+"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick] [--search index]`.
+
+With `--search index`, the Valkey has RediSearch (`scripts/redisearch` fetches it), and `FT.SEARCH` finds the nearest.
 
 Real processes: a Valkey in memory, a paced upstream, a server of embeddings without a model, and `responses-mw serve`. Of a
 request, the time is that from its sending to its last byte, as one connection that is kept open sees it.
@@ -10,22 +12,26 @@ import argparse
 import asyncio
 import contextlib
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
+import numpy as np
 
 from benchmarks.background import valkey
-from benchmarks.embeddings import embed
+from benchmarks.embeddings import DIMENSIONS, embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
 from responses_mw.cache import Cache, Embeddings, Entries, record
 from responses_mw.cache.guard import signature
-from responses_mw.cache.search import choose
-from responses_mw.cache.vectors import vector_of
+from responses_mw.cache.key import Key
+from responses_mw.cache.search import Index, Scan, choose
+from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
 from responses_mw.config import Settings
 from responses_mw.owner import ANONYMOUS
 from responses_mw.protocol.request import parse
@@ -34,6 +40,8 @@ from responses_mw.state import connect
 
 TOKENS = 256
 ENTRIES = 10_000
+SEARCHES = 200
+SEARCH_MODULE = Path(sys.prefix) / "redisearch.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +52,27 @@ class Cost:
     cpu_us: float
 
 
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Of searches without HTTP: milliseconds (median), and how many found what comparing with all finds."""
+
+    ms: float
+    right: int
+
+
 @contextlib.contextmanager
-def servers() -> Iterator[tuple[str, Server, Server, Server]]:
+def servers(search: str) -> Iterator[tuple[str, Server, Server, Server]]:
     """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
     with contextlib.ExitStack() as stack:
-        _, redis = stack.enter_context(valkey())
+        module = ("--loadmodule", str(SEARCH_MODULE)) if search == "index" else ()
+        _, redis = stack.enter_context(valkey(*module))
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
         embeddings = stack.enter_context(running("benchmarks.embeddings"))
         embedding = (
             f"--cache-embedding-url={embeddings.url}",
             "--cache-embedding-model=hashing",
             "--cache-embedding-timeout=5",
+            f"--cache-search={search}",
         )
         own = (f"--upstream={upstream.url}", f"--redis={redis}", "--log-level=error")
         yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))
@@ -112,21 +130,27 @@ async def embedded(server: Server, count: int) -> AsyncIterator[float]:
             yield (time.perf_counter() - begun) * 1000
 
 
-async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> None:
-    """Keeps so many answers in the partition that the server's requests lie in, as the server would."""
-    settings = Settings(upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing")
-    client, transport = connect(redis), httpx.AsyncHTTPTransport()
+async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, search: Any) -> Searched:
+    """Keeps so many answers in the partition that the server's requests lie in, as the server would; then searches in it."""
+    settings = Settings(
+        upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing", cache_search=search
+    )
+    client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
         embedding = Embeddings(transport, upstream.url, settings)
         kept = Entries(client, settings)
         found = await choose(kept, client, embedding.space, settings)
         cache = Cache(client, embedding, UNSEALED, settings)
 
-        async def keep(number: int) -> None:
-            text = f"What is question {number} about?"
+        def key_of(text: str) -> Key:
             request = parse({"model": MODEL, "input": text, "max_output_tokens": TOKENS})
             key = cache.key(request, request.items, owner=ANONYMOUS, model=MODEL, headers={})
             assert key is not None
+            return key
+
+        async def keep(number: int) -> None:
+            text = QUESTION.format(number)
+            key = key_of(text)
             space, vector = await found.keepable(vector_of(embed(text)))
             packed = record.pack(
                 record.Entry((("content", "x" * 1000),), None, 3600, signature(text, salt=key.partition)), key, UNSEALED
@@ -134,17 +158,35 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             place = (space, found.form, vector)
             await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=place)
 
-        for start in range(0, entries, 500):
-            await asyncio.gather(*(keep(number) for number in range(start, min(start + 500, entries))))
+        for start in range(0, entries, 50):
+            await asyncio.gather(*(keep(number) for number in range(start, min(start + 50, entries))))
+        return await searched(found, key_of("What?"), entries)
     finally:
         await client.aclose()
         await transport.aclose()
 
 
 UNSEALED = Sealer()
+QUESTION = "What is question {} about?"
 
 
-def report(costs: dict[str, Cost], entries: int) -> None:
+async def searched(found: Index | Scan, key: Key, entries: int) -> Searched:
+    """Searches in a filled partition."""
+    kept = directions(unpacked([packed(vector_of(embed(QUESTION.format(number)))) for number in range(entries)], DIMENSIONS))
+    times, right = [], 0
+    for number in range(SEARCHES + 1):
+        asked = vector_of(embed(f"Tell me what {number * 37} is about"))
+        begun = time.perf_counter()
+        await found.nearest(key, asked, Settings().cache_threshold)
+        times.append((time.perf_counter() - begun) * 1000)
+        near = await found.nearest(key, asked, 0.0)
+        expected = np.sort(kept @ asked)[::-1][: len(near)]
+        similar = np.asarray([similarity for _, similarity in near])
+        right += bool(number and len(near) and np.allclose(similar, expected, atol=1e-4))
+    return Searched(statistics.median(times[1:]), right)  # the first reads the partition
+
+
+def report(costs: dict[str, Cost], entries: int, search: str, alone: Searched) -> None:
     print(f"{'':30}{'ms':>10}{'CPU us':>10}")
     for name, one in costs.items():
         print(f"{name:30}{one.ms:10.2f}{one.cpu_us:10.0f}")
@@ -153,19 +195,21 @@ def report(costs: dict[str, Cost], entries: int) -> None:
     missed = costs["the same, an exact miss"].ms - costs["JSON of 1 token"].ms
     print(f"an exact hit takes {exact.ms:.2f} ms (at most 2)")
     print(f"a streamed answer of {TOKENS} tokens costs {stream.cpu_us / exact.cpu_us:.0f} times its CPU (at least 20)")
-    print(f"a semantic hit among {entries} entries takes {semantic:.2f} ms more than the embedding (at most 3)")
+    print(f"a semantic hit among {entries} entries ({search}) takes {semantic:.2f} ms more than the embedding (at most 3)")
+    print(f"a search alone takes {alone.ms:.2f} ms; {alone.right} of {SEARCHES} found what comparing with all finds")
     print(f"an exact miss that is then kept adds {missed:.2f} ms to a request")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
     parser.add_argument("--quick", action="store_true", help="a short round: to see that all works")
+    parser.add_argument("--search", choices=("scan", "index"), default="scan", help="who finds the nearest entries")
     options = parser.parse_args()
     repeats, entries = (50, 500) if options.quick else (1000, ENTRIES)
-    with servers() as (redis, upstream, embeddings, ours):
-        asyncio.run(fill(redis, upstream, embeddings, entries))
+    with servers(options.search) as (redis, upstream, embeddings, ours):
+        alone = asyncio.run(fill(redis, upstream, embeddings, entries, options.search))
         costs = asyncio.run(measure(ours, embeddings, repeats))
-    report(costs, entries)
+    report(costs, entries, options.search, alone)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 1. Whatever goes wrong here is a miss: an error of Redis or of the embeddings, a record that cannot be read.
 2. A hit is the same question (exact), or one of the same partition whose text is near enough and which the guard lets pass
-   (semantic). The exact look-up comes first: it costs a round trip, and no embedding.
+   (semantic). The exact look-up comes first. The embedding is made beside it and given up when it finds the answer; where
+   this process saw the same question answered before, it waits for that.
 3. Who asks first makes the answer; who asks the same meanwhile waits for it, for a bounded time, on any replica. The flight is
    a lock in Redis that is renewed while the answer is made, and freed however that ends.
 4. An answer is kept under the generation in which it was looked up: what was begun before a purge is not kept after it.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ LEASE = 5.0
 STREAM_WAIT = 1.0
 """Longest wait of a stream for another's answer: its reader wants to see life."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+_MOST_EXPECTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Miss:
     token: str | None = None
     """Of the flight, where others wait for us."""
     vector: asyncio.Task[Vector | None] | None = None
+    """That of the text, from the look-up to the end of the flight."""
 
     header = "miss"
 
@@ -91,6 +94,8 @@ class Cache:
         self._sealer = sealer
         self._settings = settings
         self._search: Index | Scan | None = None
+        self._expected: OrderedDict[str, None] = OrderedDict()
+        """Whole keys under which there was an answer when this process last looked: there will be an exact hit, most likely."""
         told = f"{settings.cache_namespace}\0{settings.upstream}\0{settings.think_tag}"
         self._deployment = hashlib.sha256(told.encode()).hexdigest()
 
@@ -131,7 +136,7 @@ class Cache:
         except (Unavailable, TimeoutError) as error:
             logger.debug("the cache failed: %s", type(error).__name__)
             self.counts["failed"] += 1
-            miss.generation, hit = None, None
+            hit = None  # where only the comparison took too long, the answer can still be kept
         except BaseException:
             await self._end(miss)  # cancelled: those who wait need not wait on
             raise
@@ -145,7 +150,11 @@ class Cache:
     async def _lookup(
         self, miss: Miss, wait: float, headers: Mapping[str, str] | None, scope: MutableMapping[str, Any] | None
     ) -> Hit | None:
+        compares = self._compares(miss)
+        if compares and not (miss.policy.read and miss.key.exact in self._expected):
+            miss.vector = asyncio.create_task(self._embed(miss.key.text, headers, scope))
         found = await self._exact(miss, wait)
+        self._expect(miss.key, answered=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
@@ -153,9 +162,9 @@ class Cache:
             hit = self._hit("exact", 1.0, miss.key, miss.key.exact, (found.record, found.left))
             if hit is not None:
                 return hit
-        if not self._compares(miss):
+        if not compares:
             return None
-        miss.vector = asyncio.create_task(self._embed(miss.key.text, headers, scope))
+        miss.vector = miss.vector or asyncio.create_task(self._embed(miss.key.text, headers, scope))
         return await self._near(miss) if miss.policy.read else None
 
     async def _exact(self, miss: Miss, wait: float) -> Found:
@@ -170,6 +179,13 @@ class Cache:
                 return found
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _expect(self, key: Key, *, answered: bool) -> None:
+        self._expected.pop(key.exact, None)
+        if answered:
+            self._expected[key.exact] = None
+        if len(self._expected) > _MOST_EXPECTED:
+            self._expected.popitem(last=False)
 
     def _compares(self, miss: Miss) -> bool:
         short = len(miss.key.text) <= self._settings.cache_longest_text
@@ -297,6 +313,7 @@ class Cache:
         )
         if verdict == "kept":
             miss.token = None
+            self._expect(key, answered=True)
         return verdict == "kept"
 
     async def _kept_vector(self, miss: Miss) -> tuple[str, str, bytes]:
@@ -318,13 +335,15 @@ class Cache:
                 logger.debug("a flight was not renewed")
 
     async def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
-        """Ends the flight without an answer, also where the request was cancelled."""
-        if miss.vector is not None:
-            miss.vector.cancel()
-        token, miss.token = miss.token, None
-        if token is None:
-            return
+        """Ends the flight without an answer, and what is done for it, also where the request was cancelled."""
+        token, vector = miss.token, miss.vector
+        miss.token = miss.vector = None
         with anyio.move_on_after(self._settings.cache_timeout, shield=True):
+            if vector is not None:
+                vector.cancel()
+                await asyncio.wait({vector})
+            if token is None:
+                return
             try:
                 await self._store.release(miss.key, token, mark=mark)
             except Unavailable:

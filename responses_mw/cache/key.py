@@ -20,7 +20,7 @@ import orjson
 from ..protocol.request import CreateResponse
 from ..protocol.types import Item
 
-VERSION = 1
+VERSION = 2
 """Of what is hashed and kept. What another version keeps is never found."""
 
 NEUTRAL = frozenset(
@@ -33,6 +33,7 @@ NEUTRAL = frozenset(
         "store",
         "stream",
         "stream_options",
+        "prompt",  # what it stands for is in the rest
         "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",

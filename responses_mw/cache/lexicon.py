@@ -39,9 +39,8 @@ def _counted(section: str) -> dict[str, str]:
     return counted
 
 
-def _phrases(section: str) -> list[tuple[str, ...]]:
-    """The longest first."""
-    return sorted(map(tuple, _SECTIONS[section]), key=len, reverse=True)
+def _phrases(section: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(map(tuple, _SECTIONS[section]))
 
 
 NUMBERS = _counted("numbers")
@@ -52,9 +51,27 @@ NEGATIONS = _set("negations")
 CRITICAL = _set("critical")
 DIRECTIONS = _set("directions")
 EMPTY = _set("empty")
+BE = _set("be")
 POLAR = _set("polar")
 FRAMES = _phrases("frames")
 WAYS = _phrases("ways")
+OF_ONESELF = _set("of-oneself")
+REQUESTS = _phrases("requests")
+TASKS = _set("tasks")
+TELLINGS = _phrases("tellings")
+THINGS = _set("things")
+WONDERS = _phrases("wonders")
+ASKS = _set("asks")
+DEFINES = _phrases("defines")
+TELLS = _phrases("tells")
+ENDINGS = sorted(_phrases("endings"), key=len, reverse=True)
+JOINS = _set("joins")
+WITH_AN_ARTICLE = _set("with-an-article")
+ENGLISH = _set("english")
+FOREIGN = _set("foreign")
+ABOUT_WORDS = _set("about-words")
+CASED = _set("cased")
+PLURALS_APART = _set("plurals-apart")
 SYNONYMS = _to_first("synonyms")
 CONTRACTIONS = {first: rest for first, *rest in _SECTIONS["contractions"]}
 SUFFIXES = {first: rest[0] for first, *rest in _SECTIONS["suffixes"]}

@@ -16,8 +16,8 @@ import numpy as np
 from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
-from .store import Entries, Redis, slot_of
-from .vectors import Vector, packed, packed_wide, unpacked
+from .store import Entries, Redis
+from .vectors import Vector, directions, packed, packed_wide, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,11 +59,13 @@ class Index:
     def __init__(self, store: Entries, space: str) -> None:
         self._store = store
         self._space = space
+        self._made: set[str] = set()
 
     async def keepable(self, vector: Vector) -> tuple[str, bytes]:
         """The space and the bytes under which a vector is kept."""
         space = self._of_size(vector)
-        await self._make(space, len(vector))
+        if space not in self._made:
+            await self._make(space, len(vector))
         return space, packed_wide(vector)
 
     async def prepare(self, key: Key) -> frozenset[int]:
@@ -86,9 +88,9 @@ class Index:
             await self._make(space, len(vector))
             return []  # what it finds, it has to read first
         # Keys of another owner's shard are none of ours, whatever is written in them.
-        place = f"rmw:v1:{space}:{slot_of(key.owner, key.partition)}:"
+        place = f"rmw:v1:{space}:{self._store.slot(key)}:"
         found = zip(reply[1::2], reply[2::2], strict=True)
-        near = [(name.decode().removeprefix(place), 1 - float(values[1])) for name, values in found if _lies(name, place)]
+        near = [(name.decode().removeprefix(place), 1 - _distance(values)) for name, values in found if _lies(name, place)]
         return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])
 
     def discard(self, key: Key, entry: str) -> None:
@@ -106,10 +108,16 @@ class Index:
         except Unavailable as error:
             if "exists" not in str(error.__cause__).lower():
                 raise
+        self._made.add(space)  # one that is dropped is missed by the next search
 
 
 def _index(space: str) -> str:
     return f"rmw-v1-{space}"
+
+
+def _distance(values: list[bytes]) -> float:
+    """That of a found entry, out of names and values: valkey-search tells more of these than it is asked for."""
+    return float(dict(zip(values[::2], values[1::2], strict=True))[b"distance"])
 
 
 def _lies(name: bytes, place: str) -> bool:
@@ -234,7 +242,7 @@ class Matrix:
         rows = [self._row(entry, number) for entry, number, _, _ in fitting]
         self._grow()
         if rows:
-            vectors = unpacked([vector for *_, vector in fitting], self.dimensions)
+            vectors = directions(unpacked([vector for *_, vector in fitting], self.dimensions))
             self._vectors[rows], self._heads[rows] = vectors, vectors[:, :HEAD]
             self._rests[rows] = np.linalg.norm(vectors[:, HEAD:], axis=1)
             self._expiries[rows] = [expiry for _, _, expiry, _ in fitting]

@@ -1,8 +1,10 @@
 """Entries in Redis: the names of the keys, and the commands.
 
-An owner has sixteen shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one slot of a Redis Cluster; a partition lies in one of
-them. What a step reads and writes is one script (``lib.lua`` tells what lies where). Another owner's entries are in other keys,
-and what is read is checked against the owner and the key that it was kept under.
+An owner has up to sixteen shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one slot of a Redis Cluster; a partition lies in
+one of them. There are as many as full partitions fit in the owner's bounds, each with an equal part of these: so no shard is
+smaller than a partition may be, and where the bounds are small, one shard has all of them. What a step reads and writes is one
+script (``lib.lua`` tells what lies where). Another owner's entries are in other keys, and what is read is checked against the
+owner and the key that it was kept under.
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries, for what concerns them all
 """
@@ -25,7 +27,7 @@ from .scripts import Script
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SHARDS = 16
+MOST_SHARDS = 16
 OWNERS = "rmw:{c}:owners"
 _OWNER = re.compile(r"[a-z0-9]{1,64}")
 _REMEMBER_PURGE_MS = 7 * 24 * 3600 * 1000
@@ -75,15 +77,6 @@ class Stats:
     partitions: int
 
 
-def slot_of(owner: str, partition: str) -> str:
-    """The hash tag, with its braces, of the shard in which ``partition`` lies."""
-    return f"{{c:{owner}:{int(partition[:4], 16) % SHARDS}}}"
-
-
-def generation_key(owner: str, partition: str) -> str:
-    return f"rmw:{slot_of(owner, partition)}:g"
-
-
 class Entries:
     """All entries of all owners."""
 
@@ -93,6 +86,7 @@ class Entries:
         self._clock = clock
         self._noted: dict[str, float] = {}
         self._longest = (settings.cache_ttl + _MARGIN) * 1000
+        self._shards = _shards(settings)
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
@@ -127,8 +121,8 @@ class Entries:
             "longest": self._longest,
             "partition_entries": settings.cache_partition_entries,
             "partition_bytes": settings.cache_partition_bytes,
-            "shard_entries": max(1, settings.cache_owner_entries // SHARDS),
-            "shard_bytes": settings.cache_owner_bytes // SHARDS,
+            "shard_entries": settings.cache_owner_entries // self._shards,
+            "shard_bytes": settings.cache_owner_bytes // self._shards,
         }
         await self._note(key.owner)
         reply: bytes = await self._redis.script(scripts.KEEP, [self._key(key)], [orjson.dumps(facts), record, data])
@@ -197,7 +191,7 @@ class Entries:
     async def _each_shard(self, script: Script, owner: str, *args: str | int) -> list[Any]:
         if not _OWNER.fullmatch(owner):
             raise ValueError("an owner is told by lower-case letters and digits")
-        return await self._redis.scripts(script, [([f"rmw:{{c:{owner}:{shard}}}:g"], args) for shard in range(SHARDS)])
+        return await self._redis.scripts(script, [([f"rmw:{{c:{owner}:{shard}}}:g"], args) for shard in range(MOST_SHARDS)])
 
     async def _owners(self) -> list[str]:
         now = int(self._clock())
@@ -217,4 +211,15 @@ class Entries:
 
     def _key(self, key: Key) -> str:
         assert _OWNER.fullmatch(key.owner), "an owner is a hash"
-        return generation_key(key.owner, key.partition)
+        return f"rmw:{self.slot(key)}:g"
+
+    def slot(self, key: Key) -> str:
+        """The hash tag, with its braces, of the shard in which the partition of ``key`` lies."""
+        return f"{{c:{key.owner}:{int(key.partition[:4], 16) % self._shards}}}"
+
+
+def _shards(settings: Settings) -> int:
+    """How many shards an owner has. Other settings put other partitions in a shard: what was kept before is not found then."""
+    of_entries = settings.cache_owner_entries // settings.cache_partition_entries
+    of_bytes = settings.cache_owner_bytes // settings.cache_partition_bytes
+    return max(1, min(of_entries, of_bytes, MOST_SHARDS))

@@ -45,3 +45,9 @@ def unpacked(blobs: Sequence[bytes], dimensions: int) -> Vector:
     if any(len(blob) != 2 * dimensions for blob in blobs):
         raise NoVector("a kept vector has another size")
     return np.frombuffer(b"".join(blobs), "<f2").astype(np.float32).reshape(len(blobs), dimensions)
+
+
+def directions(rows: Vector) -> Vector:
+    """``rows``, each of length 1 again after it was rounded; one of zeros stays as it is."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32, copy=False)

@@ -78,9 +78,9 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIt
         embeddings_url = serve(embedding_server, lifespan="off")
 
         def open_cache(url: str, sealer: Sealer | None = None, **given: Any) -> Cache:
-            client = connect(url, timeout=2.0)
+            client = connect(url, timeout=20.0)
             stack.push_async_callback(client.aclose)
-            chosen = settings(**{"cache_timeout": 2.0, "cache_embedding_timeout": 2.0, "upstream": embeddings_url, **given})
+            chosen = settings(**{"cache_timeout": 20.0, "cache_embedding_timeout": 20.0, "upstream": embeddings_url, **given})
             assert chosen.upstream is not None
             return Cache(client, Embeddings(transport, chosen.upstream, chosen), sealer or Sealer(), chosen)
 

@@ -11,11 +11,15 @@ import pytest
 from responses_mw.cache import Hit, Miss
 from responses_mw.ids import RunIds
 from responses_mw.sealing import Sealer
+from scripted import Signal
 from state.servers import wire
 
 from .asking import ALICE, BOB, EXACT, SECRET, SEMANTIC, EmbeddingServer, answered, ask, asked, key, run, told
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Serve
     from responses_mw.cache import Cache
     from state.servers import Plain, Server
 
@@ -259,6 +263,46 @@ async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
         assert (counted.trips - before, embedding_server.requests) == (1, [])
 
 
+async def test_the_embedding_is_made_beside_the_exact_look_up(
+    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    assert server.dbsize() == 0
+    cache = open_cache(plain_server.url)
+    await cache.start()
+    server.client_pause(20_000, all=False)
+    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC))
+    async with asyncio.timeout(20):
+        while not embedding_server.requests:
+            await asyncio.sleep(0.01)
+    assert not looking.done(), "Redis has not answered yet"
+    server.client_unpause()
+    assert isinstance(await looking, Miss)
+    assert len(embedding_server.requests) == 1
+
+
+async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embedding_up(
+    open_cache: OpenCache, plain_server: Server, server: Plain, serve: Serve
+) -> None:
+    came, left = Signal(), Signal()
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        came.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    assert server.dbsize() == 0
+    slow = {"upstream": serve(silent, lifespan="off"), "cache_namespace": "the same", "cache_embedding_timeout": 60}
+    one, other = open_cache(plain_server.url, **slow), open_cache(plain_server.url, **slow)
+    await ask(one, key(one), EXACT, answer="Paris.")
+    server.client_pause(20_000, all=False)
+    looking = asyncio.create_task(other.lookup(key(other), SEMANTIC))
+    await came.wait()
+    server.client_unpause()
+    assert told(await looking) == "Paris."
+    await left.wait()
+
+
 @pytest.mark.parametrize(("policy", "trips"), [(EXACT, 1), (SEMANTIC, 2)], ids=["exact", "semantic"])
 async def test_a_miss_costs_one_round_trip_and_one_more_to_compare(
     open_cache: OpenCache, plain_server: Server, server: Plain, policy: Any, trips: int
@@ -293,7 +337,7 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
 
     listener = await asyncio.start_server(hang, "127.0.0.1", 0)
     cache = open_cache(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", cache_timeout=0.05)
-    async with asyncio.timeout(1.5):  # less than the two seconds of the client
+    async with asyncio.timeout(15):  # less than the client's
         assert await ask(cache, key(cache)) == "nothing"
     never.set()
     listener.close()
@@ -398,12 +442,39 @@ async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
         await ask(narrow, key(narrow, f"Question {n}?"), answer="x" * 1000)
     assert (await narrow.stats(ALICE)).entries == 2
     await narrow.purge()
-    owned = open_cache(plain_server.url, cache_owner_entries=16, cache_owner_bytes=16 * 3000)
-    for n in range(60):  # a sixteenth for each of sixteen shards
+    owned = open_cache(plain_server.url, cache_owner_bytes=5000)
+    for n in range(9):
         await ask(owned, key(owned, "Question?", instructions=str(n)), answer="x" * 1000)
     stats = await owned.stats(ALICE)
-    assert stats.entries <= 16
-    assert stats.bytes <= 16 * 3000
+    assert stats.entries == 3
+    assert stats.bytes <= 5000
+
+
+@pytest.mark.parametrize("partitions", ["one", "many"])
+async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partitions(
+    open_cache: OpenCache, plain_server: Server, server: Plain, partitions: str
+) -> None:
+    assert server.dbsize() == 0
+    cache = open_cache(plain_server.url, cache_owner_entries=20)
+    for n in range(30):
+        instructions = str(n) if partitions == "many" else "the same"
+        await ask(cache, key(cache, f"Question {n}?", instructions=instructions), answer=str(n))
+    assert (await cache.stats(ALICE)).entries == 20
+
+
+async def test_a_large_bound_of_an_owner_is_shared_by_shards_that_each_hold_a_full_partition(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    assert server.dbsize() == 0
+    cache = open_cache(plain_server.url, cache_owner_entries=35, cache_partition_entries=10)
+    for n in range(15):
+        await ask(cache, key(cache, f"Question {n}?"), answer=str(n))
+    assert (await cache.stats(ALICE)).entries == 10, "a partition has its whole bound"
+    for n in range(60):
+        await ask(cache, key(cache, "Question?", instructions=str(n)), answer=str(n))
+    assert 11 <= (await cache.stats(ALICE)).entries <= 33
+    slots = {name.split(b"}")[0] for name in server.keys("rmw:{c:*}:i")}
+    assert len(slots) == 3
 
 
 async def test_what_has_expired_is_swept_when_the_next_is_kept(cache: Cache, server: Plain) -> None:

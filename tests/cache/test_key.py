@@ -47,6 +47,7 @@ OTHERS: dict[str, Any] = {
     "store": False,
     "stream": True,
     "stream_options": {"include_obfuscation": False},
+    "prompt": {"id": "p"},
     "prompt_cache_options": {"a": 1},
     "prompt_cache_retention": "24h",
     "service_tier": "flex",

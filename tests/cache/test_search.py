@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from responses_mw.cache.key import Key
 from responses_mw.cache.search import Index, Matrix, Near, Scan, choose
 from responses_mw.cache.store import Entries
-from responses_mw.cache.vectors import packed, unpacked, vector_of
+from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 
@@ -66,7 +66,7 @@ numbers = st.integers(-9, 9)
 vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any).map(vector_of)
 
 
-@trying(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@trying(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(vectors, min_size=1, max_size=12), st.lists(vectors, max_size=3), vectors, st.floats(-0.9, 0.99), st.integers(1, 4)
 )
@@ -85,10 +85,10 @@ async def test_what_is_found_is_what_comparing_with_all_finds(
             by_name[name] = vector
         found = await search.nearest(key_in(here, ""), asked, threshold, count)
         expected = brute_force(by_name, asked, threshold, count)
-        assert [round(similarity, 3) for _, similarity in found] == pytest.approx([one for _, one in expected], abs=2e-3)
+        assert [similarity for _, similarity in found] == pytest.approx([one for _, one in expected], abs=1e-5)
         assert len({name for name, _ in found}) == len(found)
         for name, similarity in found:
-            assert similarity == pytest.approx(brute_force({name: by_name[name]}, asked, -1, 1)[0][1], abs=2e-3)
+            assert similarity == pytest.approx(brute_force({name: by_name[name]}, asked, -1, 1)[0][1], abs=1e-5)
 
 
 async def test_the_server_decides_who_searches_unless_a_setting_does(plain_server: Server, searching_server: Server) -> None:
@@ -184,7 +184,7 @@ def test_long_vectors_are_found_as_by_comparing_with_all_though_few_are_compared
     asked = vector_of(centre + spread * random.normal(size=200))
     matrix = Matrix(200)
     matrix.add([(str(n), n + 1, b"1000:" + packed(vector)) for n, vector in enumerate(vectors)])
-    rows = unpacked([packed(vector) for vector in vectors], 200)
+    rows = directions(unpacked([packed(vector) for vector in vectors], 200))
     expected = sorted((float(one) for one in rows @ asked if one >= threshold), reverse=True)[:count]
     found = [similarity for _, similarity in matrix.nearest(asked, threshold, count, 0)]
     near = [one for one in expected if one >= threshold + 1e-5]
