@@ -70,11 +70,11 @@ def replica_flags(upstream: str, redis: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def valkey() -> Iterator[tuple[int, str]]:
-    """A Valkey in memory: its process id and URL."""
+def valkey(*options: str) -> Iterator[tuple[int, str]]:
+    """A Valkey in memory, with further `options`: its process id and URL."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "socket"
-        command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
+        command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder, *options]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
                 yield process.pid, f"unix://{path}"

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# What of a process's clocks is asked for (include/linux/posix-timers.h): the time that its threads ran.
+CPUCLOCK_SCHED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class Usage:
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str) -> Iterator[Server]:
-    """Run `python -m module *arguments --port <a free one>` as a server until the block ends.
+def running(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Run `python -m module *arguments --port <a free one>` as a server until the block ends; `environment` adds to ours.
 
     The block begins when `GET /v1/models` answers 200. Raises `RuntimeError`, with what the process wrote, when that
     takes over `START_SECONDS` or the process exits.
@@ -55,6 +57,7 @@ def running(module: str, *arguments: str) -> Iterator[Server]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
             if not await_ready(process, port):
@@ -91,14 +94,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def usage(pid: int) -> Usage:
     """What the process `pid` and its living descendants use, and its dead and awaited ones did.
 
-    CPU time comes in steps of the kernel's clock tick, 10 ms as a rule.
+    CPU time is that of the processes' own clocks, to the nanosecond. `/proc/<pid>/stat` counts ticks of 10 ms: whom a tick
+    finds at work gets all of it, and work that a timer begins is found too often, or never.
     """
     tree = descendants(pid)
-    ticks = pages = 0
-    for fields in tree:
-        ticks += sum(int(field) for field in fields[11:15])  # utime, stime, and those of awaited children
+    seconds = ticks = pages = 0.0
+    for process, fields in tree.items():
+        with contextlib.suppress(OSError):  # it ended just now
+            seconds += time.clock_gettime(~process << 3 | CPUCLOCK_SCHED)
+        ticks += sum(int(field) for field in fields[13:15])  # of awaited children
         pages += int(fields[21])
-    return Usage(ticks / CLOCK_TICKS, pages * resource.getpagesize())
+    return Usage(seconds + ticks / CLOCK_TICKS, int(pages) * resource.getpagesize())
 
 
 def machine_cpu_seconds() -> float:
@@ -107,8 +113,8 @@ def machine_cpu_seconds() -> float:
     return sum(map(int, (user, nice, system, *rest))) / CLOCK_TICKS
 
 
-def descendants(pid: int) -> list[Sequence[bytes]]:
-    """The fields of `/proc/<pid>/stat` after the name, of the process and all that descend from it."""
+def descendants(pid: int) -> dict[int, Sequence[bytes]]:
+    """The fields of `/proc/<pid>/stat` after the name, of the process and all that descend from it, by their pids."""
     processes: dict[int, Sequence[bytes]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -116,7 +122,7 @@ def descendants(pid: int) -> list[Sequence[bytes]]:
     tree = [pid]
     for parent in tree:
         tree += [child for child, fields in processes.items() if int(fields[1]) == parent]
-    return [processes[member] for member in tree if member in processes]
+    return {member: processes[member] for member in tree if member in processes}
 
 
 def free_port() -> int:

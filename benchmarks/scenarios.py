@@ -5,6 +5,7 @@ What a scenario reports is its docstring's first line. The limits are the projec
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.background import measure_background
@@ -12,19 +13,24 @@ from benchmarks.cancel import measure_cancel
 from benchmarks.load import Plan
 from benchmarks.measure import Measurement, combine, measure
 from benchmarks.processes import Server, running
+from benchmarks.watching import Watched, watching
 
 DIRECT = "direct"
 RELAY = "relay (httpx)"
 AIOHTTP_RELAY = "relay (aiohttp)"
 OURS = "responses-mw"
+OBSERVED = "responses-mw, observed"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: the API that the load speaks to it, and the command that serves it (none: the upstream)."""
+    """What is measured: the API that the load speaks to it, and the command that serves it (none: the upstream).
+
+    An `observed` one sends spans and metrics to a collector, and has its admin port read."""
 
     api: str
     command: tuple[str, ...] = ()
+    observed: bool = False
 
 
 SUBJECTS = {
@@ -32,7 +38,9 @@ SUBJECTS = {
     RELAY: Subject("chat", ("benchmarks.relay", "--transport=httpx")),
     AIOHTTP_RELAY: Subject("chat", ("benchmarks.relay", "--transport=aiohttp")),
     OURS: Subject("responses", ("responses_mw", "serve")),
+    OBSERVED: Subject("responses", ("responses_mw", "serve"), observed=True),
 }
+COMPARED = (DIRECT, RELAY, AIOHTTP_RELAY, OURS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +74,13 @@ class Bench:
     def compare(
         self,
         plan: Plan,
-        subjects: Sequence[str] = tuple(SUBJECTS),
+        subjects: Sequence[str] = COMPARED,
         *,
         tokens_per_second: float = 0,
         first_byte_delay: float = 0,
+        together: bool = False,
     ) -> dict[str, Measurement]:
-        """The medians of the rounds of each subject, all in front of one upstream of that pace."""
+        """The medians of the rounds of each subject, all in front of one upstream of that pace; `together`: all at a time."""
         pace = (f"--tokens-per-second={tokens_per_second}", f"--first-byte-delay={first_byte_delay}")
         with contextlib.ExitStack() as stack:
             upstream = stack.enter_context(running("benchmarks.upstream", *pace))
@@ -79,18 +88,28 @@ class Bench:
             for name, server in servers.items():
                 measure(server, upstream, SUBJECTS[name].api, warm_up(plan))
             rounds: dict[str, list[Measurement]] = {name: [] for name in subjects}
-            for number in range(self._rounds):
-                for name, server in servers.items():
-                    self._note(f"round {number + 1} of {self._rounds}: {name}")
-                    measurement, report = measure(server, upstream, SUBJECTS[name].api, plan)
-                    rounds[name].append(measurement)
-                    if report.failed:
-                        self._note(f"failed: {report.reasons}")
+            with ThreadPoolExecutor(len(servers) if together else 1) as threads:
+                for number in range(self._rounds):
+                    self._note(f"round {number + 1} of {self._rounds}: {', '.join(servers)}")
+                    for name, measurement in threads.map(
+                        lambda name: self._round(name, servers[name], upstream, plan), servers
+                    ):
+                        rounds[name].append(measurement)
         return {name: combine(measurements) for name, measurements in rounds.items()}
 
+    def _round(self, name: str, server: Server | None, upstream: Server, plan: Plan) -> tuple[str, Measurement]:
+        measurement, report = measure(server, upstream, SUBJECTS[name].api, plan)
+        if report.failed:
+            self._note(f"failed: {name}: {report.reasons}")
+        return name, measurement
+
     def _start(self, stack: contextlib.ExitStack, name: str, upstream: Server) -> Server | None:
-        command = SUBJECTS[name].command
-        return stack.enter_context(running(*command, f"--upstream={upstream.url}")) if command else None
+        subject = SUBJECTS[name]
+        if not subject.command:
+            return None
+        watched = stack.enter_context(watching()) if subject.observed else Watched()
+        flags = (f"--upstream={upstream.url}", *watched.flags)
+        return stack.enter_context(running(*subject.command, *flags, environment=watched.environment))
 
 
 def warm_up(plan: Plan) -> Plan:
@@ -115,6 +134,20 @@ def steady(bench: Bench) -> Outcome:
     rows = bench.compare(plan, tokens_per_second=40)
     columns = ("cpu_us_per_token", "tokens_per_second", *SHARES, "first_token_ms", "lag_ms", "lag_p99_ms", "failed")
     return Outcome(rows, columns, [cpu_ratio(rows, limit=0.5)])
+
+
+@scenario
+def observed(bench: Bench) -> Outcome:
+    """CPU per streamed token with spans, metrics and the admin port, and without: two servers at once, each as in `steady`."""
+    plan = Plan(streams=50, tokens=120 if bench.quick else 400, ramp=1.0)
+    rows = bench.compare(plan, (OURS, OBSERVED), tokens_per_second=40, together=True)
+    plain, watched = rows[OURS], rows[OBSERVED]
+    figures = [
+        Figure("CPU of a token, above unobserved", (watched.cpu_us_per_token / plain.cpu_us_per_token - 1) * 100, "%", 5),
+        Figure("CPU of an answer, above unobserved", watched.cpu_us_per_answer - plain.cpu_us_per_answer, "us"),
+    ]
+    columns = ("cpu_us_per_token", "cpu_us_per_answer", "cpu_share", "machine_cpu_share", "lag_ms", "lag_p99_ms", "failed")
+    return Outcome(rows, columns, figures)
 
 
 @scenario

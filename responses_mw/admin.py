@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .state import State
     from .upstream import Upstream
 
-__all__ = ["Admin", "Check", "checks", "open_admin"]
+__all__ = ["Admin", "Check", "PortTaken", "checks", "open_admin"]
 
 Check = Callable[[], Awaitable[str | None]]
 """What keeps the replica from serving, as a short sentence; None: nothing."""
@@ -40,6 +40,10 @@ WATCHED_EVERY = 10.0
 """Seconds between two looks into the queue, for its metrics."""
 
 _GONE = frozenset({502, 503, 504})
+
+
+class PortTaken(OSError):
+    """The admin port cannot be had; the message says why."""
 
 
 class Admin:
@@ -125,7 +129,7 @@ async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
 async def open_admin(settings: Settings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
     """Serves the admin port meanwhile, if one is set, and measures the queue, if anybody wants to know.
 
-    Raises ``OSError`` where the port cannot be had."""
+    Raises ``PortTaken``."""
     async with AsyncExitStack() as stack:
         if state is not None and (settings.admin_port or telemetry.is_measuring()):
             await stack.enter_async_context(_watching(state))
@@ -159,7 +163,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise OSError(error.errno, f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
+        raise PortTaken(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 
 
 @asynccontextmanager

@@ -94,7 +94,8 @@ class Limits:
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
             message = f"Limit reached: {self.most[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
-            raise RateLimited(message, retry_after=_RETRY_AFTER[kind])
+            told = {f"x-ratelimit-limit-{kind}": str(self.most[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=told)
         if kind == "streams":
             self._open.setdefault(owner, set()).add(name)
         return True

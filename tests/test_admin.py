@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +42,7 @@ async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             try:
                 return await admin.get(path)
@@ -120,6 +122,20 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
                 pass
 
 
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: str, redis_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ["--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--secret-keys={SECRET}", "--log-level=error"]
+        flags += [f"--admin-port={taken.getsockname()[1]}", *(["--port=0"] if command == "serve" else [])]
+        done = subprocess.run(
+            [sys.executable, "-m", "responses_mw", command, *flags], capture_output=True, text=True, check=False
+        )
+    assert done.returncode in (1, 3)
+    assert "cannot be opened: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 async def test_a_host_application_has_no_admin_port_unless_it_asks_for_one() -> None:
     assert Settings().admin_port == 0
 
@@ -137,7 +153,7 @@ async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, p
         await asyncio.sleep(0.05)
         watching = create_app(Settings(**common, admin_port=port))
         async with client(port) as admin, lifespan(watching):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 while (depth := _sample(await get(admin, "/metrics"), "responses_mw_queue_depth")) == 0:
                     await asyncio.sleep(0.02)
             assert depth == 1

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.load import Load, Plan, Report
 from benchmarks.measure import measure
 from benchmarks.processes import Server, running
+from benchmarks.watching import watching
 
 FEW = Plan(streams=3, tokens=5, timeout=20)
 
@@ -79,5 +80,14 @@ def test_a_server_that_does_not_start_says_why() -> None:
     with (
         pytest.raises(RuntimeError, match="unrecognized arguments: --no-such-option"),
         running("benchmarks.upstream", "--no-such-option"),
+    ):
+        pass
+
+
+def test_a_server_that_is_to_be_watched_and_sends_nothing_is_an_error(upstream: Server) -> None:
+    with (
+        pytest.raises(RuntimeError, match="not observed: no spans, metrics"),
+        watching(),
+        running("responses_mw", "serve", f"--upstream={upstream.url}"),
     ):
         pass

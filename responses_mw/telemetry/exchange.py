@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry.trace import get_current_span
-
 __all__ = ["Exchange", "current", "told_owner", "told_response", "told_route"]
 
 
@@ -68,10 +66,9 @@ def told_response(document: Mapping[str, Any]) -> None:
     exchange.response_id = document["id"]
     exchange.conversation = conversation["id"] if conversation else ""
     exchange.stores = bool(document.get("store"))
-    get_current_span().set_attributes(response_attributes(exchange))
 
 
 def response_attributes(exchange: Exchange) -> dict[str, str]:
-    """By the conventions, for the span of the whole response."""
+    """By the conventions, for the span of the whole response when it ends."""
     known = {"gen_ai.response.id": exchange.response_id, "gen_ai.conversation.id": exchange.conversation}
     return {name: value for name, value in known.items() if value}

@@ -165,10 +165,12 @@ def _measure(active: Mapping[str, str], exchange: Exchange, status: int, took: f
 
 
 def _end(span: Span, method: str, exchange: Exchange, status: int) -> None:
-    if exchange.route:
-        span.update_name(f"{method} {exchange.route}")
-        span.set_attribute("http.route", exchange.route)
-    span.set_attribute("http.response.status_code", status)
+    if span.is_recording():
+        attributes: dict[str, str | int] = {"http.response.status_code": status, **response_attributes(exchange)}
+        if exchange.route:
+            span.update_name(f"{method} {exchange.route}")
+            attributes["http.route"] = exchange.route
+        span.set_attributes(attributes)
     if status >= 500:
         mark_failed(span, str(status))
     span.end()

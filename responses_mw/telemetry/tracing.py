@@ -32,7 +32,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from .exchange import Exchange, going_on
+from .exchange import Exchange, going_on, response_attributes
 from .names import JOBS_RUNNING, STATE_ERRORS
 
 TRACER = get_tracer("responses_mw")
@@ -93,7 +93,7 @@ def running(response_id: str, owner: str) -> Iterator[None]:
         "process response",
         Context(),
         SpanKind.CONSUMER,
-        {"gen_ai.response.id": response_id, "messaging.operation.type": "process", "messaging.system": "redis"},
+        {"messaging.operation.type": "process", "messaging.system": "redis"},
     )
     exchange = Exchange(owner=owner, response_id=response_id, stores=True)
     JOBS_RUNNING.add(1)
@@ -105,6 +105,7 @@ def running(response_id: str, owner: str) -> Iterator[None]:
         raise
     finally:
         JOBS_RUNNING.add(-1)
+        span.set_attributes(response_attributes(exchange))
         span.end()
 
 

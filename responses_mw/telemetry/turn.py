@@ -14,7 +14,7 @@ from ..errors import UpstreamError
 from .content import input_messages, output_messages
 from .exchange import current
 from .names import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE
-from .tracing import TRACER, captures, carried, mark_failed
+from .tracing import TRACER, captures, carried, is_tracing, mark_failed
 
 # Members of a chat request, and how the conventions call them.
 _ASKED = {
@@ -53,7 +53,7 @@ class Turn:
     In order: ``began``, then ``ended`` or ``failed``; then ``close``, which may come at any time and more than once.
     """
 
-    __slots__ = ("_began", "_chat", "_document", "_facts", "_first", "_is_over", "_items", "_model", "_span", "_used")
+    __slots__ = ("_began", "_chat", "_document", "_facts", "_first", "_is_over", "_items", "_model", "_named", "_span", "_used")
 
     def __init__(self, chat: Mapping[str, Any], document: Mapping[str, Any], server: Server) -> None:
         """``chat`` is the chat request; ``document`` the response in the making, with what the turns before have used."""
@@ -64,10 +64,10 @@ class Turn:
         self._used = _usage(document)
         self._items = len(document["output"] or ())
         self._first: float | None = None
+        self._named: dict[str, Any] = {}
         self._is_over = False
-        span = self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=self._facts)
-        if span.is_recording():
-            span.set_attributes({"gen_ai.request.model": self._model, **_asked(chat), **_of_response(document)})
+        asked = {"gen_ai.request.model": self._model, **_asked(chat), **_of_response(document)} if is_tracing() else {}
+        self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes={**self._facts, **asked})
         self._began = time.perf_counter()
 
     @property
@@ -82,7 +82,7 @@ class Turn:
         """The first read of the answer is there; ``head`` is its first chunk, which names the completion and its model."""
         self._first = time.perf_counter()
         named = {"gen_ai.response.id": head.get("id"), "gen_ai.response.model": head.get("model")}
-        self._span.set_attributes({name: value for name, value in named.items() if isinstance(value, str)})
+        self._named = {name: value for name, value in named.items() if isinstance(value, str)}
 
     def ended(self, finish_reason: str | None) -> None:
         """The answer is whole, and the document has it."""
@@ -94,9 +94,9 @@ class Turn:
         self._measure(took, given, made)
         span = self._span
         if span.is_recording():
-            span.set_attributes({"gen_ai.usage.input_tokens": given, "gen_ai.usage.output_tokens": made})
+            self._named |= {"gen_ai.usage.input_tokens": given, "gen_ai.usage.output_tokens": made}
             if finish_reason:
-                span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+                self._named["gen_ai.response.finish_reasons"] = [finish_reason]
             self._show(finish_reason)
         self._over()
 
@@ -112,11 +112,12 @@ class Turn:
     def close(self) -> None:
         """The run is over. A turn that has not ended by now was cancelled, which is no failure: its client left."""
         if not self._is_over:
-            self._span.set_attribute("error.type", "cancelled")
+            self._named["error.type"] = "cancelled"
             self._over()
 
     def _over(self) -> None:
         self._is_over = True
+        self._span.set_attributes(self._named)
         self._span.end()
 
     def _attributes(self) -> dict[str, str | int]:

@@ -88,7 +88,7 @@ class Collector:
 
     async def until(self, *names: str, **attributes: Any) -> list[Span]:
         """All spans, once there is one of each of these names."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not set(names) <= {span.name for span in self.spans}:
                 await asyncio.sleep(0.02)
         return self.spans
@@ -138,13 +138,13 @@ class Command:
         self.ours = Ours(f"http://127.0.0.1:{settings.get('port', 0)}")
         self.admin = Ours(f"http://127.0.0.1:{settings['admin_port']}")
 
-    async def is_ready(self) -> Command:
-        """Waits until it is."""
-        async with asyncio.timeout(20):
+    async def is_ready(self, path: str = "/readyz") -> Command:
+        """Waits until it is; by ``/livez``, until it is there."""
+        async with asyncio.timeout(30):
             while True:
                 assert self.process.poll() is None, self.log
                 with suppress(httpx.TransportError):  # not there yet
-                    if (await self.admin.http.get("/readyz")).status_code == 200:
+                    if (await self.admin.http.get(path)).status_code == 200:
                         return self
                 await asyncio.sleep(0.05)
 
@@ -155,7 +155,7 @@ class Command:
 
     async def logged(self, text: str) -> str:
         """Waits until its log holds ``text``."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while text not in self.log:
                 await asyncio.sleep(0.02)
         return self.log
@@ -163,7 +163,7 @@ class Command:
     def end(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(30)
         finally:
             self.process.kill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.queries import EMITTED
 from responses_mw.telemetry import INSTRUMENTS, Server, Turn, exposition, metrics, names
-from scripted import HELLO
+from scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
     from scripted import ScriptedUpstream
 
-    from .conftest import Start
+    from .conftest import Command, Start
 
 CHAT = {"model": "m", "stream": True, "messages": []}
 
@@ -131,27 +132,23 @@ def environment() -> dict[str, str]:
     return {}
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 async def test_metrics_are_read_from_the_admin_port_without_any_collector(upstream: ScriptedUpstream, start: Start) -> None:
-    front = await start("serve").is_ready()
+    lonely = start("serve", redis="redis://127.0.0.1:1", limit_requests_per_minute=2)
+    front = await start("serve", cache="exact", limit_requests_per_minute=2).is_ready()
+    await exercised(front, upstream)
+    await lonely.is_ready("/livez")
     upstream.stream(*HELLO)
-    stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
-    assert [event.type async for event in stream][-1] == "response.completed"
-    job = await front.ours.client.responses.create(model="tiny", input="hi", background=True)
-    while job.status not in ("completed", "failed"):  # the upstream answers 500
-        job = await front.ours.client.responses.retrieve(job.id)
-    answer = await front.admin.http.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    families = parsed(answer.text)
+    await lonely.ours.client.responses.create(model="tiny", input="hi")
+    families, of_lonely = await scraped(front), await scraped(lonely)
     assert families.keys() >= EMITTED.keys()
     for name, labels in EMITTED.items():
-        offered = {label for sample in families[name].samples for label in sample.labels}
-        assert not offered or labels <= offered, name
+        samples = [*families[name].samples, *of_lonely[name].samples]
+        assert samples, name
+        assert labels <= {label for sample in samples for label in sample.labels}, name
 
     def value(name: str, **labels: str) -> float:
-        family = families[name.removesuffix("_count").removesuffix("_sum")]
-        found = [one for one in family.samples if one.name == name and labels.items() <= one.labels.items()]
-        return float(sum(one.value for one in found))
+        return total(families, name, **labels)
 
     assert value("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="tiny") == 2
     assert value("gen_ai_client_operation_duration_seconds_count", error_type="502") == 1
@@ -160,4 +157,52 @@ async def test_metrics_are_read_from_the_admin_port_without_any_collector(upstre
     assert value("responses_mw_events_appended_total") >= 1
     assert value("responses_mw_streams_open") == value("responses_mw_jobs_running") == 0
     assert value("http_server_active_requests") == 0
+    assert value("responses_mw_cache_lookups_total", result="miss") >= 1
+    assert value("responses_mw_limits_refused_total", limit="requests") == 1
     assert value("process_resident_memory_bytes") > 10_000_000
+    assert total(of_lonely, "responses_mw_limits_unchecked_total", limit="requests") == 1
+    assert total(of_lonely, "responses_mw_state_errors_total", error_type="ConnectionError") >= 1
+
+
+async def exercised(front: Command, upstream: ScriptedUpstream) -> None:
+    """Has a server that lets two requests pass stream, run a job that fails, and refuse."""
+    upstream.stream(*HELLO)
+    stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
+    assert [event.type async for event in stream][-1] == "response.completed"
+    job = await front.ours.client.responses.create(model="tiny", input="ho", background=True)
+    while job.status not in ("completed", "failed"):  # the upstream answers 500
+        job = await front.ours.client.responses.retrieve(job.id)
+    bearer = {"authorization": f"Bearer {front.ours.client.api_key}"}
+    refused = await front.ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi"}, headers=bearer)
+    assert refused.status_code == 429
+
+
+async def scraped(command: Command) -> dict[str, Any]:
+    answer = await command.admin.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return parsed(answer.text)
+
+
+def total(families: dict[str, Any], name: str, **labels: str) -> float:
+    """The sum of the samples of that name that have these labels."""
+    family = families[name.removesuffix("_count").removesuffix("_sum")]
+    return float(sum(one.value for one in family.samples if one.name == name and labels.items() <= one.labels.items()))
+
+
+@pytest.mark.timeout(120)
+async def test_a_worker_alone_tells_what_it_runs_and_what_waits(upstream: ScriptedUpstream, start: Start) -> None:
+    front = await start("serve", workers=0).is_ready()
+    held = Signal()
+    upstream.stream(text("a"), held, *HELLO)
+    for _ in range(3):
+        await front.ours.client.responses.create(model="tiny", input="hi", background=True)
+    worker = await start("worker", workers=1).is_ready()
+    try:
+        async with asyncio.timeout(30):
+            while total(families := await scraped(worker), "responses_mw_queue_depth") < 2:
+                await asyncio.sleep(0.05)
+            assert total(families, "responses_mw_queue_age_seconds") > 0
+            while total(await scraped(worker), "responses_mw_jobs_running") != 1:
+                await asyncio.sleep(0.05)
+    finally:
+        held.set()

@@ -11,6 +11,8 @@ from scripted import HELLO, call, delta, finish, text, usage
 from tools.servers import weather
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
     from conftest import Serve
     from scripted import ScriptedUpstream
 
@@ -30,9 +32,8 @@ def answered(*texts: str) -> list[dict[str, Any]]:
 async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_processes(
     serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
-    tools = json.dumps(
-        {"weather": {"url": serve(weather().streamable_http_app(stateless_http=True)) + "/mcp", "require_approval": "never"}}
-    )
+    app, told = remembering(weather().streamable_http_app(stateless_http=True))
+    tools = json.dumps({"weather": {"url": serve(app) + "/mcp", "require_approval": "never"}})
     front = start("serve", workers=0, mcp_servers=tools)
     worker = start("worker", {"OTEL_SERVICE_NAME": "the-worker"}, mcp_servers=tools)
     await front.is_ready()
@@ -90,6 +91,12 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
     assert (tool.kind, tool.parent_id, tool.failed) == (INTERNAL, job.span_id, False)
     assert tool.attributes["gen_ai.tool.name"] == "get_weather"
     assert any(span.parent_id == tool.span_id for span in collector.spans)  # of MCP's SDK
+    listed, called = (told[method] for method in ("tools/list", "tools/call"))
+    assert {header.split("-")[1] for header, _ in (listed, called)} == {job.trace_id}
+    assert called[0].startswith(job.context)
+    assert called[1]["traceparent"].split("-")[2] in {
+        span.span_id for span in collector.spans if span.parent_id == tool.span_id
+    }
 
     created, committed = collector.one("EVALSHA job_create"), collector.one("EVALSHA commit")
     assert (created.parent_id, committed.parent_id) == (request.span_id, job.span_id)
@@ -101,6 +108,24 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
     assert "Sunny" not in written
     assert "Paris" not in written
     assert "Bearer" not in written
+
+
+def remembering(app: ASGIApp) -> tuple[ASGIApp, dict[str, tuple[str, dict[str, Any]]]]:
+    """An MCP server that remembers, by method, the last ``traceparent`` that came as a header, and what came as ``_meta``."""
+    told: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    async def remembering(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_and_look() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and message.get("body"):
+                call = json.loads(message["body"])
+                headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+                told[call["method"]] = (headers.get("traceparent", ""), call.get("params", {}).get("_meta", {}))
+            return message
+
+        await app(scope, receive_and_look if scope["type"] == "http" else receive, send)
+
+    return remembering, told
 
 
 def front_address(upstream: ScriptedUpstream) -> tuple[str, int]:
@@ -189,8 +214,10 @@ async def test_a_disabled_sdk_sends_nothing_and_the_callers_context_passes_as_it
 async def test_metrics_go_where_traces_go(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
     front = await start("serve").is_ready()
     upstream.stream(*HELLO)
-    await front.ours.client.responses.create(model="tiny", input="hi")
+    stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
+    assert [event.type async for event in stream][-1] == "response.completed"
     await collector.until("chat tiny")
     front.end()
     names = {"gen_ai.client.operation.duration", "http.server.request.duration", "responses_mw.queue.depth"}
+    names |= {"http.server.active_requests", "responses_mw.streams.open"}
     assert names <= collector.metrics

@@ -1,0 +1,76 @@
+"""What watches a server that is observed: an OTLP receiver (HTTP, protobuf), and a scraper of its admin port's metrics.
+
+It decodes all that it is sent, counts it, and tells the counts to whoever asks by GET. Run it by
+`python -m benchmarks.collector --port 4318 --scrape http://127.0.0.1:9090/metrics`.
+"""
+
+import argparse
+import contextlib
+import json
+import threading
+import time
+import urllib.request
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+SCRAPE_SECONDS = 10
+
+COUNTS: Counter[str] = Counter()
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """One connection of an exporter."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Takes in an export."""
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/v1/traces":
+            traces = ExportTraceServiceRequest.FromString(body)
+            COUNTS["spans"] += sum(len(scope.spans) for of in traces.resource_spans for scope in of.scope_spans)
+        else:
+            metrics = ExportMetricsServiceRequest.FromString(body)
+            COUNTS["metrics"] += sum(len(scope.metrics) for of in metrics.resource_metrics for scope in of.scope_metrics)
+        self._answer(b"", "application/x-protobuf")
+
+    def do_GET(self) -> None:
+        """Tells what came so far."""
+        self._answer(json.dumps(COUNTS).encode(), "application/json")
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+    def _answer(self, body: bytes, content_type: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def scrape(url: str) -> None:
+    """Reads the metrics, time and again."""
+    while True:
+        time.sleep(SCRAPE_SECONDS)
+        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:  # it may not be there yet, or no more
+            answer.read()
+            COUNTS["scrapes"] += 1
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="An OTLP receiver that counts what it is sent, and scrapes a server.")
+    parser.add_argument("--port", type=int, default=4318)
+    parser.add_argument("--scrape", metavar="URL", help="metrics to read besides")
+    options = parser.parse_args()
+    if options.scrape:
+        threading.Thread(target=scrape, args=(options.scrape,), daemon=True).start()
+    ThreadingHTTPServer(("127.0.0.1", options.port), Receiver).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What a server is started with to be observed, and the collector that observes it."""
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.processes import free_port, running
+
+EXPORT_SECONDS = 10
+"""As often as it is scraped; usual are 60 and 15 or 30 seconds, but a round does not last longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a server is started with to be watched; with nothing, it is not."""
+
+    flags: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Watched]:
+    """Runs a collector. Raises `RuntimeError` in the end if no spans, metrics or scrapes came: nothing was measured then."""
+    admin = free_port()
+    with running("benchmarks.collector", f"--scrape=http://127.0.0.1:{admin}/metrics") as collector:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+            "OTEL_METRIC_EXPORT_INTERVAL": str(EXPORT_SECONDS * 1000),
+        }
+        yield Watched([f"--admin-port={admin}"], environment)
+        with urllib.request.urlopen(collector.url) as answer:
+            counts = json.load(answer)
+        missing = [name for name in ("spans", "metrics", "scrapes") if not counts.get(name)]
+        if missing:
+            raise RuntimeError(f"the observed server was not observed: no {', '.join(missing)}")
