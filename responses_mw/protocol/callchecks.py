@@ -203,6 +203,8 @@ def _web_search_call(value: Item, path: str) -> Item:
     action = checks.mapping(value.get("action", {}), f"{path}.action")
     if "queries" in action:
         _strings(action["queries"], f"{path}.action.queries")
+    if "sources" in action:
+        checks.array(action["sources"], f"{path}.action.sources")
     _check_texts(action, f"{path}.action", "type", "query")
     if "results" in value:
         checks.array(value["results"], f"{path}.results")

@@ -20,6 +20,7 @@ from typing import Any
 
 from . import callitems
 from .forms import CallForm, Offered, function
+from .patterns import as_pattern
 from .types import Item, Tool
 
 LONGEST_NAME = 64
@@ -179,9 +180,13 @@ def _custom(tool: Tool, namespace: str | None) -> Offered:
         done=("input",),
         argument="input",
     )
-    description = _paragraphs(tool.get("description"), _format(tool.get("format", {})))
-    member = {"type": "string", "description": "The whole input, as it is."}
-    return Offered(_as_function(flat_name(namespace, tool["name"]), description, {"input": member}, "input"), form)
+    wanted = tool.get("format", {})
+    description = _paragraphs(tool.get("description"), _format(wanted))
+    pattern = as_pattern(wanted["definition"]) if wanted.get("syntax") == "regex" else None
+    constraint = {} if pattern is None else {"pattern": pattern}
+    member = {"type": "string", "description": "The whole input, as it is.", **constraint}
+    made = _as_function(flat_name(namespace, tool["name"]), description, {"input": member}, "input")
+    return Offered({**made, "strict": True} if constraint else made, form)
 
 
 def _format(wanted: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from .container import Isolation, Outcome, SandboxError
 from .containers import Containers
 from .jail.isolation import hide
-from .settings import SandboxSettings
+from .settings import LEAST_MEMORY, SandboxSettings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -69,9 +69,12 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
     async def python(
         code: Annotated[str, Field(description="Python source")],
         container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
+        memory_bytes: Annotated[
+            int | None, Field(ge=LEAST_MEMORY, description="most memory of a new container, if it would have more")
+        ] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         try:
-            used, outcome = await containers.run(code, None if container_id == "auto" else container_id)
+            used, outcome = await containers.run(code, None if container_id == "auto" else container_id, memory_bytes)
         except SandboxError as error:
             raise ToolError(str(error)) from error
         return _tool_result(used, outcome)

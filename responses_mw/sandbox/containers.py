@@ -76,12 +76,18 @@ class Containers:
             self._discard(container)
         await asyncio.gather(*self._ending)
 
-    async def run(self, code: str, id: str | None = None) -> tuple[str, Outcome]:  # noqa: A002 (the field's name)
+    async def run(
+        self,
+        code: str,
+        id: str | None = None,  # noqa: A002 (the field's name)
+        memory_bytes: int | None = None,
+    ) -> tuple[str, Outcome]:
         """Runs ``code`` in the container ``id``, or in a new one (None), and gives the container's id and what came of it.
 
-        Raises UnknownContainer, NoRoom or NotStarted.
+        A new one has at most ``memory_bytes`` of memory, or what the settings give it, if that is less. Raises
+        UnknownContainer, NoRoom or NotStarted.
         """
-        container = await self._create() if id is None else self._find(id)
+        container = await self._create(memory_bytes) if id is None else self._find(id)
         container.calls += 1
         try:
             return container.id, await container.run(code)
@@ -102,8 +108,11 @@ class Containers:
             container.last_used = asyncio.get_running_loop().time()
             self._live[container.id] = self._live.pop(container.id)
 
-    async def _create(self) -> Container:
-        container = Container(mint("cntr"), await self._free_slot(), self._settings, self.isolation)
+    async def _create(self, memory_bytes: int | None) -> Container:
+        settings = self._settings
+        if memory_bytes is not None and memory_bytes < settings.memory_bytes:
+            settings = settings.model_copy(update={"memory_bytes": memory_bytes})
+        container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation)
         self._live[container.id] = container
         container.calls += 1
         try:

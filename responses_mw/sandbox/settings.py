@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 1024 * 1024
+LEAST_MEMORY = 64 * MIB
 
 
 class SandboxSettings(BaseSettings):
@@ -39,7 +40,9 @@ class SandboxSettings(BaseSettings):
     # -- limits of a container
     call_timeout: float = Field(60.0, gt=0, description="longest time of a call; then the container is ended")
     cpu_seconds: int = Field(300, gt=0, description="most CPU time of each process, over all calls")
-    memory_bytes: int = Field(1024 * MIB, ge=64 * MIB, description="most memory of a container, and address space of a process")
+    memory_bytes: int = Field(
+        1024 * MIB, ge=LEAST_MEMORY, description="most memory of a container, and address space of a process"
+    )
     disk_bytes: int = Field(256 * MIB, ge=MIB, description="most bytes of a container's files (kept in memory)")
     file_bytes: int = Field(64 * MIB, ge=MIB, description="largest file; also what a call may print before it fails")
     max_processes: int = Field(64, gt=0, description="most processes and threads of a container")

@@ -22,6 +22,8 @@ _NAMES = ("python", "code_interpreter")
 _PATIENCE = 5.0
 """The sandbox limits a call itself, and tells so: it has this much longer than ``tool_timeout``, in seconds."""
 _LONGEST_ID = 128
+_GIB = 1024**3
+_MEMORY_LIMITS = {"1g": _GIB, "4g": 4 * _GIB, "16g": 16 * _GIB, "64g": 64 * _GIB}
 _NO_OUTPUT = "(no output)"
 _DESCRIPTION = (
     "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files (in "
@@ -49,7 +51,7 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
     if container.get("file_ids"):
         checks.unsupported(f"{path}.file_ids", "there are no uploaded files here: the code can write its own.")
     if "memory_limit" in container:
-        checks.unsupported(f"{path}.memory_limit", "the sandbox sets its memory itself (its setting memory_bytes).")
+        checks.one_of(container["memory_limit"], f"{path}.memory_limit", _MEMORY_LIMITS)
     if container.get("network_policy", {"type": "disabled"}) != {"type": "disabled"}:
         checks.unsupported(f"{path}.network_policy", "the sandbox has no network.")
     return container
@@ -61,13 +63,26 @@ def named_container(tool: Tool) -> str | None:
     return container if isinstance(container, str) and container != AUTO else None
 
 
+def memory_limit(tool: Tool) -> int | None:
+    """The bytes of memory that a checked tool wants a new container to have at most; None where it says nothing."""
+    container = tool["container"]
+    wanted = container.get("memory_limit") if isinstance(container, dict) else None
+    return None if wanted is None else _MEMORY_LIMITS[wanted]
+
+
 class CodeInterpreter:
     """Runs code for one run, in one container; ``container_id`` is that of an earlier call in the chain, or one that the
-    request names. An async context manager; nothing is sent before the first call. Calls at the same time take turns.
+    request names; ``memory_bytes`` is the most that a new one may have, if the sandbox would give it more. An async context
+    manager; nothing is sent before the first call. Calls at the same time take turns.
     """
 
     def __init__(
-        self, settings: Settings, container_id: str | None = None, *, trace_headers: Mapping[str, str] | None = None
+        self,
+        settings: Settings,
+        container_id: str | None = None,
+        *,
+        memory_bytes: int | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         from .connection import Connection
         from .session import Bounds, Target
@@ -80,6 +95,7 @@ class CodeInterpreter:
         self._most_bytes = settings.max_tool_output_bytes
         bounds = Bounds(settings.tool_timeout + _PATIENCE, settings.connect_timeout, self._most_bytes, settings.mcp_max_tools)
         self._connection = Connection(target, bounds)
+        self._limits = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()
         self.container_id = container_id
         """The container that the next call goes to; None for a new one."""
@@ -126,7 +142,8 @@ class CodeInterpreter:
         return self._result(returned, remark)
 
     async def _invoke(self, code: str) -> CallToolResult:
-        return await self._connection.invoke("python", {"code": code, "container_id": self.container_id or AUTO})
+        arguments = {"code": code, "container_id": self.container_id or AUTO, **self._limits}
+        return await self._connection.invoke("python", arguments)
 
     def _result(self, returned: CallToolResult, remark: str) -> Result:
         from .content import cut

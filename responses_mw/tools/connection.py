@@ -96,7 +96,7 @@ class Connection:
             raise self._error(str(error), error.status, address_refused=error.address_refused) from None
         except MCPError as error:
             self._drop(session)
-            raise self._error(_reason(error), error.data if error.code == HTTP_FAULT else None) from None
+            raise self._error(self._reason(error), error.data if error.code == HTTP_FAULT else None) from None
         except _MALFORMED_ERRORS:
             raise self._error(_MALFORMED) from None
         except _GONE:
@@ -183,13 +183,18 @@ class Connection:
     def _failure(self, error: MCPError) -> Result:
         if error.code == HTTP_FAULT:
             status = error.data if isinstance(error.data, int) else UNREACHABLE
-            return failure(self._told(_reason(error)), code=status)
+            return failure(self._told(self._reason(error)), code=status)
         if error.code == CONNECTION_CLOSED:
             return failure(self._told(_BROKEN))
-        return self._protocol_failure(_reason(error), error.code)
+        return self._protocol_failure(self._reason(error), error.code)
 
     def _protocol_failure(self, reason: str, code: int) -> Result:
         return failure(self._told(reason), kind="mcp_protocol_error", code=code)
+
+    def _reason(self, error: MCPError) -> str:
+        if error.code == PARSE_ERROR:
+            return _MALFORMED
+        return cut(self._target.reason(error), _MOST_MESSAGE).rstrip(".")
 
     def _told(self, reason: str) -> str:
         return f"MCP server '{self.label}': {reason}."
@@ -210,9 +215,3 @@ def _as_listed(tool: Tool) -> dict[str, Any]:
     if tool.annotations is not None:
         listed["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     return listed
-
-
-def _reason(error: MCPError) -> str:
-    if error.code == PARSE_ERROR:
-        return _MALFORMED
-    return cut(error.message, _MOST_MESSAGE).rstrip(".")

@@ -16,7 +16,7 @@ from ..protocol.forms import CallForm, Offered
 from ..protocol.toolcalls import parse_arguments
 from ..protocol.types import Item, Tool
 from . import web_search
-from .code_interpreter import CodeInterpreter, check_code_interpreter, named_container
+from .code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
 from .mcp import MCPServers, check_mcp_tool
 from .mcp import echo as mcp_echo
 from .result import Result
@@ -180,7 +180,10 @@ class CodeInterpreterEntry(Entry):
         calls = (item for item in reversed(ground.earlier) if item["type"] == "code_interpreter_call")
         last = next((item.get("container_id") for item in calls), None)
         self._python = CodeInterpreter(
-            ground.settings, named_container(tool) or last or None, trace_headers=ground.trace_headers
+            ground.settings,
+            named_container(tool) or last or None,
+            memory_bytes=memory_limit(tool),
+            trace_headers=ground.trace_headers,
         )
 
     async def open(self) -> list[Served]:

@@ -35,6 +35,8 @@ Connect: TypeAlias = Callable[["Target", "Bounds", Bridge], AbstractAsyncContext
 _FAREWELL = 1.0
 """Longest time, in seconds, that giving a session back may take."""
 _OVERHEAD = 64 * 1024
+_REDIRECT = "Redirect to "
+_SHORTEST_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 """What servers answer to a POST that expect the older transport's GET (MCP specification, "Backwards compatibility")."""
 
@@ -49,6 +51,17 @@ class Target:
     allow_private: bool = False
     credentials_of_caller: bool = True
     """Whether a refusal of the credentials is the caller's affair, not the operator's."""
+
+    def reason(self, error: MCPError) -> str:
+        """What ``error`` tells, without what the server was sent: it may repeat that, and errors are stored and shown."""
+        if error.message.startswith(_REDIRECT):  # the SDK's own, with the new URL: mostly with the old one's path and query
+            return "it redirects, which is followed within its own origin only"
+        sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
+        text = error.message
+        for secret in (piece for value in sent for piece in (value, value.rpartition(" ")[2])):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "<redacted>")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ class Session:
         self._bounds = bounds
         self._bridge = Bridge(transport, bounds.answer_bytes)
         self._transport = connect(target, bounds, self._bridge)
+        self._target = target
         self._mode = "auto" if connect is _streamable else "legacy"
         self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live())
@@ -149,7 +163,8 @@ class Session:
             status = error.response.status_code
             reason = f"it answered with HTTP status {status}"
         elif isinstance(error, MCPError):
-            reason = error.message if status >= 400 else f"it refused the session: {error.message[:200]}"
+            told = self._target.reason(error)[:200]
+            reason = told if status >= 300 else f"it refused the session: {told}"
         else:
             reason = "it does not speak MCP"
         return OpeningFailed(reason, status, address_refused=self._bridge.address_refused)

@@ -82,6 +82,14 @@ def test_calls_in_a_namespace_are_given_back_with_their_bare_name() -> None:
     assert custom.form.members == {"name": "note", "namespace": "crm"}
 
 
+def test_a_regular_expression_is_told_and_holds_the_input_where_a_pattern_can() -> None:
+    for definition, pattern in ((r"^\d+$", "^([0-9]+)$"), (".*", None)):
+        (note,) = offer({"type": "custom", "name": "n", "format": {**GRAMMAR, "syntax": "regex", "definition": definition}})
+        assert definition in note.function["description"]
+        assert note.function["parameters"]["properties"]["input"].get("pattern") == pattern
+        assert note.function.get("strict", False) is (pattern is not None)
+
+
 def test_the_model_is_told_the_grammar_and_once_what_a_namespace_is() -> None:
     functions = {one.name: one.function for one in offer(*EVERY_KIND)}
     assert "Runs code." in functions["exec"]["description"]

@@ -75,6 +75,29 @@ number = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
     assert await best.value(code) == "[(-1, 1), (-1, 1)]"
 
 
+async def test_a_socket_of_a_pair_reaches_no_socket_of_the_machine(sandbox: Sandbox) -> None:
+    name = f"\0{SECRET}-{time.monotonic_ns()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name)
+        listener.settimeout(0.2)
+        code = f"""
+import socket
+{ATTEMPT}
+name = {name!r}
+one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+one.send(b"still works")
+got = attempt(
+    lambda: one.sendto(b"hello", name),
+    lambda: one.sendmsg([b"hello"], [], 0, name),
+    lambda: (one.connect(name), one.send(b"hello")),
+)
+other.recv(20), all(one in ("PermissionError", "ConnectionRefusedError") for one in got)
+"""
+        assert await sandbox.value(code) == "(b'still works', True)"
+        with pytest.raises(TimeoutError):
+            listener.recv(20)
+
+
 # -- other processes -----------------------------------------------------------------------------------------------------
 
 

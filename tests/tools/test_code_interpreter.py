@@ -11,7 +11,7 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
-from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, named_container
+from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
 from sandbox.conftest import launcher, levels
 
 TOKEN = "a-token-of-the-sandbox"
@@ -45,6 +45,14 @@ async def test_variables_stay_within_a_run_and_across_a_chain(settings: Settings
         assert (await interpreter.call("n * 7")).content == "42"
     async with CodeInterpreter(settings, result.members["container_id"]) as later:
         assert (await later.call("n + 1")).content == "7"
+
+
+async def test_a_new_container_has_no_more_memory_than_was_asked(settings: Settings) -> None:
+    async with CodeInterpreter(settings, memory_bytes=300 * 1024**2) as interpreter:
+        assert "MemoryError" in (await interpreter.call("len(bytearray(400 * 1024**2))")).content
+        assert (await interpreter.call("len(bytearray(1024**2))")).content == str(1024**2)
+    async with CodeInterpreter(settings, memory_bytes=64 * 1024**3) as interpreter:
+        assert "MemoryError" in (await interpreter.call("len(bytearray(2 * 1024**3))")).content
 
 
 async def test_calls_made_at_the_same_time_share_the_container(settings: Settings) -> None:
@@ -132,6 +140,12 @@ def test_a_container_is_named_or_left_to_us(given: dict[str, Any], container: st
     assert named_container(check_code_interpreter(given, "tools[0]", CONFIGURED)) == container
 
 
+def test_a_limit_of_memory_is_read_as_bytes() -> None:
+    limited = check_code_interpreter(tool({"type": "auto", "memory_limit": "4g"}), "tools[0]", CONFIGURED)
+    assert memory_limit(limited) == 4 * 1024**3
+    assert memory_limit(tool()) is memory_limit(tool("cntr_1")) is None
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -141,7 +155,7 @@ def test_a_container_is_named_or_left_to_us(given: dict[str, Any], container: st
         (tool({}), "container.type"),
         (tool({"type": "manual"}), "container.type"),
         (tool({"type": "auto", "file_ids": ["file_1"]}), "container.file_ids"),
-        (tool({"type": "auto", "memory_limit": "4g"}), "container.memory_limit"),
+        (tool({"type": "auto", "memory_limit": "4 GB"}), "container.memory_limit"),
         (tool({"type": "auto", "network_policy": {"type": "allowlist"}}), "container.network_policy"),
         (tool(allowed_callers=["programmatic"]), "allowed_callers"),
     ],

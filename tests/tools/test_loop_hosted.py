@@ -150,9 +150,10 @@ async def test_tools_without_what_they_need_are_refused_by_name(start: Start) ->
 
 
 async def test_tools_run_in_background_with_secrets_that_are_sealed(
-    start: Start, serve: Serve, upstream: ScriptedUpstream
+    start: Start, serve: Serve, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
-    ours = start(allow_private_urls=True, secret_keys=[SECRET])
+    other = f"{redis_url}?db=1"  # a server of the test before, which is still stopping and has no such key, would take the job
+    ours = start(allow_private_urls=True, secret_keys=[SECRET], redis=other)
     url = serve(Bearer(weather().streamable_http_app(stateless_http=True))) + "/mcp"
     tool = {"type": "mcp", "server_label": "g", "server_url": url, "require_approval": "never", "authorization": TOKEN}
     upstream.stream(*_asks("get_weather", city="Paris"), finish("tool_calls"))
@@ -160,7 +161,7 @@ async def test_tools_run_in_background_with_secrets_that_are_sealed(
     created = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool], "background": True})
     assert created.status_code == 200, created.text
     assert TOKEN not in created.text
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (document := (await ours.http.get(f"/v1/responses/{created.json()['id']}")).json())["status"] in (
             "queued",
             "in_progress",

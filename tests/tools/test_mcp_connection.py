@@ -214,7 +214,7 @@ async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
 async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serve, content_type: bytes) -> None:
     async with connection(serve(Breaking(streamable(), content_type)) + "/mcp") as weather:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             result = await weather.call("get_weather", {"city": "Paris"})
         assert result.failed
         assert LABEL in result.members["error"]["message"]
@@ -336,11 +336,20 @@ async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> N
 
 async def test_a_redirect_to_another_origin_is_not_followed(serve: Serve) -> None:
     watched = Watched(streamable())
-    inner = serve(watched) + "/mcp"
-    async with connection(serve(answering(307, headers=[(b"location", inner.encode())]))) as weather:
-        with pytest.raises(UpstreamError):
+    inner = serve(watched) + "/mcp?key=secret"
+    async with connection(serve(answering(307, headers=[(b"location", inner.encode())])) + "?key=secret") as weather:
+        with pytest.raises(UpstreamError, match="it redirects") as raised:
             await weather.list_tools()
     assert watched.methods == []
+    assert "secret" not in raised.value.message
+
+
+async def test_what_a_server_repeats_of_its_credentials_is_not_told(serve: Serve) -> None:
+    fault = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": f"bad token {TOKEN}, sent to /mcp?key=123456"}}
+    app = answering(400, json.dumps(fault).encode(), [(b"content-type", b"application/json")])
+    async with connection(serve(app) + "/mcp?key=123456", headers={"authorization": f"Bearer {TOKEN}"}) as weather:
+        with pytest.raises(UpstreamError, match="bad token <redacted>, sent to <redacted>"):
+            await weather.list_tools()
 
 
 # -- how it ends ----------------------------------------------------------------------------------------------------------------
@@ -358,7 +367,7 @@ async def test_closing_ends_the_requests_under_way_at_once(server: Callable[...,
     weather = connection(url)
     await weather.call("get_weather", {"city": "Rome"})
     call = asyncio.create_task(weather.call("sleep", {"seconds": 30}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while watched[0].rpc.count("tools/call") < 2:
             await asyncio.sleep(0.01)
         await weather.aclose()
@@ -390,7 +399,7 @@ async def test_calls_of_a_server_that_hangs_can_be_cancelled_at_once(serve: Serv
         await asyncio.sleep(0.01)
     for call in calls:
         call.cancel()
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         await asyncio.wait(calls)
         await weather.aclose()
         while hanging.waiting:

@@ -87,17 +87,22 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
     "ioprio_set": (251, 30),
+    # sockets of the machine: one of a socketpair reaches them by their names where there is no network namespace
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
 }
 
-# machine: column of the tables, AUDIT_ARCH, clone, prlimit64
-_MACHINES = {"x86_64": (0, 0xC000003E, 56, 302), "aarch64": (1, 0xC00000B7, 220, 261)}
+# machine: column of the tables, AUDIT_ARCH, clone, prlimit64, sendto
+_MACHINES = {"x86_64": (0, 0xC000003E, 56, 302, 44), "aarch64": (1, 0xC00000B7, 220, 261, 206)}
 _CLONE3 = 435
 _X32 = 0x40000000  # x86_64 has every call a second time, with this bit
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _FIFTH_ARGUMENT = 0, 4, 16, 48  # offsets in struct seccomp_data
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
@@ -121,7 +126,7 @@ def install(*, alone: bool) -> None:
 def _program(machine: str, *, alone: bool) -> bytes:
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
-    column, arch, clone, prlimit = _MACHINES[machine]
+    column, arch, clone, prlimit, sendto = _MACHINES[machine]
     table = _NUMBERS | _NUMBERS_ALONE if alone else _NUMBERS
     refused = [numbers[column] for numbers in table.values()]
     lines = [
@@ -134,7 +139,7 @@ def _program(machine: str, *, alone: bool) -> bytes:
         *(line for number in refused if number is not None for line in _answer(_EQUAL, number, _REFUSE)),
     ]
     if alone:
-        lines += [*_if_called(clone, _ANY_BIT, _CLONE_THREAD), *_if_called(prlimit, _EQUAL, 0)]
+        lines += [*_if_called(clone, _ANY_BIT, _CLONE_THREAD), *_if_called(prlimit, _EQUAL, 0), *_without_address(sendto)]
     else:
         lines += _if_called(clone, _ANY_BIT, _CLONE_NAMESPACES, _REFUSE, _ALLOW)
     return b"".join([*lines, _line(_RETURN, _ALLOW)])
@@ -156,4 +161,17 @@ def _if_called(number: int, test: int, value: int, then: int = _ALLOW, otherwise
         _line(test, value, 0, 1),
         _line(_RETURN, then),
         _line(_RETURN, otherwise),
+    ]
+
+
+def _without_address(sendto: int) -> list[bytes]:
+    """``sendto`` is how ``send`` is called as well: then its fifth argument, the address, is null in both halves."""
+    return [
+        _line(_EQUAL, sendto, 0, 6),
+        _line(_LOAD, _FIFTH_ARGUMENT),
+        _line(_EQUAL, 0, 0, 2),
+        _line(_LOAD, _FIFTH_ARGUMENT + 4),
+        _line(_EQUAL, 0, 1, 0),
+        _line(_RETURN, _REFUSE),
+        _line(_RETURN, _ALLOW),
     ]
