@@ -6,11 +6,8 @@ any other.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
-
-import orjson
 
 from .chains import Ground
 from .config import Settings
@@ -22,12 +19,13 @@ from .protocol.compaction import Compacted
 from .protocol.events import Event
 from .protocol.items import user_message
 from .protocol.options import Options
-from .protocol.types import ChatRequest, Item
-from .run import Run
-from .sealing import Sealer, Unsealable
+from .protocol.reasoning import text_of
+from .protocol.relayed import Relayed
+from .protocol.types import Document
+from .run import COMPACTION, Run
+from .sealing import Sealer
 from .state import Chain
-from .upstream import Upstream
-from .upstream.tokenizers import count_tokens, is_text
+from .turns import Turns
 
 Respond = Callable[[Run], AsyncGenerator[list[Event], None]]
 """All events of a run but the terminal one, for which its document is ready then; raises what goes wrong."""
@@ -42,74 +40,68 @@ It must hold, as briefly as it can:
 - facts, names, paths, identifiers, figures, code and results of tools that are still needed, exactly as they are
 - how things stand, and what is to be done next"""
 
-_PURPOSE = "compaction"
-
 
 class Compaction:
-    """``respond`` runs what is asked of the model."""
+    """``turns`` shows what the model would see; ``respond`` runs what is asked of it."""
 
-    def __init__(self, upstream: Upstream, sealer: Sealer, settings: Settings, respond: Respond) -> None:
-        self._upstream = upstream
+    def __init__(self, turns: Turns, sealer: Sealer, settings: Settings, respond: Respond) -> None:
+        self._turns = turns
         self._sealer = sealer
         self._settings = settings
         self._respond = respond
 
-    def opened(self, items: Sequence[Item], owner: str, *, offset: int) -> list[Item]:
-        """``items`` as the model is to see them. Raises ``BadRequest`` for a compaction that is not its owner's."""
-        return compaction.opened(items, partial(self._open, owner), offset=offset)
-
     def is_wanted(self, run: Run) -> bool:
-        """Whether the run may have to begin with a compaction; what an approved call comes to is not summed up unseen."""
-        if compaction.is_asked(run.ground.input):
-            return True
-        has_approved = run.toolbox is not None and run.toolbox.approved is not None
-        return bool(run.request.context_management) and not has_approved
+        """Whether ``run`` may have to begin with a compaction."""
+        return compaction.is_asked(run.ground.input) or bool(run.request.context_management)
 
-    async def due(self, run: Run, items: Sequence[Item], chat: Callable[[Sequence[Item]], ChatRequest]) -> Compacted | None:
-        """What the run begins with: ``items``, all that the model would see, compacted. None where they are few enough.
+    async def due(self, run: Run) -> Compacted | None:
+        """What comes before the turn that ``run`` is to begin: all that the model would see, compacted. None where it is not
+        asked for, or there is little of it. What an approved call comes to is not summed up unseen.
 
         Raises ``APIError`` as a run does.
         """
-        if not compaction.is_asked(run.ground.input):
-            threshold = compaction.threshold_of(run.request, self._settings.compaction_threshold)
-            if threshold is None or not compaction.can_shrink(items):
-                return None
-            if not await self._is_above(threshold, chat(items), run):
-                return None
-        return await self.compact(run, items)
+        if compaction.is_asked(run.ground.input):
+            return await self.compact(run)
+        is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
+        threshold = compaction.threshold_of(run.request, self._settings.compaction_threshold)
+        if threshold is None or is_awaited:
+            return None
+        items = self._turns.items(run)
+        if not compaction.can_shrink(items) or not await self._turns.exceeds(run, items, threshold):
+            return None
+        return await self.compact(run)
 
-    async def _is_above(self, threshold: int, chat: ChatRequest, run: Run) -> bool:
-        if is_text(chat) and len(orjson.dumps(chat)) <= threshold:  # a token has a byte, at the least
-            return False
-        return await count_tokens(self._upstream, chat, run.caller) > threshold
-
-    async def compact(self, run: Run, items: Sequence[Item]) -> Compacted:
-        """``items`` compacted, as ``run`` would show them to the model. Raises ``APIError`` as a run does, also where there is
-        nothing to compact."""
-        matter, waiting = compaction.parted(items)
-        part = self._part(run, [*matter, user_message(self._settings.compaction_prompt or PROMPT)])
+    async def compact(self, run: Run) -> Compacted:
+        """All that the model would see in ``run``, compacted. Raises ``APIError`` as a run does, also where there is nothing
+        to compact."""
+        part = self.asking(run)
         async with aclosing(self._respond(part)) as batches:
             async for _ in batches:
                 pass
-        summary = document.output_text(part.document).strip()
+        summary = _summary(part.document)
         if not summary:
             raise UpstreamError("The upstream's model was asked for a summary, and wrote none.")
-        sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=_PURPOSE, owner=run.ground.owner)
+        _, waiting = compaction.parted(self._turns.items(run))
+        sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.ground.owner)
         return Compacted({"type": "compaction", "encrypted_content": sealed}, part.document["usage"])
 
-    def _part(self, run: Run, items: list[Item]) -> Run:
-        """The run that makes the summary."""
+    def asking(self, run: Run) -> Run:
+        """The run that makes the summary. Raises ``BadRequest`` where there is nothing to sum up."""
+        matter, _ = compaction.parted(self._turns.items(run))
+        items = [*matter, user_message(self._settings.compaction_prompt or PROMPT)]
         request = compaction.asking(run.request, self._settings.compaction_max_tokens)
         ids = RunIds()
         ground = Ground(Chain.new(), ids, items, run.ground.owner, run.ground.token)
         created = document.create(
             request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
         )
+        if self._settings.upstream_api == "responses":
+            return Run(request, run.caller, run.model, ground, Relayed(created, ids, list))
         assembler = Assembler(created, ids, Options(think_tag=self._settings.think_tag))
-        return Run(request, run.caller, run.model, ground, assembler)
+        return Run(request, run.caller, run.model, ground, assembler, results=run.results)
 
-    def _open(self, owner: str, envelope: str) -> bytes | None:
-        try:
-            return self._sealer.open(envelope, purpose=_PURPOSE, owner=owner)
-        except Unsealable:
-            return None
+
+def _summary(answer: Document) -> str:
+    """The text of an answer; what the model thought, where it got no further than that."""
+    thought = "\n".join(text_of(item) for item in answer["output"] if item["type"] == "reasoning")
+    return document.output_text(answer).strip() or thought.strip()

@@ -71,8 +71,8 @@ class Prompts:
                     self._read[path] = _Read(_stamp(path), _prompt(path))
 
     def resolve(self, body: Any) -> Any:
-        """The body of a request, with what its ``prompt`` stands for in place of it. Raises ``BadRequest`` for an id, a version
-        or variables that do not fit."""
+        """The body of a request, with what its ``prompt`` stands for; the ``prompt`` itself is left as the response is to show
+        it: with its version. Raises ``BadRequest`` for an id, a version or variables that do not fit."""
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body
         if self._directory is None:
@@ -81,18 +81,20 @@ class Prompts:
         asked = checks.members(body["prompt"], "prompt", known, others="refuse")
         if "id" not in asked:
             checks.missing("prompt.id")
-        template = self._template(self._directory, asked["id"], asked.get("version"))
-        return filled(body, template, variables(asked.get("variables", {})))
+        version, template = self._template(self._directory, asked["id"], asked.get("version"))
+        return {**filled(body, template, variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 
-    def _template(self, directory: Path, prompt_id: str, version: str | None) -> Template:
+    def _template(self, directory: Path, prompt_id: str, version: str | None) -> tuple[str, Template]:
+        """The template, and the version that it is."""
         prompt = self._prompt(directory, prompt_id) if _ID.fullmatch(prompt_id) else None
         if prompt is None:
             raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
-        template = prompt.versions.get(version or prompt.current)
+        wanted = version or prompt.current
+        template = prompt.versions.get(wanted)
         if template is None:
             message = f"Version '{str(version)[:64]}' of prompt '{prompt_id}' not found."
             raise BadRequest(message, param="prompt.version", code="prompt_version_not_found")
-        return template
+        return wanted, template
 
     def _prompt(self, directory: Path, prompt_id: str) -> Prompt | None:
         """The prompt as its file is now. One that is no longer readable stays as it was."""

@@ -91,6 +91,7 @@ def options(request: CreateResponse, ground: Ground, sealer: Sealer, settings: S
     """What of ``request`` shapes the events of its run."""
     return Options(
         summary=request.wants_summary,
+        open_reasoning=settings.reasoning_events == "open_responses",
         logprobs=request.wants_logprobs,
         think_tag=settings.think_tag,
         single_call=request.parallel_tool_calls is False,
@@ -103,6 +104,18 @@ def options(request: CreateResponse, ground: Ground, sealer: Sealer, settings: S
 
 def _seal_reasoning(sealer: Sealer, owner: str, text: str) -> str:
     return sealer.seal(text.encode(), purpose="reasoning", owner=owner)
+
+
+COMPACTION = "compaction"
+"""What a summary is sealed for."""
+
+
+def unseal_compaction(sealer: Sealer, owner: str, envelope: str) -> bytes | None:
+    """What a compaction item's ``encrypted_content`` holds; None for another's."""
+    try:
+        return sealer.open(envelope, purpose=COMPACTION, owner=owner)
+    except Unsealable:
+        return None
 
 
 def unseal_reasoning(sealer: Sealer, owner: str, envelope: str) -> str | None:

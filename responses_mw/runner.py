@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -20,24 +18,20 @@ from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
 from .compaction import Compaction
 from .config import Settings
-from .errors import APIError, NotSupported, UpstreamError
+from .errors import APIError, BadRequest, UpstreamError
 from .protocol import compaction, document
 from .protocol.assembler import Assembler
-from .protocol.chat import to_chat
 from .protocol.clienttools import distinct, offered
-from .protocol.dialects import Dialect
 from .protocol.events import Event
-from .protocol.forwarded import to_responses
-from .protocol.reasoning import unsealed
 from .protocol.relayed import Relayed
 from .protocol.request import CreateResponse
-from .protocol.responsemessages import RAW_PARAMETERS, ResponseMessages
-from .protocol.types import ChatRequest, Document, Item
-from .run import Known, Run, fail, options, unseal_reasoning
+from .protocol.responsemessages import ResponseMessages
+from .protocol.types import Document
+from .run import Known, Run, fail, options
 from .sealing import Sealer
 from .tools import Tools
+from .turns import ChatTurns, RelayedTurns, Turns
 from .upstream import Caller, ChatStream, Upstream
-from .upstream.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +57,10 @@ class Runner:
         self._cache = cache
         self._sealer = sealer
         self._settings = settings
-        self._room = Room(upstream)
-        self._compaction = Compaction(upstream, sealer, settings, partial(self.turns, start=Assembler.start, grace=None))
-        self._address = _address(settings)
         self._relays = settings.upstream_api == "responses"
         """The upstream carries out the tools, and makes the events."""
+        self._turns: Turns = (RelayedTurns if self._relays else ChatTurns)(upstream, sealer, settings)
+        self._compaction = Compaction(self._turns, sealer, settings, partial(self.turns, start=Assembler.start, grace=None))
 
     def run(
         self,
@@ -127,28 +120,31 @@ class Runner:
     async def prepared(self, request: CreateResponse, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """The events of a response to which the model adds nothing: later ones stand on it (WebSocket: ``generate: false``)."""
         run = await self.prepare(request, caller)
+        if compaction.is_asked(run.ground.input):
+            message = "A compaction_trigger asks the model for a summary: it cannot be sent with generate: false."
+            raise BadRequest(message, param="generate", code="mutually_exclusive_parameters")
         yield run.assembler.start()
         run.assembler.conclude(_now())
         await self._commit(run, whole=False)
         yield run.assembler.terminal()
 
-    async def chat_request(self, request: CreateResponse, caller: Caller) -> ChatRequest:
-        """The chat request that ``request`` would begin with. Raises ``APIError`` as ``run`` does."""
+    async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
+        """How many tokens the model would be shown first for ``request``. Raises ``APIError`` as ``run`` does."""
         run = await self.prepare(request, caller)
+        if compaction.is_asked(run.ground.input):
+            return await self._turns.count(self._compaction.asking(run))
         try:
             await self._offer(run)
-            return self._chat(run, await self._upstream.dialect(caller), self._items(run))
+            return await self._turns.count(run)
         finally:
             if run.toolbox is not None:
                 await run.toolbox.aclose()
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
         """The history that ``request`` stands on, compacted (``response.compaction``). Raises ``APIError`` as ``run`` does."""
-        if self._relays:
-            raise NotSupported("Histories are not compacted where the upstream makes the responses.")
         run = await self.prepare(request, caller)
-        compacted = await self._compaction.compact(run, self._items(run))
-        run.assembler.add_whole(compacted.item, "cmp", compacted.usage)
+        run.compacted = await self._compaction.compact(run)
+        self._tell_compacted(run)
         return compaction.document(run.document)
 
     async def prepare(self, request: CreateResponse, caller: Caller) -> Run:
@@ -162,6 +158,15 @@ class Runner:
         if request.enable_response_messages:
             created |= {"input_messages": None, "output_messages": None}  # they are known in the end
         return self._run(request, caller, model, ground, created)
+
+    async def check(self, run: Run) -> None:
+        """Raises ``BadRequest`` for a background ``run`` that could only fail: its items do not fit together, or the upstream's
+        dialect cannot say what it asks for. What servers of tools would have to be asked for, the run itself finds out."""
+        if run.toolbox is not None or self._compaction.is_wanted(run):
+            return
+        with suppress(UpstreamError):  # it may be back when the run begins
+            await self._offer(run)
+            await self._turns.check(run)
 
     async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
         """The run of a background response that was ``created`` before, by ``prepare`` on any replica. The items of ``request``
@@ -178,9 +183,11 @@ class Runner:
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
         telemetry.told_response(created)
         if self._relays:
-            return Run(request, caller, model, ground, Relayed(created, ground.ids, self._tools.echo))
+            is_open = self._settings.reasoning_events == "open_responses"
+            relaying = Relayed(created, ground.ids, self._tools.echo, open_reasoning=is_open)
+            return Run(request, caller, model, ground, relaying)
         assembler = Assembler(created, ground.ids, options(request, ground, self._sealer, self._settings))
-        headers = telemetry.carried(caller.headers)
+        headers = telemetry.carried(caller.headers) if request.tools else {}
         toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers)
         messages = ResponseMessages() if request.enable_response_messages else None
         return Run(request, caller, model, ground, assembler, toolbox, messages=messages)
@@ -207,9 +214,8 @@ class Runner:
                 events = self._end_turn(run, run.stream)
                 if events:
                     yield events
-                async for events in self._carry_out(run):
+                async for events in self._go_on(run):
                     yield events
-                await self._next_turn(run)
             run.conclude(_now())
             await self._keep(run)
         if commit:
@@ -241,7 +247,7 @@ class Runner:
         opened = asyncio.create_task(self._open(run))
         try:
             await asyncio.wait({opened}, timeout=grace)
-            if opened.done():
+            if opened.done() and grace != 0:
                 opened.result()
             try:
                 yield opened
@@ -267,17 +273,14 @@ class Runner:
         if isinstance(run.found, Hit):
             run.stream = Known(run.found.chunks)
             return
-        if self._relays:
-            await self._ask_for_response(run)
-            return
         await self._offer(run)
-        if self._compaction.is_wanted(run):
-            dialect = await self._upstream.dialect(run.caller)
-            run.compacted = await self._compaction.due(run, self._items(run), partial(self._chat, run, dialect))
+        run.compacted = await self._compaction.due(run)
         if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
-            await self._ask(run)
+            await self._turns.begin(run)
 
     async def _offer(self, run: Run) -> None:
+        if self._relays:
+            return
         run.offered = offered(run.request.tools, run.ground.items)
         if run.toolbox is not None:
             await run.toolbox.open()
@@ -285,71 +288,17 @@ class Runner:
             run.assembler.sources = run.toolbox.sources
         run.assembler.rules.offer(run.offered, run.request.tool_choice)
 
-    async def _ask(self, run: Run) -> None:
-        """Begins a turn: sends the chat request, and waits for the first read of the answer."""
-        dialect = await self._upstream.dialect(run.caller)
-        run.turns += 1
-        run.is_last_turn = run.assembler.rules.is_exhausted or run.turns >= self._settings.max_turns
-        items, chat_of, begin = self._items(run), partial(self._chat, run, dialect), partial(self._begin, run, dialect)
-        if run.request.truncation == "auto":
-            await self._room.ask(items, chat_of, begin, run.caller)
-        else:
-            await begin(chat_of(items))
-
-    async def _begin(self, run: Run, dialect: Dialect, chat: ChatRequest) -> None:
-        if run.stream is not None:  # the turn was begun before, and refused
-            await run.stream.aclose()
-        asks_raw = run.messages is not None and dialect.name == "vllm"
-        body = {**chat, **RAW_PARAMETERS} if asks_raw else chat
-        await self._begin_turn(run, body, dialect.name, self._upstream.chat)
-        if run.messages is not None:
-            run.messages.begin(chat, run.offered)
-
-    async def _ask_for_response(self, run: Run) -> None:
-        """Begins the one turn of a run whose upstream makes the whole response."""
-        body = to_responses(run.request, run.ground.items, model=run.model)
-        await self._begin_turn(run, body, "openai", self._upstream.responses)
-
-    async def _begin_turn(
-        self, run: Run, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
-    ) -> None:
-        turn = run.turn = telemetry.Turn(body, run.document, telemetry.Server(provider, *self._address))
-        caller = replace(run.caller, headers=turn.carried(run.caller.headers))
-        run.stream = stream = ask(body, caller)
-        try:
-            await stream.open()
-        except Exception as error:
-            turn.failed(error)
-            raise
-        turn.began(stream.head)
-
-    def _items(self, run: Run) -> list[Item]:
-        """All that the model is to see."""
-        ground = run.ground
-        own = len(ground.chain.items)
-        items = unsealed(ground.items, partial(unseal_reasoning, self._sealer, ground.owner), offset=own)
-        return self._compaction.opened([*items, *run.document["output"]], ground.owner, offset=own)
-
-    def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
-        """The chat request of the turn that begins."""
-        return to_chat(
-            run.request,
-            items,
-            dialect,
-            model=run.model,
-            offered=[one for one in run.offered if not (one.form.served and run.is_last_turn)],
-            own=len(items) - len(run.ground.input) - len(run.document["output"]),  # items before it may have been left out
-            first_turn=run.turns <= 1,
-            results=run.results,
-        )
+    def _tell_compacted(self, run: Run) -> list[Event]:
+        assert run.compacted is not None
+        return run.assembler.add_whole(run.compacted.item, "cmp", run.compacted.usage)
 
     async def _before(self, run: Run) -> AsyncGenerator[list[Event], None]:
         """What comes before the first turn: a compaction, lists of tools, and calls that have been approved."""
         if run.compacted is not None:
-            yield run.assembler.add_whole(run.compacted.item, "cmp", run.compacted.usage)
+            yield self._tell_compacted(run)
             if compaction.is_asked(run.ground.input):
                 return
-            await self._ask(run)
+            await self._turns.begin(run)
         if run.toolbox is None:
             return
         if run.toolbox.listings:
@@ -358,7 +307,7 @@ class Runner:
             yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
             async for events in self._carry_out(run):
                 yield events
-            await self._ask(run)
+            await self._turns.begin(run)
 
     async def _carry_out(self, run: Run) -> AsyncGenerator[list[Event], None]:
         """Carries out the calls that the turn asks of us, all at a time; their results are told in the calls' order."""
@@ -379,15 +328,22 @@ class Runner:
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _next_turn(self, run: Run) -> None:
-        """Begins another turn where calls were carried out, or left out, and none waits for the client."""
+    async def _go_on(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Carries out the turn's calls. Where some were, or were left out, and none waits for the client, another turn begins;
+        before it comes a compaction, if one is due."""
+        async for events in self._carry_out(run):
+            yield events
         assembler, stream = run.assembler, run.stream
         run.stream = None
         if stream is not None:
             await stream.aclose()
         goes_on = assembler.asked or assembler.rules.has_left_out
-        if goes_on and not assembler.is_clients and not run.is_last_turn:
-            await self._ask(run)
+        if not goes_on or assembler.is_clients or run.is_last_turn:
+            return
+        run.compacted = await self._compaction.due(run)
+        if run.compacted is not None:
+            yield self._tell_compacted(run)
+        await self._turns.begin(run)
 
     async def _commit(self, run: Run, *, whole: bool) -> None:
         """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
@@ -408,14 +364,6 @@ class Runner:
         if run.turn is not None:
             run.turn.ended(assembler.finish_reason)
         return events
-
-
-def _address(settings: Settings) -> tuple[str | None, int | None]:
-    """Host and port of the upstream, for spans; none of one in this process."""
-    if settings.upstream is None:
-        return None, None
-    parts = urlsplit(settings.upstream)
-    return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _now() -> int:

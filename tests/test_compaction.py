@@ -94,6 +94,21 @@ async def test_a_question_that_waits_for_its_answer_stays_word_for_word(ours: Ou
     assert user["content"].endswith("\n\nAnd geese?")
 
 
+async def test_where_the_model_only_thought_that_is_the_summary(ours: Ours, upstream: Echo) -> None:
+    upstream.whole(completion({"content": None, "reasoning": "Ducks it was, and"}, "length"))
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK[:3])
+    envelope: Any = compacted.output[-1].model_dump()
+    await ours.client.responses.create(model="tiny", input=[envelope], store=False)
+    assert "Ducks it was, and" in str(upstream.messages)
+
+
+async def test_a_model_that_says_nothing_is_a_502(ours: Ours, upstream: Echo) -> None:
+    upstream.whole(completion({"content": ""}))
+    with pytest.raises(openai.InternalServerError, match="wrote none") as caught:
+        await ours.client.responses.compact(model="tiny", input=TALK[:3])
+    assert caught.value.status_code == 502
+
+
 async def test_a_stored_response_can_be_compacted(ours: Ours, upstream: Echo) -> None:
     first = await ours.client.responses.create(model="tiny", input="Tell me of ducks.")
     summarised(upstream)

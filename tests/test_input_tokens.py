@@ -26,7 +26,7 @@ SERVERS = [
     pytest.param(lambda: Counting("vllm", "/tokenize"), id="vllm"),
     pytest.param(lambda: Counting("sglang", "/tokenize"), id="sglang"),
     pytest.param(lambda: Counting("HF", "/info", "/chat_tokenize"), id="tgi"),
-    pytest.param(lambda: Counting("llamacpp", "/apply-template", "/tokenize"), id="llamacpp"),
+    pytest.param(lambda: Counting("llamacpp", "/props", "/apply-template", "/tokenize"), id="llamacpp"),
     pytest.param(lambda: Counting("system"), id="openai"),
     pytest.param(lambda: Counting("vllm"), id="vllm without its tokenizer"),
 ]
@@ -58,6 +58,33 @@ async def test_the_count_is_that_of_the_create(
     created = await ours.client.responses.create(model="tiny", **body)
     assert created.usage is not None
     assert counted.input_tokens == created.usage.input_tokens
+
+
+LONG: Any = [
+    {"role": "developer", "content": "be brief"},
+    *({"role": role, "content": f"{number} " + "word " * 10} for number in range(20) for role in ("user", "assistant")),
+    {"role": "user", "content": "and now"},
+]
+
+
+@pytest.mark.parametrize("make", SERVERS)
+async def test_what_truncation_leaves_is_counted(before: Callable[[Counting], Ours], make: Callable[[], Counting]) -> None:
+    server = make()
+    server.length = 200
+    client = before(server).client
+    counted = await client.responses.input_tokens.count(model="tiny", input=LONG, truncation="auto")
+    created = await client.responses.create(model="tiny", input=LONG, truncation="auto")
+    assert created.usage is not None
+    assert 100 < counted.input_tokens == created.usage.input_tokens <= 175  # an eighth is left for the answer
+
+
+async def test_of_a_compaction_the_request_for_the_summary_is_counted(before: Callable[[Counting], Ours]) -> None:
+    client = before(Counting("vllm", "/tokenize")).client
+    items: Any = [*LONG, {"type": "compaction_trigger"}]
+    counted = await client.responses.input_tokens.count(model="tiny", input=items)
+    created = await client.responses.create(model="tiny", input=items)
+    assert created.usage is not None
+    assert counted.input_tokens == created.usage.input_tokens > 400
 
 
 async def test_the_tokenizer_is_asked_and_not_the_model(before: Callable[[Counting], Ours]) -> None:

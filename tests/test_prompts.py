@@ -75,6 +75,9 @@ async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstrea
     response = await ours.client.responses.create(prompt={"id": "support", "variables": VALUES}, input="Hi")
     assert response.output_text == "Hello"
     assert response.instructions == "You help with Widget, Widget and joy. {not} {{ this one }}"
+    assert response.prompt is not None
+    assert response.prompt.model_dump() == {"id": "support", "version": "2", "variables": VALUES}
+    assert (await ours.client.responses.retrieve(response.id)).prompt == response.prompt
     asked = upstream.requests[0].json
     assert asked["temperature"] == 0.25
     assert [message["role"] for message in asked["messages"]] == ["system", "developer", "user"]

@@ -89,6 +89,23 @@ async def test_what_cannot_be_cut_enough_is_an_error(before: Callable[[Counting]
         assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("told", [VLLM, "max_model_len is {length}"])
+async def test_a_tokenizer_that_cannot_be_reached_is_done_without(before: Callable[[Counting], Ours], told: str) -> None:
+    server = Counting("vllm", length=LENGTH)
+    server.refusal = told
+    response = await before(server).client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert response.output_text == "Hello"
+    assert response.usage is not None
+    assert LENGTH / 4 < response.usage.input_tokens < LENGTH
+
+
+async def test_what_is_cut_leaves_the_answer_some_room(before: Callable[[Counting], Ours]) -> None:
+    client = before(Counting("vllm", "/tokenize", length=LENGTH)).client
+    response = await client.responses.create(model="tiny", input=HISTORY, truncation="auto")
+    assert response.usage is not None
+    assert LENGTH / 2 < response.usage.input_tokens <= LENGTH * 7 / 8
+
+
 async def test_another_refusal_is_passed_on(before: Callable[[Counting], Ours]) -> None:
     server = Counting("system", length=LENGTH)
     server.refusal = "no such thing"

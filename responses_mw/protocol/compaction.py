@@ -6,7 +6,8 @@
 2. The user's messages at the end of what is compacted have had no answer yet. They are not summed up: they travel in the
    envelope and follow the summary word for word.
 3. It is made where the last item is a ``compaction_trigger`` (the item is then all that the response has), and where
-   ``context_management`` sets a number of tokens that the request is above: before the model's turn, and first in the output.
+   ``context_management`` sets a number of tokens that the request is above: before a turn of the model's, also in the middle
+   of a response, after the results of tools that we carry out.
 """
 
 from __future__ import annotations
@@ -152,16 +153,19 @@ def document(run: Document) -> Document:
 # -- what the model sees of it -----------------------------------------------------------------------------------------------
 
 
-def opened(items: Sequence[Item], open_: Open, *, offset: int = 0) -> list[Item]:
+def opened(items: Sequence[Item], open_: Open, *, offset: int = 0, keeps_foreign: bool = False) -> list[Item]:
     """``items`` as the model is to see them: the last compaction opened, and before it the instructions only.
 
     Raises ``BadRequest`` for an envelope that cannot be opened; its path counts from ``offset``, where the own input begins.
+    With ``keeps_foreign`` all stays as it is then: the upstream may know it.
     """
     positions = [position for position, item in enumerate(items) if item["type"] == "compaction"]
     if not positions:
         return list(items)
     last = positions[-1]
     content = open_(items[last]["encrypted_content"])
+    if content is None and keeps_foreign:
+        return list(items)
     if content is None:
         _refuse(items[last], last - offset)
     told = orjson.loads(content)

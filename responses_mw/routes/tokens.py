@@ -14,7 +14,6 @@ from ..protocol.request import CreateResponse
 from ..replies import Answer
 from ..runner import Runner
 from ..upstream import Upstream
-from ..upstream.tokenizers import count_tokens
 from .reading import Reader
 
 
@@ -28,13 +27,12 @@ class TokenRoutes:
         self._parse = parse
 
     async def count(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/input_tokens``: exact, of the very chat request that a create would send."""
+        """``POST /v1/responses/input_tokens``: exact, of the very request that a create would send."""
         body = await self._reader.json(request)
         if isinstance(body, dict) and body.pop("personality", None) is not None:
             checks.unsupported("personality", "it belongs to OpenAI's models.")
         parsed = replace(self._parse(body), stream=False, store=False, background=False)
         caller = self._reader.caller(request)
         await self._upstream.verify(caller)  # some tokenizers answer whoever asks
-        chat = await self._runner.chat_request(parsed, caller)
-        count = await count_tokens(self._upstream, chat, caller)
+        count = await self._runner.count_tokens(parsed, caller)
         return Answer({"object": "response.input_tokens", "input_tokens": count})

@@ -29,6 +29,8 @@ Begin = Callable[[ChatRequest], Awaitable[None]]
 
 _LENGTHS_LAST = 300.0  # seconds
 _BYTES_A_TOKEN = 2.0  # where nothing tells; few, so that what remains is rather too little than too much
+_BYTES_OF_TEXT = 4.0  # as it is in English
+_FOR_AN_ANSWER = 8  # the share of the length that is left for it, at the least, where something is cut
 _MARGIN = 0.9  # of the room, where tokens are not counted
 
 _LENGTH = re.compile(
@@ -69,19 +71,30 @@ class Room:
         dialect = await self._upstream.dialect(caller)
         if length is None or not can_count(dialect.name, chat) or not len(Cuts(items)):
             return chat
-        room = length - _answer_of(chat)
-        if len(orjson.dumps(chat)) <= room:  # a token has a byte, at the least
+        if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has a byte, at the least
             return chat
-        return await self._cut(items, chat_of, room, caller)
+        return await self._cut(items, chat_of, length, caller)
 
-    async def _cut(self, items: Sequence[Item], chat_of: ChatOf, room: int, caller: Caller) -> ChatRequest:
+    async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
         """Cuts and counts by turns, until it fits or nothing more may go."""
+        most = None
         while True:
             chat = chat_of(items)
-            count = await count_tokens(self._upstream, chat, caller)
-            if count <= room or not len(Cuts(items)):
+            count = await self._count(chat, length, caller)
+            if count <= (most or length - _answer_of(chat)) or not len(Cuts(items)):
                 return chat
-            items = _lighter(items, chat, room / count)
+            most = _goal(chat, length)
+            items = _lighter(items, chat, most / count)
+
+    async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
+        """How many tokens ``chat`` has; roughly, where the server has to be asked for an answer, and refuses it. As it is asked
+        again then, too few are guessed rather than too many."""
+        try:
+            return await count_tokens(self._upstream, chat, caller)
+        except UpstreamError as refusal:
+            if refusal.code != "context_length_exceeded":
+                raise
+            return max(_guess(chat, refusal.message, _BYTES_OF_TEXT), length + 1)
 
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
@@ -92,14 +105,11 @@ class Room:
             return None
         length = int(told[1])
         self._upstream.lengths[refused["model"]] = (_now() + _LENGTHS_LAST, length)
-        room = length - _answer_of(refused)
         dialect = await self._upstream.dialect(caller)
         if can_count(dialect.name, refused):
-            again = await self._cut(items, chat_of, room, caller)
+            again = await self._cut(items, chat_of, length, caller)
         else:
-            count = _COUNT.search(message)
-            tokens = int(next(filter(None, count.groups()))) if count else len(orjson.dumps(refused)) / _BYTES_A_TOKEN
-            again = chat_of(_lighter(items, refused, _MARGIN * room / tokens))
+            again = chat_of(_lighter(items, refused, _MARGIN * _goal(refused, length) / _guess(refused, message)))
         return again if again["messages"] != refused["messages"] else None
 
     # -- what the server says of itself -------------------------------------------------------------------------------------
@@ -149,6 +159,17 @@ def _answer_of(chat: ChatRequest) -> int:
     """How many tokens are to be left for the answer."""
     wanted = chat.get("max_completion_tokens") or chat.get("max_tokens")
     return wanted if isinstance(wanted, int) else 1
+
+
+def _goal(chat: ChatRequest, length: int) -> int:
+    """Down to how many tokens to cut: where cutting begins, an answer of a few tokens is not what is meant."""
+    return length - max(_answer_of(chat), length // _FOR_AN_ANSWER)
+
+
+def _guess(chat: ChatRequest, refusal: str, bytes_a_token: float = _BYTES_A_TOKEN) -> float:
+    """How many tokens ``chat`` has by the words of the refusal, or by its bytes."""
+    count = _COUNT.search(refusal)
+    return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_a_token
 
 
 def _lighter(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:

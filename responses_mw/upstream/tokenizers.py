@@ -1,4 +1,4 @@
-"""How many tokens the prompt of a chat request has: the server's own tokenizer says, or one token of an answer.
+"""How many tokens the prompt of a request has: the server's own tokenizer says, or one token of an answer.
 
 A server's tokenizer renders the chat as its completions do, if it is given all that its template sees. What it cannot be
 given, or cannot count (images), is counted by asking for one token: the ``usage`` then tells.
@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import UpstreamError
 from ..protocol.types import ChatRequest
 from .client import Caller, Upstream
+from .stream import ChatStream
 
 Counter = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
 """What the server's tokenizer counts; None (or anything but a number) where it does not."""
@@ -20,6 +21,12 @@ Counter = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
 _SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 _SHOWN_BY_LLAMACPP = ("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs")
 _UNSEEN_BY_SGLANG = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
+_UNCOUNTED = frozenset(
+    {"enable_response_messages", "frequency_penalty", "include", "max_output_tokens", "max_tool_calls", "presence_penalty"}
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"}
+    | {"stream", "stream_options", "temperature", "top_logprobs", "top_p", "user"}
+)
+_LEAST_OUTPUT = 16  # what the Open Responses specification allows
 _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"})
 
 
@@ -32,6 +39,15 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
         if isinstance(count, int):
             return count
     return await _by_completion(upstream, {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller)
+
+
+async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
+    """As ``count_tokens``, of a request for a whole response: such a server may count by itself, or an answer tells."""
+    count = _member(await _asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
+    if isinstance(count, int):
+        return count
+    asked = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _LEAST_OUTPUT}
+    return await _used(upstream.responses(asked, caller), _of_response)
 
 
 def can_count(dialect: str, chat: ChatRequest) -> bool:
@@ -102,13 +118,26 @@ def _member(answer: Any, name: str) -> Any:
 
 
 async def _by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
+    return await _used(upstream.chat(chat, caller), _of_chunk)
+
+
+async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
+    """What ``answer`` says that its prompt had."""
     count = None
-    async with aclosing(upstream.chat(chat, caller)) as answer:
+    async with aclosing(answer):
         await answer.open()
         async for chunks in answer:
             for chunk in chunks:
-                usage = chunk.get("usage") if isinstance(chunk, dict) else None
-                count = usage.get("prompt_tokens") if isinstance(usage, dict) else count
-    if not isinstance(count, int):
-        raise UpstreamError("The upstream has no tokenizer, and does not count the tokens of its completions.")
+                told = count_of(chunk) if isinstance(chunk, dict) else None
+                count = told if isinstance(told, int) else count
+    if count is None:
+        raise UpstreamError("The upstream has no tokenizer, and does not count the tokens of its answers.")
     return count
+
+
+def _of_chunk(chunk: dict[str, Any]) -> Any:
+    return _member(chunk.get("usage"), "prompt_tokens")
+
+
+def _of_response(event: dict[str, Any]) -> Any:
+    return _member(_member(event.get("response"), "usage"), "input_tokens")

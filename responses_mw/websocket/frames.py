@@ -4,7 +4,7 @@
    two of its own: ``generate`` (false: only prepare) and ``stream_id`` (its lane).
 2. A server's frame is the data of one event, and names the lane of its response, if that has one. There is no ``[DONE]``.
 3. An error is ``{"type": "error", "status", "error": {"type", "code", "message", "param"}}``. It stands in place of a response:
-   one that has begun ends in ``response.failed``.
+   one that has begun ends in ``response.failed``. The specification wants a code: where there is none, it is the type.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 def error_text(error: APIError, lane: str | None) -> str:
     """The frame that tells of an error; what would be HTTP headers (``retry-after``) stands in it."""
     members: dict[str, Any] = error.body()["error"]
+    members["code"] = members["code"] or members["type"]
     if error.headers:
         members["headers"] = error.headers
     return _text({"type": "error", "status": error.status, "error": members}, lane)

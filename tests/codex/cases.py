@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from .model import SUMMARY, ChatRequest, Delta, Turn, Unexpected, after, answer, call, long, write
+from .model import SUMMARY, ChatRequest, Delta, Turn, Unexpected, after, answer, call, long, told, write
 
 UNKNOWN = "scripted"
 """A model that is not in Codex's catalogue: it gets functions, and namespaces of them."""
@@ -34,8 +35,10 @@ class Case:
     model: str = UNKNOWN
     mcp: bool = False
     websocket: bool = False
-    breaks: bool = False
-    """Whether the connection breaks in the first answer's text."""
+    trouble: Literal["", "connection breaks", "server is killed", "Codex is killed"] = ""
+    """What happens in the first answer's text."""
+    sequel: str = ""
+    """The prompt with which the session is resumed when Codex has ended, or has been killed."""
     provider: str = "ours"
     """``OpenAI`` is the name by which Codex lets the server compact."""
     summed_up: str | None = None
@@ -68,8 +71,13 @@ def summed_up(turn: Turn) -> Turn:
     return checked
 
 
+SEQUEL = "How much is it, again?"
+WRITES = call("exec_command", cmd='echo "sum: $((40 + 2))" | tee sum.txt')
+KILLS_CODEX = call("exec_command", cmd='echo "sum: $((40 + 2))" > sum.txt; kill -9 $PPID; sleep 9')
+REMEMBERS = after("sum: 42", told(SEQUEL, answer("It was 42."), before=answer("It is written.")), last=False)
+
 LONG_WORK = (
-    long(call("exec_command", cmd='echo "sum: $((40 + 2))" | tee sum.txt')),
+    long(WRITES),
     summed_up(answer("It is written, I am told.")),
 )
 
@@ -122,7 +130,23 @@ CASES: dict[str, Case] = {
         model=LITE,
         check=has("sum.txt", "sum: 42\n"),
     ),
-    "breaks": Case("What is 40 + 2?", (answer("It is 42."),), "It is 42.", breaks=True),
+    "breaks": Case("What is 40 + 2?", (answer("It is 42."),), "It is 42.", trouble="connection breaks"),
+    "restart": Case("What is 40 + 2?", (answer("It is 42."),), "It is 42.", trouble="server is killed"),
+    "resume": Case("Write the sum of 40 and 2 to sum.txt.", (WRITES, REMEMBERS), "It was 42.", sequel=SEQUEL),
+    "resume-killed": Case(
+        "Write the sum of 40 and 2 to sum.txt.",
+        (WRITES, REMEMBERS),
+        "It was 42.",
+        trouble="Codex is killed",
+        sequel=SEQUEL,
+    ),
+    "resume-killed-in-call": Case(
+        "Write the sum of 40 and 2 to sum.txt.",
+        (KILLS_CODEX, told(SEQUEL, answer("I was interrupted."))),
+        "I was interrupted.",
+        sequel=SEQUEL,
+        check=has("sum.txt", "sum: 42\n"),
+    ),
     "compaction": Case(
         "Write the sum of 40 and 2 to sum.txt.",
         LONG_WORK,
@@ -140,7 +164,4 @@ CASES: dict[str, Case] = {
     ),
 }
 
-CASES |= {
-    f"ws-{name}": replace(CASES[name], websocket=True)
-    for name in ("answer", "shell", "mcp", "apply_patch", "exec", "breaks", "compaction", "compaction-server")
-}
+CASES |= {f"ws-{name}": replace(CASES[name], websocket=True) for name in CASES}

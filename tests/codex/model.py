@@ -206,14 +206,28 @@ def write(name: str, text: str) -> Turn:
     return turn
 
 
-def after(expected: str, turn: Turn) -> Turn:
-    """Goes on with ``turn`` where the last tool result has the expected text in it."""
+def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
+    """Goes on with ``turn`` where the ``last`` message, or any tool result, has the expected text in it."""
 
     def checked(request: ChatRequest) -> Delta:
-        result = json.dumps(request["messages"][-1].get("content"), ensure_ascii=False)
-        if expected not in result:
-            raise Unexpected(f"the tool result should have {expected!r} in it, but is {result[:300]}")
+        messages = request["messages"][-1:] if last else [one for one in request["messages"] if one["role"] == "tool"]
+        shown = " ".join(map(_text, messages))
+        if expected not in shown:
+            raise Unexpected(f"the tool result should have {expected!r} in it, but is {shown[:300]}")
         return turn(request)
+
+    return checked
+
+
+def told(words: str, turn: Turn, *, before: Turn | None = None) -> Turn:
+    """Goes on with ``turn`` where the user has said the ``words``; with another, if any, ``before``."""
+
+    def checked(request: ChatRequest) -> Delta:
+        if words in " ".join(_text(message) for message in request["messages"] if message["role"] == "user"):
+            return turn(request)
+        if before is None:
+            raise Unexpected(f"the user should have said {words!r}")
+        return before(request)
 
     return checked
 

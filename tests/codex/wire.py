@@ -1,4 +1,4 @@
-"""The way between Codex and ours: it tells what went over it, and breaks when a case wants that."""
+"""The way between Codex and ours: it tells what went over it, and breaks or holds when a case wants that."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ class Wire:
         self._port = port
         self.begin(None)
 
-    def begin(self, breaks_at: bytes | None) -> None:
-        """From now on the first answer that has ``breaks_at`` in it is cut off there."""
+    def begin(self, breaks_at: bytes | None, *, holds: bool = False) -> None:
+        """From now on the first answer that has ``breaks_at`` in it is cut off there; or nothing more of it arrives, if the
+        wire ``holds``."""
         self.websockets = self.posts = 0
         self.breaks_at = breaks_at
+        self._holds = holds
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
@@ -57,6 +59,8 @@ class Wire:
             if self.breaks_at and self.breaks_at in data:
                 to_client.write(data[: data.index(self.breaks_at)])
                 self.breaks_at = None
+                while self._holds and await ours.read(_READ):
+                    pass
                 return
             to_client.write(data)
             await to_client.drain()

@@ -127,7 +127,8 @@ async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(ws: Ours, u
         refused = await socket.error()
         limited = await socket.error(stream_id="lane")
     assert refused["status"] == 400
-    assert refused["error"] == {"type": "invalid_request_error", "code": None, "message": "no such thing", "param": None}
+    code = "invalid_request_error"  # the upstream gave none, and the specification wants one
+    assert refused["error"] == {"type": "invalid_request_error", "code": code, "message": "no such thing", "param": None}
     assert (limited["status"], limited["stream_id"], limited["error"]["code"]) == (429, "lane", "rate_limit_exceeded")
     assert limited["error"]["headers"] == {"retry-after": "7"}
 
@@ -149,6 +150,11 @@ async def test_what_fails_after_its_beginning_ends_in_failed_and_is_no_error(ws:
         ({"type": "response.create", "input": 1}, "input", "invalid_type"),
         ({"type": "response.create", "input": "Hi", "background": True}, "background", "unsupported_parameter"),
         ({"type": "response.create", "input": "Hi", "generate": "no"}, "generate", "invalid_type"),
+        (
+            {"type": "response.create", "input": [{"type": "compaction_trigger"}], "generate": False, "model": "tiny"},
+            "generate",
+            "mutually_exclusive_parameters",
+        ),
         ({"type": "response.create", "input": "Hi", "stream_id": "a b"}, "stream_id", "invalid_value"),
         ({"type": "response.create", "input": "Hi", "stream_id": 7}, "stream_id", "invalid_type"),
         ({"type": "response.stop"}, "type", "invalid_value"),
