@@ -14,8 +14,9 @@ from __future__ import annotations
 __all__ = ["run"]
 
 
-def run(once: bool, host: str, port: int) -> int:
-    """Take the tour, with our server at ``host`` and ``port`` (0: any free port); the process's exit status.
+def run(once: bool, host: str, port: int | None) -> int:
+    """Take the tour, with our server at ``host`` and ``port`` (0: any free port; None: 8080, or any other
+    where a program has it); the process's exit status.
 
     Unless ``once``, the servers stay up after the tour until Ctrl-C. The status is 0 when every check held, else 1.
     """

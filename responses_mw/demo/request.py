@@ -27,11 +27,16 @@ class RequestError(Exception):
         self.body = {"error": {"message": message, "type": error_type, "param": param, "code": status}}
 
 
+class ImageURL(BaseModel):
+    url: str
+
+
 class Part(BaseModel):
     """One part of a message's content."""
 
     type: str
     text: str = ""
+    image_url: ImageURL | None = None
 
 
 class FunctionCall(BaseModel):
@@ -58,6 +63,12 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
+
+    @property
+    def images(self) -> list[str]:
+        """The URLs of its images."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if part.image_url]
 
 
 class FunctionDefinition(BaseModel):
@@ -180,8 +191,10 @@ def _check_messages(request: ChatRequest) -> None:
     if not request.messages:
         raise RequestError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
-    if any(part.type != "text" for part in parts):
-        raise RequestError(f"{request.model} is not a multimodal model")
+    for part in parts:
+        if part.type not in ("text", "image_url"):
+            kind = part.type.removeprefix("input_").removesuffix("_url")
+            raise RequestError(f"At most 0 {kind}(s) may be provided in one prompt.")
 
 
 def _check_sampling(request: ChatRequest) -> None:

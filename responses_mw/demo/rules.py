@@ -148,6 +148,29 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+# Images
+
+_DATA_URL = re.compile(r"data:([^;,]*)[^,]*,(.*)", re.DOTALL)
+
+
+def look(request: ChatRequest) -> Reply | None:
+    """The user's last message has images: say what can be told of them unseen."""
+    images = next((message.images for message in reversed(request.messages) if message.role == "user"), [])
+    if not images:
+        return None
+    counted = "an image" if len(images) == 1 else f"{len(images)} images"
+    thought = f"The user shows me {counted}. I have no eyes: I look at type and size."
+    return Reply(thought, f"You sent {counted}: {'; '.join(map(_image_in_words, images))}.")
+
+
+def _image_in_words(url: str) -> str:
+    """A data URL as its type and size in base64."""
+    data = _DATA_URL.fullmatch(url)
+    if data is None:
+        return "one by its address, which I do not fetch"
+    return f"one of type {data[1] or 'unknown'} and about {len(data[2]) * 3 // 4} bytes"
+
+
 # Text
 
 
@@ -232,6 +255,7 @@ RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
     make_wanted_call,
     fill_format,
     answer_from_results,
+    look,
     recall,
     calculate,
     count,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OurServer", "ServerFailed", "demo_upstream", "our_server"]
 
+_USUAL_PORT = 8080
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
 
@@ -56,8 +57,8 @@ def demo_upstream(pace: float) -> Iterator[str]:
 
 
 @contextmanager
-def our_server(upstream: str, host: str, port: int) -> Iterator[OurServer]:
-    """``responses-mw serve`` at ``host`` and ``port`` (0: a free one) until the block ends.
+def our_server(upstream: str, host: str, port: int | None) -> Iterator[OurServer]:
+    """``responses-mw serve`` at ``host`` and ``port`` (0: a free one; None: the usual one if it is free) until the block ends.
 
     Raises `ServerFailed` when it ends early or does not answer within 30 s.
     """
@@ -78,8 +79,12 @@ def our_server(upstream: str, host: str, port: int) -> Iterator[OurServer]:
             _end(process)
 
 
-def _free_port(host: str, port: int) -> int:
-    """``port`` itself, or any free one for 0; raises `ServerFailed` where another program has it."""
+def _free_port(host: str, port: int | None) -> int:
+    """``port`` itself, or any free one for 0; raises `ServerFailed` where another program has it. Nobody minds for None."""
+    if port is None:
+        with suppress(ServerFailed):
+            return _free_port(host, _USUAL_PORT)
+        port = 0
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:

@@ -28,7 +28,7 @@ class CheckFailed(Exception):
     """A stop did not see what it expects; the message is the expectation."""
 
 
-def take(once: bool, host: str, port: int) -> int:
+def take(once: bool, host: str, port: int | None) -> int:
     """Start both servers, take the tour, end them; the exit status. Unless ``once``, stay up until Ctrl-C."""
     _end_on_signals()
     try:

@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
 from responses_mw.demo import tour
-from responses_mw.demo.servers import demo_upstream
+from responses_mw.demo.servers import demo_upstream, our_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,16 @@ def test_a_taken_port_is_told_and_ends_with_status_1() -> None:
         done = subprocess.run(demo("--once", port=port), capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"The tour cannot start: cannot serve at 127.0.0.1, port {port}")
+
+
+def test_without_a_port_a_taken_one_is_no_obstacle() -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # another program may have it, which is as good
+            stack.enter_context(socket.create_server(("127.0.0.1", 8080)))
+        upstream = stack.enter_context(demo_upstream(pace=0))
+        ours = stack.enter_context(our_server(upstream, "127.0.0.1", None))
+        assert not ours.url.endswith(":8080")
+        assert ours.client.models.list().data
 
 
 def test_stops_that_do_not_see_what_they_expect_fail_the_tour(capsys: pytest.CaptureFixture[str]) -> None:

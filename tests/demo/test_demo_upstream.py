@@ -109,6 +109,23 @@ def test_any_other_text_is_described_under_its_instructions(client: openai.OpenA
     assert ask(client, "…").message.content == "You wrote no words."
 
 
+@pytest.mark.parametrize(
+    ("urls", "answer"),
+    [
+        (["data:image/png;base64,iVBORw0KGgo="], "You sent an image: one of type image/png and about 9 bytes."),
+        (
+            ["data:,", "https://example.com/cat.png"],
+            "You sent 2 images: one of type unknown and about 0 bytes; one by its address, which I do not fetch.",
+        ),
+    ],
+)
+def test_images_are_told_by_type_and_size(client: openai.OpenAI, urls: list[str], answer: str) -> None:
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts]}]
+    message = client.chat.completions.create(model="demo", messages=messages).choices[0].message
+    assert message.content == answer
+
+
 def test_the_thinker_shows_its_thoughts_unless_they_are_switched_off(client: openai.OpenAI) -> None:
     assert ask(client, "1 + 1", model="demo-thinker").message.reasoning.startswith("The user wants to know 1 + 1.")
     assert ask(client, "1 + 1", model="demo-thinker", reasoning_effort="none").message.reasoning is None
@@ -361,11 +378,11 @@ def test_a_pace_spreads_the_tokens_over_time() -> None:
             "maximum context length is 4096 tokens",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]},
             400,
             "BadRequestError",
             None,
-            "demo is not a multimodal model",
+            "At most 0 audio(s) may be provided in one prompt.",
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
