@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, CliPositionalArg, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict, SettingsError
 
-from . import sandbox
+from . import flags, sandbox
 from .admin import checks, open_admin
-from .apikeys import InvalidKeys
-from .assembly import UnfitState, open_core, open_state, open_upstream
+from .apikeys import APIKeys, InvalidKeys
+from .assembly import UNFIT, UnfitState, open_core, open_state, open_upstream
 from .cache import Entries
 from .config import Settings
 from .errors import APIError
 from .jobs import Worker
+from .prompts import Prompts, UnfitPrompt
 from .sandbox import SandboxSettings
 from .sealing import Sealer
 from .state import EmbeddedFailed
@@ -31,8 +32,14 @@ from .upstream import Caller
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
 
 
+_PATIENCE = 10.0
+"""Seconds that a check waits for an upstream that is connected and silent."""
+
+
 class Serve(Settings):
-    """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it.
+    """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it:
+
+        responses-mw serve --upstream http://vllm:8000
 
     Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
     """
@@ -46,11 +53,12 @@ class Serve(Settings):
     )
 
     def cli_cmd(self) -> None:
-        _log(self)
         if self.upstream is None:
             sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM.")
         if self.check:
+            set_up_logs("error", self.log_format)  # what is to be known it says itself
             sys.exit(asyncio.run(check(self)))
+        _log(self)
         serve(self)
 
 
@@ -67,7 +75,10 @@ class Work(Settings):
         missing = [name for name in ("upstream", "redis", "secret_keys", "workers") if not getattr(self, name)]
         if missing:
             sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
-        asyncio.run(work(self))
+        try:
+            asyncio.run(work(self))
+        except UNFIT as error:
+            sys.exit(f"responses-mw: {error}")
 
 
 class CacheOf(Settings):
@@ -94,7 +105,12 @@ class Demo(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **_FLAGS)
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port to listen on; 0 takes a free one (not set: 8080, or a free one where that is in use)",
+    )
     once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if all went well")
 
     def cli_cmd(self) -> None:
@@ -128,11 +144,11 @@ def serve(settings: Serve) -> None:
 
     from .app import create_app
 
+    set_up_sdk()
     # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    set_up_sdk()
     print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
     try:
         app = create_app(settings)
@@ -202,9 +218,21 @@ async def tell_or_purge(settings: CacheOf) -> int:
 
 async def check(settings: Settings) -> int:
     """Says what the upstream and the store are; 0 if they can be used."""
-    print("settings: valid")
-    results = [await _check_upstream(settings), await _check_state(settings)]
+    timeouts = {name: min(getattr(settings, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
+    settings = settings.model_copy(update=timeouts)
+    results = [_check_files(settings), await _check_upstream(settings), await _check_state(settings)]
     return 0 if all(results) else 1
+
+
+def _check_files(settings: Settings) -> bool:
+    try:
+        APIKeys.of(settings)
+        Prompts(settings.prompts_dir)
+    except (InvalidKeys, UnfitPrompt, OSError) as error:
+        print(f"settings: {error}", file=sys.stderr)
+        return False
+    print("settings: valid")
+    return True
 
 
 async def _check_upstream(settings: Settings) -> bool:
@@ -214,7 +242,8 @@ async def _check_upstream(settings: Settings) -> bool:
             models = await upstream.models(caller)
             dialect = await upstream.dialect(caller)
     except APIError as error:
-        print(f"upstream: {settings.upstream}: {error.message}", file=sys.stderr)
+        advice = " (its key: --upstream-api-key)" if error.status in (401, 403) else ""
+        print(f"upstream: {settings.upstream}: {error.message}{advice}", file=sys.stderr)
         return False
     print(f"upstream: {settings.upstream} answers")
     print(f"dialect:  {dialect.name}{'' if settings.dialect == 'auto' else ' (set)'}")
@@ -265,9 +294,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command is None:
         sys.exit(f"responses-mw: unknown command '{name}'\n\n{_usage()}")
     try:
-        CliApp.run(command, cli_args=rest)
+        flags.run(command, rest)
     except (ValidationError, SettingsError) as error:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
+    except ModuleNotFoundError as missing:  # the light core is for host applications
+        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
 
 
 def _explained(error: ValidationError | SettingsError) -> str:

@@ -28,7 +28,7 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
-    proxy: ASGIApp = ReverseProxy(client, settings.upstream)
+    proxy: ASGIApp = ReverseProxy(client, settings.upstream, settings.base_path)
     keys = APIKeys.of(settings)
     if keys is not None:
         key = settings.upstream_api_key

@@ -14,18 +14,19 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .admin import checks, open_admin
-from .apikeys import APIKeys, Guarded
+from .admin import PortTaken, checks, open_admin
+from .apikeys import APIKeys, Guarded, InvalidKeys
 from .cache import Cache, Embeddings
 from .chains import Chains
 from .config import Settings
 from .errors import APIError
 from .jobs import Background, Crew, Followers, Worker
 from .limits import Limited, Limits
+from .prompts import UnfitPrompt
 from .routes import Routes
 from .runner import Runner
 from .sealing import Sealer
-from .state import Bounds, Client, State, StateUnavailable, connect
+from .state import Bounds, Client, EmbeddedFailed, State, StateUnavailable, connect
 from .telemetry import Observed
 from .tools import Tools
 from .transport import ASGITransport
@@ -34,11 +35,15 @@ from .upstream import Caller, Upstream
 logger = logging.getLogger(__name__)
 
 _GETTING_TO_KNOW = 2.0
-IN_PROCESS = "http://in-process"
+IN_PROCESS = "http://localhost"  # what a call tells the application that no request stands behind
 
 
 class UnfitState(RuntimeError):
     """The Redis that is configured cannot keep what is stored; the message says why."""
+
+
+UNFIT = (UnfitState, UnfitPrompt, EmbeddedFailed, InvalidKeys, PortTaken)
+"""What is raised at the start where the settings cannot be served; the message says why."""
 
 
 def network_transport(settings: Settings) -> httpx.AsyncBaseTransport:

@@ -19,6 +19,24 @@ LEAST_SECRET = 32
 
 Names = Annotated[list[str], NoDecode]
 
+_OF_EACH_CALL = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+    }
+)
+"""Headers that say what one request is and how it travels; a caller's would be wrong in another."""
+
 
 class ToolFilter(BaseModel):
     """Which tools of an MCP server are meant: those that fit all that is set."""
@@ -72,7 +90,10 @@ class Settings(BaseSettings):
     upstream: str | None = Field(
         None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (not set: the app it is mounted in)"
     )
-    upstream_api_key: SecretStr | None = Field(None, description="key for the upstream, in place of the caller's own")
+    upstream_api_key: SecretStr | None = Field(
+        None,
+        description="key for the upstream, in place of the caller's own; what passes through has it only with api_keys",
+    )
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
         "auto", description="what kind of server the upstream is; auto asks it"
     )
@@ -95,8 +116,11 @@ class Settings(BaseSettings):
     )
 
     # -- what we answer
-    base_path: str = Field("", description="path before /v1, e.g. /openai")
+    base_path: str = Field("", description="path that stands before /v1 here, e.g. /openai")
     cors_origins: Names = Field([], description="origins that browsers may call from; * for all")
+    reasoning_events: Literal["openai", "open_responses"] = Field(
+        "openai", description="how the events of reasoning are named: response.reasoning_text.*, or response.reasoning.*"
+    )
     sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
     keep_alive: float = Field(15.0, gt=0, description="send a comment on a stream that was silent for so long")
     keepalive_event: bool = Field(
@@ -170,7 +194,7 @@ class Settings(BaseSettings):
     cache_entry_bytes: int = Field(MIB, gt=0, description="largest answer that is kept for reuse")
     cache_partition_entries: int = Field(10_000, gt=0, description="most answers kept that differ in the last user text only")
     cache_partition_bytes: int = Field(64 * MIB, gt=0, description="most bytes of these")
-    cache_owner_entries: int = Field(160_000, gt=0, description="most answers kept for an owner, a sixteenth in each shard")
+    cache_owner_entries: int = Field(160_000, gt=0, description="most answers kept for an owner")
     cache_owner_bytes: int = Field(1024 * MIB, gt=0, description="most bytes of these")
     cache_threshold: float = Field(0.95, ge=0, le=1, description="least cosine similarity of a semantic hit")
     cache_guard: Literal["strict", "loose"] = Field(
@@ -328,6 +352,14 @@ class Settings(BaseSettings):
         if self.cache == "semantic" and not self.cache_embedding_model:
             raise ValueError("cache: semantic needs cache_embedding_model")
         return self
+
+    @field_validator("forward_headers")
+    @classmethod
+    def _forwardable(cls, value: list[str]) -> list[str]:
+        names = [name.lower() for name in value]
+        if own := sorted(_OF_EACH_CALL.intersection(names)):
+            raise ValueError(f"cannot hold {', '.join(own)}: each call of the upstream has its own")
+        return names
 
     @field_validator("cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .assembly import Assembled, assembled
+from .assembly import UNFIT, Assembled, assembled
 from .config import Settings
 from .errors import UpgradeRequired
 from .websocket import refuse
@@ -36,6 +36,7 @@ class ResponsesMiddleware:
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
         self._assembled: Assembled | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -84,6 +85,8 @@ class ResponsesMiddleware:
 
         try:
             await self.app(scope, receive_and_open, close_and_send)
+        except UNFIT as error:  # the server tells its operator why it does not start: a traceback would not
+            await send({"type": "lifespan.startup.failed", "message": f"responses_mw: {error}"})
         finally:
             await self._close()  # an application that raises sends nothing
 
@@ -96,11 +99,19 @@ class ResponsesMiddleware:
             return self._assembled
 
     async def _open_late(self, scope: Scope) -> Assembled:
-        """For a host that sends no lifespan: on first use."""
+        """For a host that sends no lifespan: on first use, until the end of the event loop."""
         opened = await self._open(scope)
         if opened.crew:
             opened.crew.work()
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_with_the_loop())
         return opened
+
+    async def _close_with_the_loop(self) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()  # cancelled with all that is left at the end
+        finally:
+            await self._close()
 
     def stop(self) -> None:
         """To be called when the server stops taking requests: no more background responses are begun here, and the streams

@@ -53,13 +53,15 @@ _NOT_FORWARDED = frozenset({b"host", b"expect", b"x-forwarded-for"})
 class ReverseProxy:
     """An ASGI application that passes every request to ``upstream`` (``http://vllm:8000``, with or without a base path).
 
+    ``base_path`` (``/openai``) is where our clients find what the upstream has at its root; paths beside it pass as they are.
     The ``client`` is the caller's to build and to close; its time-outs hold. Answers 502 where the upstream cannot be
     reached, 504 where it does not answer in time, 501 where a WebSocket is asked for. Raises ``UpstreamError`` where the
     upstream breaks off within an answer: the server then closes the client's connection without ending the body.
     """
 
-    def __init__(self, client: httpx.AsyncClient, upstream: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, upstream: str, base_path: str = "") -> None:
         self._client = client
+        self._own_path = base_path.encode()
         self._upstream = httpx.URL(upstream)
         self._base_path = self._upstream.raw_path.partition(b"?")[0].rstrip(b"/")
 
@@ -92,7 +94,7 @@ class ReverseProxy:
     async def _relay(self, request: httpx.Request, send: Send) -> httpx.TransportError | None:
         """Send the request and pass the answer back; what broke the answer off, if anything did, is returned."""
         try:
-            response = await self._client.send(request, stream=True, follow_redirects=False)
+            response = await self._send(request)
         except httpx.TransportError as error:
             logger.warning("No answer from the upstream to %s %s: %r", request.method, request.url.path, error)
             await _send_error(send, _unanswered(error))
@@ -110,6 +112,16 @@ class ReverseProxy:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """A connection that the upstream was closing as the request went into it is no reason to fail: there is one more try,
+        where there is a body to send again."""
+        try:
+            return await self._client.send(request, stream=True, follow_redirects=False)
+        except httpx.ConnectError:
+            if not isinstance(request.stream, httpx.ByteStream):
+                raise
+            return await self._client.send(request, stream=True, follow_redirects=False)
+
     def _request(self, scope: Scope, body: bytes | _RequestBody) -> httpx.Request:
         target = self._target(scope)
         url = self._upstream.copy_with(raw_path=target)
@@ -123,11 +135,11 @@ class ReverseProxy:
         return httpx.Request(scope["method"], url, headers=headers, stream=body, extensions=extensions)
 
     def _target(self, scope: Scope) -> bytes:
-        """The upstream's base path, the request's path below the host's ``root_path``, and its query."""
+        """The upstream's base path, the request's path below the host's ``root_path`` and ours, and its query."""
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-        root_path: bytes = scope.get("root_path", "").rstrip("/").encode()
-        if path == root_path or path.startswith(root_path + b"/"):
-            path = path[len(root_path) :]
+        for prefix in (scope.get("root_path", "").rstrip("/").encode(), self._own_path):
+            if path == prefix or path.startswith(prefix + b"/"):
+                path = path[len(prefix) :]
         query = scope["query_string"]
         return (self._base_path + path or b"/") + (b"?" + query if query else b"")
 

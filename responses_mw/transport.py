@@ -192,7 +192,8 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """The sub-request's scope: the outer one's, if there is one, with this request's target and headers."""
+    """The sub-request's scope: the outer one's, if there is one, with this request's target and headers, and the outer
+    ``Host``."""
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -206,7 +207,10 @@ def _scope(request: httpx.Request, body: bytes) -> Scope:
         scope.pop(key, None)
     if "state" in scope:
         scope["state"] = dict(scope["state"])  # as a server does for each request
+    outer_host = [value for name, value in scope.get("headers", ()) if name == b"host"]
     headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in _DROPPED_HEADERS]
+    if outer_host:  # hosts that they do not know are refused by some applications
+        headers = [(b"host", outer_host[0]), *(header for header in headers if header[0] != b"host")]
     if body or "content-length" in request.headers:
         headers.append((b"content-length", b"%d" % len(body)))
     raw_path, _, query = url.raw_path.partition(b"?")

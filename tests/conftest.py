@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
+import hypothesis
 import openai
 import pytest
 import redis
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     Serve = Callable[..., str]
     Start = Callable[..., "Ours"]
     Wrap = Callable[[ASGIApp], ASGIApp]
+
+
+# What a law says is no matter of how busy the machine is.
+_TOO_SLOW = hypothesis.HealthCheck.too_slow
+hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None, suppress_health_check=[_TOO_SLOW])
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
@@ -132,18 +139,18 @@ class Ours:
 
     @cached_property
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, verify=False, trust_env=False, timeout=10)
+        return httpx.AsyncClient(base_url=self.url, verify=False, trust_env=False, timeout=30)
 
     @cached_property
     def client(self) -> openai.AsyncOpenAI:
         """The official client; the key is ``key``."""
         http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=10, http_client=http)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=30, http_client=http)
 
     @cached_property
     def sync_client(self) -> openai.OpenAI:
         http = openai.DefaultHttpxClient(verify=False, trust_env=False)
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=10, http_client=http)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=30, http_client=http)
 
     async def aclose(self) -> None:
         made = vars(self)
@@ -206,6 +213,12 @@ def start(start_at: Start, mount: str) -> Start:
 def ours(start: Start) -> Ours:
     """Ours with the settings that it has by itself, at either mount."""
     return start()
+
+
+@pytest.fixture
+def patient(start: Start) -> Ours:
+    """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
+    return start(status_grace=5)
 
 
 class Apps:

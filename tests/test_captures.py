@@ -148,12 +148,12 @@ def test_every_captured_error_is_expected() -> None:
 @pytest.mark.parametrize("name", sorted(ERRORS))
 @pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
 async def test_a_captured_error_is_an_exception_of_the_official_client(
-    ours: Ours, upstream: ScriptedUpstream, name: str, streamed: bool
+    patient: Ours, upstream: ScriptedUpstream, name: str, streamed: bool
 ) -> None:
     queue(upstream, name)
     exception, param, code = ERRORS[name]
     with pytest.raises(exception) as caught:
-        await ours.client.responses.create(model="tiny", input="Hi", stream=streamed)
+        await patient.client.responses.create(model="tiny", input="Hi", stream=streamed)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
     assert "Error code" in str(caught.value)

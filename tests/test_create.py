@@ -244,6 +244,11 @@ async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_line
     assert (await stream(ours)).deltas == ["é", "…"]
 
 
+async def test_a_content_type_may_be_written_in_any_case(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO, headers={"content-type": "Text/Event-Stream"})
+    assert (await whole(ours))["output_text"] == "Hello"
+
+
 async def test_what_is_not_to_be_stored_says_so(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     document = await whole(ours, store=False)

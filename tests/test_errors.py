@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
+import httpx
 import openai
+import orjson
 import pytest
+from openai.types.responses import ResponseError
 
 from oracle import stream
+from responses_mw.errors import UpstreamError
+from responses_mw.upstream.faults import ERROR_CODES, as_response_error, from_status
 from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
-    import httpx
-
     from conftest import Ours, Start
     from scripted import ScriptedUpstream
 
@@ -39,6 +42,7 @@ def fault(response: httpx.Response, status: int) -> dict[str, Any]:
 # -- what the upstream says -------------------------------------------------------------------------------------------------
 
 UPSTREAM_ERRORS = [
+    pytest.param(308, b"", 502, None, None, id="a redirect, which is not followed"),
     pytest.param(400, error("no", param="temperature"), 400, "temperature", None, id="vLLM"),
     pytest.param(400, error("no", param="messages"), 400, "input", None, id="a parameter by the name that it has here"),
     pytest.param(401, {"error": "Unauthorized"}, 401, None, "invalid_api_key", id="the key, as a string"),
@@ -61,6 +65,18 @@ UPSTREAM_ERRORS = [
         id="llama.cpp: too long",
     ),
     pytest.param(404, {"detail": "Not Found"}, 404, None, None, id="FastAPI"),
+    pytest.param(
+        422, {"detail": [{"loc": ["body", "x"], "msg": "extra"}]}, 422, None, None, id="transformers: a list of faults"
+    ),
+    pytest.param(422, b"Failed to deserialize the JSON body", 422, None, None, id="TGI: plain text"),
+    pytest.param(
+        400,
+        {"error": {"message": '{"error": {"message": "inner", "param": "top_p", "code": "invalid_value"}}', "code": None}},
+        400,
+        None,
+        None,
+        id="Bedrock: JSON within the message",
+    ),
 ]
 
 
@@ -97,10 +113,10 @@ async def test_the_official_client_raises_the_right_exception(ours: Ours, upstre
             await ours.client.responses.create(model="tiny", input="Hi")
 
 
-async def test_a_rate_limit_says_when_to_come_back(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_rate_limit_says_when_to_come_back(patient: Ours, upstream: ScriptedUpstream) -> None:
     headers = {"retry-after": "7", "x-ratelimit-remaining-tokens": "0", "set-cookie": "a=b"}
     upstream.whole(error("slow down", 429), 429, headers=headers)
-    response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
+    response = await patient.http.post("/v1/responses", json={**BODY, "stream": True})
     assert fault(response, 429)["type"] == "rate_limit_error"
     assert response.headers["retry-after"] == "7"
     assert response.headers["x-ratelimit-remaining-tokens"] == "0"
@@ -130,6 +146,42 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt."), id="vLLM"),
+        pytest.param(error("longer than the model's context length (5 tokens)", object="error"), id="SGLang"),
+        pytest.param({"error": "`inputs` tokens + `max_new_tokens` must be <= 5", "error_type": "validation"}, id="TGI"),
+        pytest.param(error("n_ctx", type="exceed_context_size_error"), id="llama.cpp"),
+        pytest.param({"error": {"message": "too long", "code": "context_length_exceeded"}}, id="OpenAI"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_alike(said: dict[str, Any]) -> None:
+    fault = from_status(400, orjson.dumps(said), httpx.Headers())
+    assert (fault.status, fault.code) == (400, "context_length_exceeded")
+    assert as_response_error(fault)[0] == "invalid_prompt"
+
+
+def test_codes_are_those_of_the_reference() -> None:
+    fault = from_status(400, orjson.dumps({"error": {"message": "no", "code": "invalid_base64"}}), httpx.Headers())
+    assert fault.code == as_response_error(fault)[0] == "invalid_base64_image"
+    known = get_args(ResponseError.model_fields["code"].annotation)
+    for status, code in ((400, "spells"), (401, None), (404, None), (429, None), (500, "spells"), (502, None)):
+        fault = from_status(status, orjson.dumps({"error": {"message": "no", "code": code}}), httpx.Headers())
+        assert as_response_error(fault)[0] in known
+    assert set(known) > ERROR_CODES
+
+
+def test_the_server_of_a_tool_that_is_away_is_not_the_prompts_fault() -> None:
+    fault = UpstreamError("MCP server 'weather': it cannot be reached.", status=424, code="external_connector_error")
+    assert as_response_error(fault)[0] == "server_error"
+
+
+def test_what_bedrock_puts_in_json_into_the_message_is_read() -> None:
+    inner = orjson.dumps({"error": {"message": "malformed input"}}).decode()
+    assert from_status(400, orjson.dumps({"error": {"message": inner}}), httpx.Headers()).message == "malformed input"
+
+
+@pytest.mark.parametrize(
     ("first", "expected"),
     [
         pytest.param(error("bad grammar", 400), 400, id="vLLM"),
@@ -140,10 +192,10 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
     ],
 )
 async def test_an_error_as_the_first_frame_is_the_status(
-    ours: Ours, upstream: ScriptedUpstream, first: Any, expected: int
+    patient: Ours, upstream: ScriptedUpstream, first: Any, expected: int
 ) -> None:
     upstream.stream(first)
-    fault(await ours.http.post("/v1/responses", json={**BODY, "stream": True}), expected)
+    fault(await patient.http.post("/v1/responses", json={**BODY, "stream": True}), expected)
 
 
 @STREAMED
@@ -157,9 +209,9 @@ async def test_an_error_as_the_first_frame_is_the_status(
         pytest.param(b'{"choices": [{"message": {"content": "Hel', id="cut JSON"),
     ],
 )
-async def test_a_200_that_is_no_answer_is_502(ours: Ours, upstream: ScriptedUpstream, streamed: bool, answer: bytes) -> None:
+async def test_a_200_that_is_no_answer_is_502(patient: Ours, upstream: ScriptedUpstream, streamed: bool, answer: bytes) -> None:
     upstream.whole(answer)
-    fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 502)
+    fault(await patient.http.post("/v1/responses", json={**BODY, "stream": streamed}), 502)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +245,7 @@ async def test_an_upstream_that_does_not_answer_in_time_is_504(
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
     assert members["code"] == "upstream_timeout"
-    await answer.left.wait(1)
+    await answer.left.wait()
 
 
 # -- what the request gets wrong --------------------------------------------------------------------------------------------
@@ -324,13 +376,13 @@ async def test_paths_that_only_look_like_ours_pass_on(ours: Ours, upstream: Scri
 
 @STREAMED
 async def test_a_bug_is_500_in_our_shape_before_the_start(
-    ours: Ours, upstream: ScriptedUpstream, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    patient: Ours, upstream: ScriptedUpstream, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.runner.to_chat", broken)
-    members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 500)
+    monkeypatch.setattr("responses_mw.turns.to_chat", broken)
+    members = fault(await patient.http.post("/v1/responses", json={**BODY, "stream": streamed}), 500)
     assert "a bug" not in members["message"]
     assert "a bug" in caplog.text
 

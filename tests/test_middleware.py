@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from conftest import lifespan
-from oracle import stream, whole
+from oracle import check, stream, whole
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.transport import ASGITransport
 from scripted import HELLO, Signal, completion, error, frame, text
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from anyio.from_thread import BlockingPortal
+    from starlette.middleware.base import RequestResponseEndpoint
+    from starlette.requests import Request
+    from starlette.responses import Response as StarletteResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from conftest import Ours, Serve, Start
@@ -62,6 +70,13 @@ async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUp
     assert (await ours.http.post("/openai/v1/responses", json=BODY)).status_code == 200
     assert (await ours.http.post("/v1/responses", json=BODY)).json() == {"detail": "Not Found"}
     assert (await ours.http.post("/openai", json=BODY)).json() == {"detail": "Not Found"}
+
+
+async def test_under_the_base_path_stands_all_that_a_server_behind_us_has(start_at: Callable[..., Ours]) -> None:
+    ours = start_at("proxy", base_path="/openai")
+    for path in ("/openai/v1/models", "/v1/models"):
+        assert (await ours.http.get(path)).json()["data"][0]["id"] == "tiny"
+    assert (await ours.http.get("/openaix/v1/models")).status_code == 404
 
 
 async def test_a_root_path_of_the_server_is_no_part_of_ours(start: Start, upstream: ScriptedUpstream) -> None:
@@ -115,6 +130,52 @@ async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstre
     assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
         assert (await client.get(f"{url}/hello")).text == "hello"
+
+
+async def test_a_host_that_knows_only_its_own_names_is_called_by_them(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str
+) -> None:
+    host = TrustedHostMiddleware(upstream, allowed_hosts=["127.0.0.1"])
+    url = serve(ResponsesMiddleware(host, Settings(redis=redis_url)))
+    upstream.whole(ANSWER)
+    assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+async def test_it_gets_on_with_other_middleware_of_a_fastapi_host(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, place: str
+) -> None:
+    async def seen(request: Request, call_next: RequestResponseEndpoint) -> StarletteResponse:
+        response = await call_next(request)
+        response.headers["x-seen"] = "yes"
+        return response
+
+    def add_others() -> None:
+        host.add_middleware(GZipMiddleware, minimum_size=1)
+        host.add_middleware(BaseHTTPMiddleware, dispatch=seen)
+        host.add_middleware(CORSMiddleware, allow_origins=["*"])
+
+    host = FastAPI()
+    if place == "behind":
+        add_others()
+    host.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url))
+    if place == "before":
+        add_others()
+    host.mount("/", upstream)
+    async with httpx.AsyncClient(base_url=serve(host), trust_env=False, verify=False) as client:
+        upstream.stream(*HELLO)
+        streamed = await client.post("/v1/responses", json={**BODY, "stream": True}, headers=ORIGIN)
+        assert "content-encoding" not in streamed.headers
+        check(streamed.content)
+        upstream.whole(completion({"content": "Hello" * 100}))
+        answer = await client.post("/v1/responses", json=BODY, headers=ORIGIN)
+        assert answer.json()["output_text"] == "Hello" * 100
+        assert ("x-seen" in answer.headers, "access-control-allow-origin" in answer.headers) == (place == "before",) * 2
+        left = upstream.stream(*HELLO[:2], Signal())
+        async with client.stream("POST", "/v1/responses", json={**BODY, "stream": True}) as response:
+            await anext(response.aiter_raw())
+        await left.left.wait(20)
+        assert (await client.get("/v1/models")).headers["x-seen"] == "yes"
 
 
 # -- CORS ---------------------------------------------------------------------------------------------------------------------
@@ -229,6 +290,26 @@ async def test_a_failure_of_the_hosts_lifespan_is_told(redis_url: str, when: str
         await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
     assert sent[-1]["type"] == f"lifespan.{when}.failed"
     assert "no GPU" in sent[-1]["message"]
+
+
+def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+    class Transport(ASGITransport):
+        closed = False
+
+        async def aclose(self) -> None:
+            await super().aclose()
+            self.closed = True
+
+    async def ask(transport: Transport) -> None:
+        ours = ResponsesMiddleware(upstream, Settings(redis=redis_url), transport)
+        upstream.whole(ANSWER)
+        async with httpx.AsyncClient(transport=ASGITransport(ours), base_url="http://ours") as client:
+            assert (await client.post("/v1/responses", json=BODY)).status_code == 200
+        assert not transport.closed
+
+    transport = Transport(upstream)
+    asyncio.run(ask(transport))
+    assert transport.closed
 
 
 async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_open(redis_url: str, serve: Serve) -> None:

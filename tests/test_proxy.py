@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import socket
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ async def proxied(
     async with (
         httpx.AsyncClient(transport=transport, timeout=patience, cookies=jar) as inner,
         served(ReverseProxy(inner, upstream), **server) as url,
-        httpx.AsyncClient(base_url=url, timeout=10, verify=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client,
     ):
         yield client
 
@@ -115,7 +115,7 @@ async def raw_exchange(client: httpx.AsyncClient, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
     try:
         writer.write(request)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             return await reader.read()
     finally:
         writer.close()
@@ -431,7 +431,7 @@ async def test_a_client_told_gone_only_once_ends_the_exchange(
     transport: httpx.AsyncBaseTransport, before: list[dict[str, Any]]
 ) -> None:
     async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             sent = await call(
                 ReverseProxy(client, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
             )
@@ -514,7 +514,7 @@ async def test_a_client_that_leaves_closes_the_upstreams_connection(
         asking = asyncio.create_task(ask(client))
         await asked.wait()
         asking.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             await closed.wait()
 
 
@@ -536,7 +536,7 @@ async def test_a_client_that_leaves_within_its_upload_never_makes_a_whole_reques
         await begun.wait()
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             assert await rest in {b"", b"\r\n"}
 
 
@@ -550,7 +550,7 @@ async def test_an_answer_that_comes_before_the_upload_ends_passes() -> None:
     async with raw_upstream(app) as upstream, proxied(network_transport(), upstream) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhello")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             answer = await reader.readuntil(b"big")
         assert answer.startswith(b"HTTP/1.1 413 ")
         writer.close()
@@ -656,6 +656,25 @@ async def test_many_requests_share_a_connection(transport: httpx.AsyncBaseTransp
         for _ in range(5):
             assert (await client.get("/")).text == "ok"
     assert connections == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"hello"], ids=["no body", "a body"])
+async def test_a_connection_that_the_upstream_closes_before_it_reads_costs_no_answer(body: bytes) -> None:
+    connections = 0
+
+    async def app(reader: StreamReader, writer: StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(body))
+        writer.write(CHUNKED + b"2\r\nok\r\n0\r\n\r\n")
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")  # the next request finds it closing
+
+    async with raw_upstream(app) as upstream, proxied(NetworkTransport(100), upstream) as client:
+        for _ in range(3):
+            assert (await client.post("/", content=body)).text == "ok"
+    assert connections == 3
 
 
 WEBSOCKET_SCOPE: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.__main__ import main
+from responses_mw.apikeys import APIKeys, Guarded
+from responses_mw.flags import SECTIONS
 from scripted import TINY, completion
 
 if TYPE_CHECKING:
@@ -78,6 +80,10 @@ def test_an_empty_list_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().forward_headers == []
 
 
+def test_headers_are_named_in_whatever_case() -> None:
+    assert Settings(forward_headers="X-Mine, x-yours").forward_headers == ["x-mine", "x-yours"]
+
+
 def test_secrets_are_not_shown() -> None:
     assert "sesame" not in repr(Settings(upstream_api_key="sesame", redis="redis://:sesame@host"))
 
@@ -103,6 +109,7 @@ def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.Monk
         {"max_body_bytes": 0},
         {"cors_origins": "[1"},
         {"secret_keys": "short"},
+        {"forward_headers": "x-mine,Content-Length"},
         {"no_such_setting": 1},
     ],
 )
@@ -120,8 +127,28 @@ def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     for name, setting in Settings.model_fields.items():
         assert f"--{name.replace('_', '-')}" in told
         assert setting.description
-    assert "usage: responses-mw serve" in told
+    assert told.startswith("usage: responses-mw serve [options]\n")
     assert "RESPONSES_MW_" in told
+
+
+def test_help_is_in_sections_and_says_what_a_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert SECTIONS.keys() - Settings.model_fields.keys() == {"host"}
+    assert run("serve", "--help") == 0
+    told = capsys.readouterr().out
+    sections = [
+        line.removesuffix(":") for line in told.splitlines() if line.endswith(":") and not line.startswith((" ", "Serve"))
+    ]
+    assert sections == ["options", *SECTIONS.values()]
+    for flag in (
+        "--upstream URL",
+        "--idle-timeout SECONDS",
+        "--max-body-bytes BYTES",
+        "--cors-origins A,B,...",
+        "--host ADDRESS",
+    ):
+        assert f"  {flag} " in told
+    for noise in ("null", "False", "SecretStr", "list[", "['"):
+        assert noise not in told
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
@@ -161,7 +188,9 @@ def test_a_wrong_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str], ar
 
 def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--upstream", "http://x", "--dance", "1") != 0
-    assert "dance" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "--dance" in told
+    assert len(told.splitlines()) == 2
 
 
 def test_a_wrong_value_in_the_environment_is_told_in_one_line(
@@ -204,6 +233,22 @@ def test_check_says_that_the_url_is_wrong(
     assert url in capsys.readouterr().err
 
 
+def test_check_says_whose_key_is_refused(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = serve(Guarded(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert "--upstream-api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("setting", "told"), [("--api-keys-file", "api_keys_file"), ("--prompts-dir", "prompts_dir")])
+def test_check_says_which_file_is_missing(
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], setting: str, told: str
+) -> None:
+    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", setting, "/nowhere") == 1
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("url", ["http://", "http://[", "http://a b"])
 def test_check_says_that_the_url_is_none(redis_url: str, capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
@@ -216,7 +261,7 @@ def test_check_says_that_the_url_is_none(redis_url: str, capsys: pytest.CaptureF
 
 
 def test_the_module_can_be_run() -> None:
-    done = subprocess.run([sys.executable, "-m", "responses_mw"], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-m", "responses_mw"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: responses-mw")
 
@@ -239,6 +284,25 @@ def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve
     assert process.returncode in (0, -signal.SIGTERM)
     assert f"http://127.0.0.1:{port}/v1" in output
     assert "Traceback" not in output
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
+    hidden = "import sys; sys.modules['uvicorn'] = None; from responses_mw.__main__ import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", hidden, "serve", "--upstream", "http://127.0.0.1:9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "responses-mw serve needs the package uvicorn: pip install 'responses-mw[all]'"
+    assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_served_is_told_at_the_start_without_a_traceback(redis_url: str) -> None:
+    command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", "http://127.0.0.1:9", "--port", "0"]
+    options = ["--redis", redis_url, "--prompts-dir", "/nowhere"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "prompts_dir: /nowhere is no directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert 'File "' not in done.stderr
 
 
 def _wait_for(client: httpx.Client) -> None:

@@ -208,7 +208,7 @@ async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Call
 
 async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Callable[..., Ours]) -> None:
     async with raw_server(0, _reset_before) as port:
-        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm")
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm", status_grace=5)
         response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
         assert response.status_code == 502
 

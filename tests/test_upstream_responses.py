@@ -165,7 +165,8 @@ async def test_a_background_response_is_ours(start_at: Start, mount: str, upstre
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
-async def test_the_upstreams_status_is_passed_on(relaying: Ours, upstream: ScriptedResponses, status: int) -> None:
+async def test_the_upstreams_status_is_passed_on(start: Start, upstream: ScriptedResponses, status: int) -> None:
+    relaying = start(upstream_api="responses", status_grace=2)
     for _ in range(10):  # some are tried again
         upstream.whole({"error": {"message": "no good", "type": "t", "param": None, "code": None}}, status)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
@@ -229,3 +230,84 @@ async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> N
     assert len(upstream.requests) == 1
     assert again.response["output"][0]["content"] == first.response["output"][0]["content"]
     assert again.response["id"] != first.response["id"]
+
+
+# -- token counts and compaction -------------------------------------------------------------------------------------------------
+
+KEYS = ["k" * 40]
+TALK: Any = [{"role": "user", "content": "Tell me of ducks."}, {"role": "assistant", "content": "Ducks swim."}]
+COUNTED = {"object": "response.input_tokens", "input_tokens": 41}
+
+
+async def test_the_upstreams_own_count_is_asked_for(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.pages["/v1/responses/input_tokens"] = COUNTED
+    body = {"input": "Hi", "model": "tiny", "truncation": "auto", "metadata": {"a": "b"}, "temperature": 0, "of_theirs": 1}
+    counted = await relaying.http.post("/v1/responses/input_tokens", json=body)
+    assert counted.json() == COUNTED
+    asked = [visit.json for visit in upstream.visits if visit.path.endswith("/input_tokens")]
+    assert [sorted(one) for one in asked] == [["input", "model", "of_theirs", "truncation"]]
+    assert not upstream.requests
+
+
+async def test_an_upstream_that_cannot_count_tells_by_a_short_answer(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole(response(item("H"), status="incomplete"))
+    counted = await relaying.http.post("/v1/responses/input_tokens", json={"input": "Hi", "model": "tiny", "stream": True})
+    assert counted.json()["input_tokens"] == 3
+    asked = upstream.requests[0].json
+    assert (asked["max_output_tokens"], asked.get("stream")) == (16, None)
+
+
+async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstream: ScriptedResponses) -> None:
+    client = start(upstream_api="responses", secret_keys=KEYS, compaction_prompt="Sum it up.").client
+    upstream.whole(response(item("Of ducks.")))
+    compacted = await client.responses.compact(model="tiny", input=TALK)
+    assert upstream.requests[0].json["input"][-1]["content"][0]["text"] == "Sum it up."
+    assert compacted.usage.total_tokens == 5
+    upstream.whole(response(item()))
+    window: Any = [one.model_dump() for one in compacted.output]
+    await client.responses.create(model="tiny", input=[*window, {"role": "user", "content": "And geese?"}])
+    summary, question = upstream.requests[1].json["input"]
+    assert "Of ducks." in summary["content"][0]["text"]
+    assert question["content"][0]["text"] == "And geese?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_above_the_threshold_the_summary_comes_first(start: Start, upstream: ScriptedResponses, stream: bool) -> None:
+    ours = start(upstream_api="responses", secret_keys=KEYS)
+    upstream.pages["/v1/responses/input_tokens"] = COUNTED
+    if stream:
+        upstream.stream(*answer("Of ducks."), done=False)
+        upstream.stream(*answer(), done=False)
+    else:
+        upstream.whole(response(item("Of ducks.")))
+        upstream.whole(response(item()))
+    body: Any = {
+        "input": [*TALK, {"role": "user", "content": "And geese?"}],
+        "context_management": [{"type": "compaction", "compact_threshold": 40}],
+    }
+    document = (await oracle.stream(ours, **body)).response if stream else await oracle.whole(ours, **body)
+    assert [one["type"] for one in document["output"]] == ["compaction", "message"]
+    assert document["output"][1]["content"][0]["text"] == "Hello"
+    assert document["usage"]["total_tokens"] == 10
+    assert "context_management" not in upstream.requests[1].json
+    assert "Of ducks." in str(upstream.requests[1].json["input"])
+    assert "Ducks swim." not in str(upstream.requests[1].json["input"])
+
+    upstream.whole(response(item()))
+    await oracle.whole(ours, input="Go on.", previous_response_id=document["id"])
+    assert "Of ducks." in str(upstream.requests[2].json["input"])
+
+
+async def test_the_trigger_is_answered_with_the_compaction_alone(start: Start, upstream: ScriptedResponses) -> None:
+    ours = start(upstream_api="responses", secret_keys=KEYS)
+    upstream.stream(*answer("Of ducks."), done=False)
+    streamed = await oracle.stream(ours, input=[*TALK, {"type": "compaction_trigger"}])
+    assert [one["type"] for one in streamed.response["output"]] == ["compaction"]
+    assert len(upstream.requests) == 1
+
+
+async def test_a_compaction_of_the_upstreams_own_goes_back_as_it_is(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole(response(item()))
+    theirs: Any = {"type": "compaction", "encrypted_content": "sealed elsewhere"}
+    await relaying.client.responses.create(model="tiny", input=[*TALK, theirs])
+    assert [one["type"] for one in upstream.requests[0].json["input"]] == ["message", "message", "compaction"]

@@ -29,11 +29,12 @@ from .citations import Source
 from .document import shown, whole
 from .events import Emitter, Event, terminal_type
 from .forms import CallForm
-from .kinds import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
+from .kinds import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 from .opencall import OpenCall, new_item
 from .opentext import OpenText
 from .options import DEFAULTS, Options
 from .reasoning import text_of
+from .request import SERVICE_TIERS
 from .shortcut import Text
 from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
@@ -70,7 +71,8 @@ class Assembler:
         self._usage_before: dict[str, Any] | None = None
         self._emitter = Emitter()
         self._open: OpenText | OpenCall | None = None
-        self._reasoning = SUMMARY_TEXT if options.summary else REASONING_TEXT
+        shown = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
+        self._reasoning = SUMMARY_TEXT if options.summary else shown
         # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
         self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
         if not options.think_tag:
@@ -178,6 +180,9 @@ class Assembler:
                 malformed("usage")
             self._chunks_with_usage += 1
             self._usage = usage  # cumulative where it comes often: the last one counts
+        tier = chunk.get("service_tier")
+        if isinstance(tier, str) and tier in SERVICE_TIERS:
+            self.response["service_tier"] = tier
         for choice in choices_of(chunk):
             if not choice.get("index"):  # n is 1; what else comes (watsonx) is not ours
                 self._feed_choice(choice)

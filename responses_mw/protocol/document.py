@@ -47,6 +47,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "usage": None,
         "user": request.user,
         "metadata": request.metadata,
+        **({"prompt": request.prompt} if request.prompt else {}),
     }
 
 

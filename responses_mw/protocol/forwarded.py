@@ -73,7 +73,10 @@ def _says_something(item: Item) -> bool:
 
 def _sent(item: Item) -> Item:
     """``item`` with its id where the upstream's checks may want one. Sealed reasoning must not have another than it was sealed
-    with (OpenAI: "Encrypted content item_id did not match the target item id"); without one it is taken."""
+    with (OpenAI: "Encrypted content item_id did not match the target item id"); without one it is taken. A summary of ours that
+    has been opened is the user's message."""
+    if item["type"] == "compaction" and "content" in item:
+        return {"type": "message", "role": "user", "content": item["content"]}
     is_callers = item["type"] == "message" and item["role"] != "assistant"
     if is_callers or item.get("encrypted_content"):
         return {name: value for name, value in item.items() if name != "id"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .types import Item, Part
@@ -50,6 +50,8 @@ REASONING_TEXT = TextKind(
     item="reasoning", prefix="rs", parts="content", index="content_index", part="reasoning_text", text="text",
     events="reasoning_text", part_events="content_part",
 )  # fmt: skip
+OPEN_REASONING_TEXT = replace(REASONING_TEXT, events="reasoning")
+"""As the Open Responses specification names the events of the same text."""
 SUMMARY_TEXT = TextKind(
     item="reasoning", prefix="rs", parts="summary", index="summary_index", part="summary_text", text="text",
     events="reasoning_summary_text", part_events="reasoning_summary_part",

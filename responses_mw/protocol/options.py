@@ -11,6 +11,8 @@ class Options:
     """What of the request shapes the events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
 
     summary: bool = False
+    open_reasoning: bool = False
+    """Whether the events of reasoning have the names of the Open Responses specification, not OpenAI's."""
     logprobs: bool = False
     think_tag: str | None = None
     allowed: frozenset[str] | None = None

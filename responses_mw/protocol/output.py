@@ -20,6 +20,7 @@ _TEXTS: dict[str, tuple[str, str, str, Part]] = {
     "response.output_text.delta": ("content", "content_index", "text", {"type": "output_text", "annotations": []}),
     "response.refusal.delta": ("content", "content_index", "refusal", {"type": "refusal"}),
     "response.reasoning_text.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
+    "response.reasoning.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
     "response.reasoning_summary_text.delta": ("summary", "summary_index", "text", {"type": "summary_text"}),
 }
 # Deltas that write to a member of the item itself.

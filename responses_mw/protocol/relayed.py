@@ -6,7 +6,8 @@
    an item's id between ``added``, ``done`` and the document (vLLM). Other ids in it, such as ``approval_request_id``, follow.
 3. The document's output is what was streamed. What only the last event has (or a whole, not streamed answer) is added and done
    before it; what that event ends without a ``done`` gets one, unless the run failed.
-4. Only an event with a finished response ends the stream: ``[DONE]`` or an EOF alone is no end.
+4. The events of reasoning have the names that ours have, OpenAI's or those of the Open Responses specification.
+5. Only an event with a finished response ends the stream: ``[DONE]`` or an EOF alone is no end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 
 from ..errors import TooLarge, UpstreamError
 from . import checks
+from . import usage as usages
 from .assembler import Assembler, Ids
 from .checks import malformed
 from .events import Event
@@ -50,6 +52,11 @@ _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _PREFIX = re.compile(r"([a-z]{1,16})_.+")
 _DEPTH = 128
+_OPEN_NAMES = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
+_OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
 
 Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Tools as a response may show them: without secrets."""
@@ -58,13 +65,16 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 class Relayed(Assembler):
     """An assembler whose ``feed`` takes the upstream's events instead of chunks; a run is one turn of it."""
 
-    def __init__(self, document: Document, ids: Ids, echo: Echo) -> None:
+    def __init__(self, document: Document, ids: Ids, echo: Echo, *, open_reasoning: bool = False) -> None:
         """``document`` is the response as created. All is shown: what ``include`` did not ask for, the upstream leaves out."""
-        super().__init__(document, ids, Options(include=INCLUDABLE))
+        super().__init__(document, ids, Options(include=INCLUDABLE, open_reasoning=open_reasoning))
+        self._names = _OPEN_NAMES if open_reasoning else _OPENAI_NAMES
         self._echo = echo
         self._output = Output(document["output"])
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
+        self._first = 0
+        """Where the upstream's items begin: before them stand those of ours."""
         self._ending: Document | None = None
         self._status = ""
 
@@ -80,6 +90,11 @@ class Relayed(Assembler):
             if self._ending is None:
                 self._take(event)
         return self._emitter.drain()
+
+    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
+        events = super().add_whole(item, prefix, usage)
+        self._first = len(self._output.items)
+        return events
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
@@ -157,14 +172,15 @@ class Relayed(Assembler):
         response = event.get("response")
         if not isinstance(response, dict):
             malformed("response")
-        self.response["usage"] = _usage(response.get("usage"))
+        used = _usage(response.get("usage"))
+        self.response["usage"] = usages.add(self.response["usage"], used) if used else None
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")
         status = response.get("status") or event["type"].removeprefix("response.")  # vLLM completes what is incomplete
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
         for index, item in enumerate(map(_item, listed)):
-            place = self._places.get(index, index)
+            place = self._places.get(index, index + self._first)
             if place >= len(self._output.items):
                 self._add_whole(item, index)
             elif place in self._output.open and self._status != "failed":
@@ -224,7 +240,7 @@ class Relayed(Assembler):
 
     def _emit(self, event: dict[str, Any]) -> None:
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
-        self._emitter.emit(event["type"], **members)
+        self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
     def _place(self, event: dict[str, Any]) -> int | None:
         index = event.get("output_index")

@@ -70,6 +70,8 @@ class CreateResponse:
     parallel_tool_calls: bool | None = None
     presence_penalty: float | None = None
     previous_response_id: str | None = None
+    prompt: dict[str, Any] | None = None
+    """The template that gave a part of the rest (``responses_mw.prompts``)."""
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -261,6 +263,7 @@ PARAMETERS: dict[str, Check] = {
     "parallel_tool_calls": checks.boolean,
     "presence_penalty": _penalty,
     "previous_response_id": checks.string,
+    "prompt": checks.mapping,
     "prompt_cache_key": checks.string,
     "prompt_cache_options": checks.mapping,
     "prompt_cache_retention": partial(checks.one_of, supported={"in_memory", "24h"}),
@@ -286,7 +289,6 @@ REFUSED: dict[str, Callable[[Any, str], None]] = {
     "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),
-    "prompt": _refuse("prompt templates are not served yet."),
     # of Chat Completions, which would fight with what is sent in their place
     "messages": _refuse(_ITS_OWN_NAME.format("input")),
     "max_tokens": _refuse(_ITS_OWN_NAME.format("max_output_tokens")),

@@ -45,11 +45,14 @@ def with_tools(usage: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def add(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """The sum over the turns of a run, member by member."""
+    """The sum over the turns of a run, member by member; of what is no count, the last."""
     if total is None:
         return usage
     merged = {**total, **usage}
     for name, value in usage.items():
-        if name in total:
-            merged[name] = add(total[name], value) if isinstance(value, dict) else total[name] + value
+        before = total.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[name] = add(before, value)
+        elif type(value) is int and type(before) is int:
+            merged[name] = before + value
     return merged

@@ -82,7 +82,7 @@ class Upstream:
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists."""
         response = await self._get("/v1/models", caller)
-        if response.status_code >= 400:
+        if response.status_code >= 300:
             raise await self._fault(response)
         try:
             listed = orjson.loads(response.content)
@@ -102,7 +102,7 @@ class Upstream:
         return await self._json(await self._read(await self._send("POST", path, caller, orjson.dumps(body))))
 
     async def _json(self, response: httpx.Response) -> Any:
-        if response.status_code >= 400:
+        if response.status_code >= 300:
             raise await self._fault(response)
         try:
             return orjson.loads(response.content)
@@ -166,7 +166,7 @@ class Upstream:
     def _answer(self, kind: type[Answer], path: str, body: dict[str, Any], caller: Caller) -> Answer:
         async def send() -> httpx.Response:
             response = await self._send("POST", path, caller, orjson.dumps(body))
-            if response.status_code >= 400:
+            if response.status_code >= 300:
                 try:
                     raise await self._fault(response)
                 finally:

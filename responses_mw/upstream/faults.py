@@ -50,7 +50,9 @@ _TOO_LONG = (
 
 
 def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False) -> UpstreamError:
-    """The error for an answer of ``status`` 400 or more. ``own_key`` tells that the operator's credential was used."""
+    """The error for an answer of ``status`` 300 or more. ``own_key`` tells that the operator's credential was used."""
+    if status < 400:  # where it leads to is the operator's business
+        return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
     fault = _members(_decoded(body))
     message = fault["message"] or f"The upstream answered with status {status}."
     if status in (401, 403) and own_key:
@@ -148,4 +150,5 @@ def as_response_error(error: UpstreamError) -> tuple[str, str]:
         return error.code, error.message
     if error.status == 429:
         return "rate_limit_exceeded", error.message
-    return "invalid_prompt" if 400 <= error.status < 500 and error.status != 401 else "server_error", error.message
+    is_callers = 400 <= error.status < 500 and error.status not in (401, 424)  # 424: a tool's server
+    return "invalid_prompt" if is_callers else "server_error", error.message

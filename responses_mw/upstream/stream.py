@@ -50,7 +50,7 @@ class ChatStream:
     async def open(self) -> None:
         """Returns when the answer has begun, or ended."""
         self._response = response = await self._send()
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._decoder = _Whole()
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._source = aiter(response.stream)

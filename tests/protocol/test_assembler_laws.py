@@ -129,6 +129,17 @@ def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Man
     assert not any("content" in item for item in check(events)["output"] if item["type"] == "reasoning")
 
 
+@settings(max_examples=60)
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_the_events_of_reasoning_can_have_the_names_of_the_specification_and_differ_in_nothing_else(
+    manner: Manner, data: st.DataObject
+) -> None:
+    chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
+    openai, specified = decoded(run(chunks)), decoded(run(chunks, Options(open_reasoning=True)))
+    assert [spec.faults(event, spec.EVENTS[event["type"]]) for event in specified] == [[]] * len(specified)
+    assert [{**event, "type": event["type"].replace("reasoning_text", "reasoning")} for event in openai] == specified
+
+
 @given(answer=manners.answers, cut=manners.cuts(), seed=st.lists(st.integers(1, 50), min_size=1))
 def test_the_response_does_not_depend_on_how_the_network_cut_its_bytes(
     answer: Answer, cut: manners.Cut, seed: list[int]

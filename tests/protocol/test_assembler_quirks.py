@@ -97,6 +97,13 @@ def test_more_choices_after_the_finish_reason_change_no_end() -> None:
     assert output(chunk(content="Hi", finish_reason="stop"), chunk(content=""), {"choices": [{"delta": {}}]}) == [HI]
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"), [("priority", "priority"), ("on_demand", "default"), (None, "default"), ({}, "default")]
+)
+def test_the_tier_that_served_is_told_where_it_is_one_of_the_references(told: Any, shown: str) -> None:
+    assert respond({**chunk(content="Hi"), "service_tier": told}, STOP)["service_tier"] == shown
+
+
 def test_unknown_members_of_chunks_are_left_alone() -> None:
     extra = chunk(
         content="Hi", obfuscation="x", content_filter_results={}, token_ids=[1], stop_reason=None, reasoning_details=[]

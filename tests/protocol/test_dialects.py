@@ -149,6 +149,23 @@ def test_hints_are_sent_only_where_they_are_known(dialect: str) -> None:
     assert body == {**chat(dialect), **(known if dialect in ("openai", "litellm") else {})}
 
 
+@pytest.mark.parametrize("dialect", ALL)
+def test_log_probabilities_are_asked_for_with_both_members(dialect: str) -> None:
+    """vLLM and llama.cpp refuse ``top_logprobs`` alone."""
+    if dialect == "transformers":
+        refused(dialect, "top_logprobs", top_logprobs=2)
+        return
+    assert chat(dialect, top_logprobs=2) == {**chat(dialect), "logprobs": True, "top_logprobs": 2}
+    assert chat(dialect, include=["message.output_text.logprobs"]) == {**chat(dialect), "logprobs": True}
+    assert chat(dialect, top_logprobs=0) == chat(dialect)
+
+
+def test_a_penalty_is_refused_where_it_is_not_taken() -> None:
+    refused("transformers", "presence_penalty", presence_penalty=0.5)
+    assert chat("vllm", presence_penalty=0.5, frequency_penalty=0)["presence_penalty"] == 0.5
+    assert chat("vllm", presence_penalty=0.5, frequency_penalty=0)["frequency_penalty"] == 0
+
+
 def test_what_asks_for_something_is_refused_where_nobody_heeds_it() -> None:
     refused("vllm", "prompt_cache_retention", prompt_cache_retention="24h")
     assert chat("openai", prompt_cache_retention="24h")["prompt_cache_retention"] == "24h"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import typing
+from itertools import product
 from typing import Any
 
 import orjson
@@ -16,11 +18,13 @@ from responses_mw.protocol.chat import to_chat
 from responses_mw.protocol.chunks import as_chunk
 from responses_mw.protocol.clienttools import offered
 from responses_mw.protocol.dialects import DIALECTS
+from responses_mw.protocol.items import ITEMS
 from responses_mw.protocol.options import Options
 from responses_mw.protocol.request import PARAMETERS, REFUSED, CreateResponse, Limits, parse
 
 from .replay import check
 from .runs import run
+from .samples import SAMPLES
 
 scalars = (
     st.none()
@@ -153,6 +157,47 @@ def test_any_request_is_chat_in_any_dialect_or_a_400(body: Any, dialect: str, fi
         return
     assert "model" in orjson.loads(orjson.dumps(chat))
     assert None not in chat.values()
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every member and element within."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, member in members for place in ((*path, key), *_places(member, (*path, key)))]
+
+
+def _with(value: Any, place: tuple[Any, ...], wrong: Any) -> Any:
+    """A copy of ``value`` that has ``wrong`` in one place."""
+    copied = copy.deepcopy(value)
+    *path, last = place
+    holder = copied
+    for key in path:
+        holder = holder[key]
+    holder[last] = wrong
+    return copied
+
+
+WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "", "x", [], [None], ["x"], {}, {"type": "x"})
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: str(sample[0].get("type", "message")))
+def test_a_good_item_with_anything_in_one_place_is_said_or_a_400(sample: Any) -> None:
+    for place, wrong in product(_places(sample), WRONG):
+        request = _parsed({"input": _with(sample, place, wrong)})
+        if request is None:
+            continue
+        kept = [item for item in request.items if item["type"] != "item_reference"]  # they are resolved by then
+        for dialect in DIALECTS.values():
+            try:
+                to_chat(request, kept, dialect, model="m", offered=offered(request.tools, kept))
+            except APIError as error:
+                assert error.status in (400, 413)
+
+
+def test_the_samples_are_of_every_type_and_good() -> None:
+    kinds = {item.get("type", "message") for sample in SAMPLES for item in sample}
+    assert kinds == ITEMS.keys()
+    for sample in SAMPLES:
+        assert _parsed({"input": sample}) is not None
 
 
 @pytest.mark.parametrize("name", sorted({*PARAMETERS, *REFUSED, "input", "tools"}))

@@ -219,6 +219,22 @@ def test_a_stream_without_an_end_fails_wherever_it_stops(end: int) -> None:
         assert response["output"][0]["content"][0]["text"] == text
 
 
+@pytest.mark.parametrize("theirs", ["response.reasoning_text", "response.reasoning"])
+@pytest.mark.parametrize(
+    ("open_reasoning", "ours"), [(False, "response.reasoning_text"), (True, "response.reasoning")], ids=["openai", "open"]
+)
+def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
+    theirs: str, open_reasoning: bool, ours: str
+) -> None:
+    item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
+    thought = {**delta("Hm", "rs_theirs"), "type": f"{theirs}.delta"}
+    relaying = Relayed(relayed().response, CountedIds(), list, open_reasoning=open_reasoning)
+    events = relaying.feed(added(item), thought, {**thought, "type": f"{theirs}.done", "text": "Hm"})
+    assert [event["type"] for event in decoded(events)][1:] == [f"{ours}.delta", f"{ours}.done"]
+    relaying.fail("server_error", "It broke off.")
+    assert relaying.response["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
+
+
 def test_reasoning_whose_parts_were_not_announced_keeps_its_text_when_it_is_cut() -> None:
     """As vLLM streams it."""
     item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}

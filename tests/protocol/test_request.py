@@ -15,6 +15,7 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.protocol.document import create
 from responses_mw.protocol.items import ITEMS, NOT_SERVED
 from responses_mw.protocol.request import PARAMETERS, REFUSED, Limits, parse
 
@@ -180,7 +181,6 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "conversation": "c1"}, "conversation", "invalid_value"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id", "mutually_exclusive_parameters"),
         ({"input": "x", "background": True, "store": False}, "background", "unsupported_parameter"),
-        ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"input": "x", "moderation": {}}, "moderation", "unsupported_parameter"),
         ({"input": "x", "messages": []}, "messages", "unsupported_parameter"),
         ({"input": "x", "max_tokens": 5}, "max_tokens", "unsupported_parameter"),
@@ -228,6 +228,24 @@ def test_every_item_of_the_official_client_is_taken_or_refused_by_name() -> None
     kinds = {str(get_args(get_args(one)[0] if type(None) in get_args(one) else one)[0]) for one in types}
     assert len(kinds) > 30
     assert kinds == ITEMS.keys() | NOT_SERVED
+
+
+def test_what_was_not_set_is_echoed_as_the_reference_has_it() -> None:
+    request = parse({"input": "Hi", "tools": [{"type": "function", "name": "f"}]})
+    document = create(request, response_id="resp_1", model="m", created_at=1)
+    assert document["tools"] == [{"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}]
+    assert (document["text"], document["service_tier"]) == ({"format": {"type": "text"}}, "default")
+    assert (document["temperature"], document["top_p"], document["top_logprobs"]) == (1.0, 1.0, 0)
+    assert (document["parallel_tool_calls"], document["tool_choice"], document["truncation"]) == (True, "auto", "disabled")
+
+
+def test_a_phase_is_kept_on_the_item_that_has_one() -> None:
+    items = [
+        {"role": "assistant", "content": "Hm", "phase": "commentary"},
+        {"role": "assistant", "content": "Hi", "phase": None},
+    ]
+    assert [item.get("phase") for item in parse({"input": items}).items] == ["commentary", None]
+    assert "phase" not in parse({"input": items}).items[1]
 
 
 def test_a_bare_string_is_a_message_of_the_user() -> None:
