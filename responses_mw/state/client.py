@@ -201,6 +201,9 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
         return Client(redis, timeout=timeout, max_connections=max_connections, also_close=sentinel.aclose)
     if kind:
         raise ValueError(f"unknown kind of Redis URL: {scheme}+{kind}://")
+    # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and each read of it besides. (Who
+    # has several nodes to try needs them: one that hangs must leave time for the next.)
+    options["socket_timeout"] = None
     return Client(Redis.from_url(url, **options), timeout=timeout, max_connections=max_connections)
 
 

@@ -27,7 +27,7 @@ Wake = Callable[[bytes], None]
 # After so many seconds of silence the server is asked whether it is still there.
 SILENCE = 15.0
 LONGEST_PAUSE = 1.0
-# Longer than a connection takes to be made, or to fail.
+# A connection that is not made in so many seconds, or does not answer, is given up.
 CONNECTING = 5.0
 
 
@@ -168,7 +168,9 @@ class _Line:
         reply = await connection.read_response(timeout=SILENCE, disconnect_on_error=False)
         if reply is None:
             await connection.send_command("PING")
-            reply = await connection.read_response(disconnect_on_error=False)
+            reply = await connection.read_response(timeout=CONNECTING, disconnect_on_error=False)
+            if reply is None:
+                raise TimeoutError("the server is silent")
         if reply[0] == b"smessage":
             self._wakeups.wake(reply[1], reply[2])
         elif reply[0] == b"ssubscribe":
@@ -177,7 +179,7 @@ class _Line:
 
 async def _connect(connection: Any) -> None:
     """A cancellation waits for the end of it, however often it comes: redis-py would leave a half-made connection open."""
-    connecting = asyncio.create_task(connection.connect())
+    connecting = asyncio.create_task(asyncio.wait_for(connection.connect(), CONNECTING))
     try:
         await asyncio.shield(connecting)
     finally:
