@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,13 +46,13 @@ class Run:
     """What the model sees of the calls carried out in this run, by their items."""
     found: Hit | Miss | None = None
     """What the cache said, where it was asked."""
-    stream: ChatStream | Known | None = None
+    stream: ChatStream | None = None
     turn: telemetry.Turn | None = None
     """The last one, as it is observed."""
     turns: int = 0
     is_last_turn: bool = False
     compacted: Compacted | None = None
-    """What it begins with, where the history was too long, or a compaction was asked for."""
+    """What comes before the turn that is to begin, where the history was too long, or a compaction was asked for."""
     messages: ResponseMessages | None = None
     """Where vLLM's ``input_messages`` and ``output_messages`` were asked for."""
 
@@ -70,21 +70,6 @@ class Run:
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
-
-
-class Known:
-    """In place of a chat stream: an answer that is known already."""
-
-    done = True
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncGenerator[Sequence[Chunk | Text], None]:
-        yield self._chunks
-
-    async def aclose(self) -> None:
-        """There is nothing to close."""
 
 
 def options(request: CreateResponse, ground: Ground, sealer: Sealer, settings: Settings) -> Options:

@@ -27,7 +27,7 @@ from .protocol.relayed import Relayed
 from .protocol.request import CreateResponse
 from .protocol.responsemessages import ResponseMessages
 from .protocol.types import Document
-from .run import Known, Run, fail, options
+from .run import Run, fail, options
 from .sealing import Sealer
 from .tools import Tools
 from .turns import ChatTurns, RelayedTurns, Turns
@@ -125,8 +125,7 @@ class Runner:
             raise BadRequest(message, param="generate", code="mutually_exclusive_parameters")
         yield run.assembler.start()
         run.assembler.conclude(_now())
-        await self._commit(run, whole=False)
-        yield run.assembler.terminal()
+        yield await self._commit(run, whole=False)
 
     async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
         """How many tokens the model would be shown first for ``request``. Raises ``APIError`` as ``run`` does."""
@@ -201,6 +200,10 @@ class Runner:
         commit: bool,
     ) -> AsyncGenerator[list[Event], None]:
         run = await begin()
+        if isinstance(run.found, Hit):
+            yield self._tell_again(run, run.found, start)
+            yield await self._commit(run, whole=grace is None)
+            return
         async with self._flight(run), self._opening(run, grace) as opened:
             yield start(run.assembler)
             await opened
@@ -211,16 +214,23 @@ class Runner:
                     events = run.feed(chunks)
                     if events:
                         yield events
-                events = self._end_turn(run, run.stream)
-                if events:
-                    yield events
-                async for events in self._go_on(run):
+                async for events in self._go_on(run, run.stream):
                     yield events
             run.conclude(_now())
             await self._keep(run)
         if commit:
-            await self._commit(run, whole=grace is None)
-            yield run.assembler.terminal()
+            yield await self._commit(run, whole=grace is None)
+
+    def _tell_again(self, run: Run, hit: Hit, start: Callable[[Assembler], list[Event]]) -> list[Event]:
+        """All events but the last of an answer that is known."""
+        events = start(run.assembler) + run.feed(hit.chunks) + run.assembler.end_turn()
+        run.conclude(_now())
+        mark(run.document, hit.kind)
+        return events
+
+    async def _keep(self, run: Run) -> None:
+        if self._cache is not None and isinstance(run.found, Miss):
+            await self._cache.keep(run.found, run.document)
 
     @asynccontextmanager
     async def _flight(self, run: Run) -> AsyncIterator[None]:
@@ -230,12 +240,6 @@ class Runner:
             return
         async with self._cache.flight(run.found):
             yield
-
-    async def _keep(self, run: Run) -> None:
-        if isinstance(run.found, Hit):
-            mark(run.document, run.found.kind)
-        elif self._cache is not None and run.found is not None:
-            await self._cache.keep(run.found, run.document)
 
     @asynccontextmanager
     async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[None]]:
@@ -270,9 +274,6 @@ class Runner:
 
     async def _open(self, run: Run) -> None:
         """Makes the tools ready and begins the first turn, unless there are calls to carry out before it."""
-        if isinstance(run.found, Hit):
-            run.stream = Known(run.found.chunks)
-            return
         await self._offer(run)
         run.compacted = await self._compaction.due(run)
         if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
@@ -328,15 +329,17 @@ class Runner:
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _go_on(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Carries out the turn's calls. Where some were, or were left out, and none waits for the client, another turn begins;
-        before it comes a compaction, if one is due."""
+    async def _go_on(self, run: Run, stream: ChatStream) -> AsyncGenerator[list[Event], None]:
+        """Ends the turn and carries out its calls. Where some were, or were left out, and none waits for the client, another
+        turn begins; before it comes a compaction, if one is due."""
+        events = self._end_turn(run, stream)
+        if events:
+            yield events
         async for events in self._carry_out(run):
             yield events
-        assembler, stream = run.assembler, run.stream
+        assembler = run.assembler
         run.stream = None
-        if stream is not None:
-            await stream.aclose()
+        await stream.aclose()
         goes_on = assembler.asked or assembler.rules.has_left_out
         if not goes_on or assembler.is_clients or run.is_last_turn:
             return
@@ -345,16 +348,17 @@ class Runner:
             yield self._tell_compacted(run)
         await self._turns.begin(run)
 
-    async def _commit(self, run: Run, *, whole: bool) -> None:
-        """Stores the response before its last event is seen. A fault is that event, or raised where the answer is ``whole``."""
+    async def _commit(self, run: Run, *, whole: bool) -> list[Event]:
+        """Stores the response, then gives its last event. A fault is that event, or raised where the answer is ``whole``."""
         try:
             await self._chains.commit(run.ground, run.document)
         except APIError as error:
             if whole:
                 raise
             run.assembler.fail("server_error", error.message)
+        return run.assembler.terminal()
 
-    def _end_turn(self, run: Run, stream: ChatStream | Known) -> list[Event]:
+    def _end_turn(self, run: Run, stream: ChatStream) -> list[Event]:
         assembler = run.assembler
         if not (stream.done or assembler.ended):
             raise UpstreamError("The upstream broke off its answer.")

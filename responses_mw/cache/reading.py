@@ -150,7 +150,7 @@ def _words(text: str, case: str) -> list[Word]:
     stem, apostrophe, suffix = lower.rpartition("'")
     if not apostrophe:
         return [Word(part, case) for part in lower.split("-")]
-    if lower.endswith("n't"):
+    if lower.endswith("n't") and lower != "n't":
         return [Word(lower[:-3]), Word("not")]
     if suffix == "s":
         return [Word(stem), Word("is")] if stem in lexicon.TAKES_IS else [Word(stem, case), Word("'s")]

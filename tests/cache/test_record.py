@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.cache.guard import signature
-from responses_mw.cache.key import Key
+from responses_mw.cache.key import VERSION, Key
 from responses_mw.cache.record import Entry, Unreadable, pack, texts_of, unpack
 from responses_mw.cache.replay import replay
 from responses_mw.sealing import Sealer
@@ -120,6 +120,6 @@ def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
 
 
 def test_a_record_of_another_version_is_not_read() -> None:
-    packed = pack(entry(), KEY, PLAIN).replace(b'"v":1', b'"v":2', 1)
+    packed = pack(entry(), KEY, PLAIN).replace(b'"v":%d' % VERSION, b'"v":0', 1)
     with pytest.raises(Unreadable):
         unpack(packed, ALICE, KEY.exact, PLAIN)
