@@ -120,7 +120,8 @@ async def test_a_lane_has_one_response_at_a_time_in_order(ws: Ours, upstream: Sc
     assert texts == ["1Hello", "2Hello"]
 
 
-async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(start_ws: Start, upstream: ScriptedUpstream) -> None:
+    ws = start_ws(status_grace=5)
     upstream.whole(error("no such thing", 400), 400)
     upstream.whole(error("slow down", 429), 429, headers={"retry-after": "7"})
     async with opened(ws) as socket:
