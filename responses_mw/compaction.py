@@ -78,6 +78,9 @@ class Compaction:
         async with aclosing(self._respond(part)) as batches:
             async for _ in batches:
                 pass
+        error = part.document["error"]
+        if error is not None:  # half a summary would lose the rest
+            raise UpstreamError(error["message"], code=error["code"])
         summary = _summary(part.document)
         if not summary:
             raise UpstreamError("The upstream's model was asked for a summary, and wrote none.")

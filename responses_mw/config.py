@@ -375,5 +375,7 @@ def _http_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http:// or https:// URL")
+    if parts.username or parts.password:
+        raise ValueError("must hold no credentials: it is logged; keys have settings of their own")
     _ = parts.port  # raises for one that is no number
     return value

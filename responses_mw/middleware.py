@@ -103,7 +103,7 @@ class ResponsesMiddleware:
         opened = await self._open(scope)
         if opened.crew:
             opened.crew.work()
-        if self._closing is None:
+        if self._closing is None or self._closing.done():  # that of an event loop before
             self._closing = asyncio.create_task(self._close_with_the_loop())
         return opened
 

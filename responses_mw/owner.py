@@ -26,4 +26,4 @@ def owner_of(headers: Headers, tenant_header: str | None) -> str:
 def _canonical(authorization: str) -> str:
     """The header as most write it: a scheme is the same in any case, and a credential behind however many spaces."""
     scheme, _, credential = authorization.strip().partition(" ")
-    return f"{scheme.capitalize()} {credential.lstrip()}"
+    return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # which is then the credential

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from .protocol.shortcut import Text
 from .protocol.types import Chunk, Document, Part
 from .sealing import Sealer, Unsealable
 from .tools import Toolbox
+from .tools.result import Result
 from .upstream import Caller, ChatStream
 from .upstream.faults import as_response_error
 
@@ -47,6 +49,8 @@ class Run:
     found: Hit | Miss | None = None
     """What the cache said, where it was asked."""
     stream: ChatStream | None = None
+    calls: Sequence[asyncio.Task[Result]] = ()
+    """Those of the last turn, as they are carried out."""
     turn: telemetry.Turn | None = None
     """The last one, as it is observed."""
     turns: int = 0

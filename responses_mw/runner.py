@@ -243,7 +243,7 @@ class Runner:
 
     @asynccontextmanager
     async def _opening(self, run: Run, grace: float | None) -> AsyncIterator[asyncio.Task[None]]:
-        """The first turn's answer, as a task that has had ``grace`` seconds; on leaving, all connections of the run close.
+        """The first turn's answer, as a task that has had ``grace`` seconds; on leaving, all that the run has open ends.
 
         Raises what the task raised, if that came in time. A later fault is the end of the run; without a ``grace``, it is
         raised too.
@@ -262,15 +262,19 @@ class Runner:
                     raise
                 fail(run, error)
         finally:
-            opened.cancel()
-            if run.turn is not None:
-                run.turn.close()
-            with anyio.CancelScope(shield=True):  # of a run that is cancelled, each step here would be as well
-                await asyncio.gather(opened, return_exceptions=True)
-                if run.stream is not None:
-                    await run.stream.aclose()
-                if run.toolbox is not None:
-                    await run.toolbox.aclose()
+            await self._close(run, opened)
+
+    async def _close(self, run: Run, opened: asyncio.Task[None]) -> None:
+        for task in (opened, *run.calls):
+            task.cancel()
+        if run.turn is not None:
+            run.turn.close()
+        with anyio.CancelScope(shield=True):  # of a run that is cancelled, each step here would be as well
+            await asyncio.gather(opened, *run.calls, return_exceptions=True)
+            if run.stream is not None:
+                await run.stream.aclose()
+            if run.toolbox is not None:
+                await run.toolbox.aclose()
 
     async def _open(self, run: Run) -> None:
         """Makes the tools ready and begins the first turn, unless there are calls to carry out before it."""
@@ -316,18 +320,12 @@ class Runner:
         if toolbox is None or not assembler.asked:
             return
         asked = [(call.form, call.arguments) for call in assembler.asked if call.form is not None]
-        tasks = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
-        try:
-            for task in tasks:
-                result = await task
-                run.results[assembler.awaited["id"]] = result.content
-                assembler.sources = toolbox.sources
-                yield assembler.settle(result.members, failed=result.failed)
-        finally:
-            for task in tasks:
-                task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.gather(*tasks, return_exceptions=True)
+        run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
+        for call in run.calls:
+            result = await call
+            run.results[assembler.awaited["id"]] = result.content
+            assembler.sources = toolbox.sources
+            yield assembler.settle(result.members, failed=result.failed)
 
     async def _go_on(self, run: Run, stream: ChatStream) -> AsyncGenerator[list[Event], None]:
         """Ends the turn and carries out its calls. Where some were, or were left out, and none waits for the client, another

@@ -312,6 +312,19 @@ def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: Scripted
     assert transport.closed
 
 
+def test_without_a_lifespan_it_is_opened_anew_in_each_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
+    """A test client of the host that is not entered has a loop for each request."""
+    ours = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+
+    async def ask() -> None:
+        upstream.whole(ANSWER)
+        async with httpx.AsyncClient(transport=ASGITransport(ours), base_url="http://ours") as client:
+            assert (await client.post("/v1/responses", json=BODY)).json()["store"] is True
+
+    for _ in range(3):
+        asyncio.run(ask())
+
+
 async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_open(redis_url: str, serve: Serve) -> None:
     class Transport(ASGITransport):
         closed = False

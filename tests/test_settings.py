@@ -171,6 +171,7 @@ def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixtur
     ("arguments", "told"),
     [
         (("--upstream", "vllm:8000"), "upstream"),
+        (("--upstream", "http://user:password@x"), "upstream"),
         (("--upstream", "http://x", "--port", "lots"), "port"),
         (("--upstream", "http://x", "--port", "99999"), "port"),
         (("--upstream", "http://x", "--idle-timeout", "0"), "idle_timeout"),

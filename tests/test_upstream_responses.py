@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import openai
 import orjson
 import pytest
 import redis
@@ -255,6 +256,33 @@ async def test_an_upstream_that_cannot_count_tells_by_a_short_answer(relaying: O
     assert counted.json()["input_tokens"] == 3
     asked = upstream.requests[0].json
     assert (asked["max_output_tokens"], asked.get("stream")) == (16, None)
+
+
+async def test_a_count_carries_out_no_tool(relaying: Ours, upstream: ScriptedResponses) -> None:
+    upstream.whole(response(item("H"), status="incomplete"))
+    tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/mcp", "require_approval": "never"}
+    body = {"input": "Delete it.", "model": "tiny", "tools": [tool], "tool_choice": "required"}
+    await relaying.http.post("/v1/responses/input_tokens", json=body)
+    asked = upstream.requests[0].json
+    assert (asked["tools"], asked["tool_choice"]) == ([tool], "none")
+
+
+async def test_a_summary_that_the_upstream_failed_is_not_taken(start: Start, upstream: ScriptedResponses) -> None:
+    client = start(upstream_api="responses", secret_keys=KEYS).client.with_options(max_retries=0)
+    fault = {"code": "rate_limit_exceeded", "message": "Slow down."}
+    upstream.whole(response(item("Of du"), status="failed", error=fault))
+    with pytest.raises(openai.APIStatusError, match=r"Slow down\."):
+        await client.responses.compact(model="tiny", input=TALK)
+
+
+async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: Start, upstream: ScriptedResponses) -> None:
+    ours = start(upstream_api="responses", secret_keys=KEYS)
+    upstream.pages["/v1/responses/input_tokens"] = COUNTED
+    upstream.whole(response(item("Of ducks.")))
+    upstream.whole(response(item(), usage=None))
+    above: Any = [{"type": "compaction", "compact_threshold": 40}]
+    document = await oracle.whole(ours, input=[*TALK, {"role": "user", "content": "And geese?"}], context_management=above)
+    assert document["usage"]["total_tokens"] == 5
 
 
 async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstream: ScriptedResponses) -> None:

@@ -164,7 +164,7 @@ def look(request: ChatRequest) -> Reply | None:
 
 
 def _image_in_words(url: str) -> str:
-    """A data URL as its type and size in base64."""
+    """A data URL as its type and size."""
     data = _DATA_URL.fullmatch(url)
     if data is None:
         return "one by its address, which I do not fetch"

@@ -65,7 +65,10 @@ class Background:
         secrets = {"headers": carried(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
-        await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))
+        try:
+            await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))
+        except Deleted:
+            raise Unavailable("The state store took too long to take the response; try again.") from None
         try:
             await self._state.queue.ready(document["id"])
         except StateUnavailable as error:  # it is stored: who looks what became of its creation enters it

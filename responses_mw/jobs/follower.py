@@ -209,9 +209,9 @@ class Followers:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            wanted, self._wanted = self._wanted, {}
-            for at in range(0, len(wanted), TOGETHER):
-                await self._answer(dict(islice(wanted.items(), at, at + TOGETHER)))
+            while self._wanted:
+                places = list(islice(self._wanted, TOGETHER))
+                await self._answer({place: self._wanted.pop(place) for place in places})
 
     async def _answer(self, wanted: _Wanted) -> None:
         try:

@@ -17,8 +17,8 @@ The rules, each a law that the tests hold:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import UpstreamError
 from . import usage as usages
@@ -26,10 +26,11 @@ from .callrules import CallRules
 from .checks import malformed
 from .chunks import choices_of, text_of_parts
 from .citations import Source
-from .document import shown, whole
-from .events import Emitter, Event, terminal_type
+from .document import shown
+from .events import Event
 from .forms import CallForm
 from .kinds import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
+from .lifecycle import Ids, Lifecycle
 from .opencall import OpenCall, new_item
 from .opentext import OpenText
 from .options import DEFAULTS, Options
@@ -40,27 +41,16 @@ from .thinking import ThinkingSplitter
 from .toolcalls import ToolCall, ToolCalls
 from .types import Chunk, Document, Item
 
-
-class Ids(Protocol):
-    """Where ids come from (``responses_mw.ids.RunIds``): ``protocol`` draws no random numbers itself."""
-
-    def item(self, prefix: str) -> str: ...
-
-
-QUEUED_EVENTS = 2
-"""A queued run has begun with so many events: created and queued."""
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class Assembler:
+class Assembler(Lifecycle):
     """Makes one response out of the chunks of its turns. Methods return the events that they cause, in order."""
 
     def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
         """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
-        self.response = document
+        super().__init__(document, ids, options)
         self.finish_reason: str | None = None
-        self._ids = ids
-        self._options = options
         self.rules = CallRules(options)
         self.sources: Sequence[Source] = ()
         """What the answer may cite."""
@@ -69,10 +59,9 @@ class Assembler:
         self.is_clients = False
         """Whether that turn has calls that the client carries out."""
         self._usage_before: dict[str, Any] | None = None
-        self._emitter = Emitter()
         self._open: OpenText | OpenCall | None = None
-        shown = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
-        self._reasoning = SUMMARY_TEXT if options.summary else shown
+        content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
+        self._reasoning = SUMMARY_TEXT if options.summary else content
         # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
         self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
         if not options.think_tag:
@@ -96,22 +85,6 @@ class Assembler:
 
     # -- the run --------------------------------------------------------------------------------------------------
 
-    def start(self, *, queued: bool = False) -> list[Event]:
-        """``response.created``, then ``queued`` (a background run waits for a worker) or ``in_progress``."""
-        self.response["status"] = "queued" if queued else "in_progress"
-        self._lifecycle("response.created")
-        self._lifecycle("response.queued" if queued else "response.in_progress")
-        return self._emitter.drain()
-
-    def resume(self, number: int) -> list[Event]:
-        """``response.in_progress`` of a run that was queued, and whose next event has that number. None where another worker
-        began it, and did no more."""
-        self._emitter.next_number = number
-        self.response["status"] = "in_progress"
-        if number == QUEUED_EVENTS:
-            self._lifecycle("response.in_progress")
-        return self._emitter.drain()
-
     def conclude(self, completed_at: int) -> None:
         """Fixes the document after the last turn: completed, or incomplete where the last turn was cut."""
         reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
@@ -130,16 +103,6 @@ class Assembler:
         self.response["status"] = "failed"
         self.response["completed_at"] = self.response["incomplete_details"] = None  # it may have been concluded before
         self.response["error"] = {"code": code, "message": message}
-
-    def terminal(self) -> list[Event]:
-        """The one event that ends the stream. Made again, as the document has changed, it has the same number."""
-        number = self._emitter.next_number
-        self._lifecycle(terminal_type(self.response))
-        self._emitter.next_number = number
-        return self._emitter.drain()
-
-    def _lifecycle(self, event: str) -> None:
-        self._emitter.emit(event, response=whole(self.response, self._options.include))
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
@@ -383,34 +346,6 @@ class Assembler:
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     # -- items ----------------------------------------------------------------------------------------------------
-
-    def list_tools(self, listings: Iterable[Item]) -> list[Event]:
-        """The tools of MCP servers as items, before the first turn: ``server_label`` and ``tools`` of each."""
-        for listing in listings:
-            added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
-            item, output_index = self._add_item(added, "mcpl")
-            place = {"item_id": item["id"], "output_index": output_index}
-            self._emitter.emit("response.mcp_list_tools.in_progress", **place)
-            item |= listing
-            self._emitter.emit("response.mcp_list_tools.completed", **place)
-            self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
-        return self._emitter.drain()
-
-    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
-        """An item that is done as it is added; ``usage`` is what making it took."""
-        item, output_index = self._add_item(item, prefix)
-        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
-        if usage:
-            self.response["usage"] = usages.add(self.response["usage"], usage)
-        return self._emitter.drain()
-
-    def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:
-        """The only place that mints an item's id and its ``output_index``."""
-        output = self.response["output"]
-        item = {"id": self._ids.item(prefix), **item}
-        output.append(item)
-        self._emitter.emit("response.output_item.added", output_index=len(output) - 1, item=item)
-        return item, len(output) - 1
 
     def _close(self, status: str) -> None:
         current = self._open

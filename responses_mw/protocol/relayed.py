@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 from ..errors import TooLarge, UpstreamError
 from . import checks
 from . import usage as usages
-from .assembler import Assembler, Ids
+from .assembler import Assembler
 from .checks import malformed
 from .events import Event
 from .items import ID_PREFIXES
+from .lifecycle import Ids
 from .options import Options
 from .output import ADDED, DONE, Output
 from .request import INCLUDABLE
@@ -173,7 +174,8 @@ class Relayed(Assembler):
         if not isinstance(response, dict):
             malformed("response")
         used = _usage(response.get("usage"))
-        self.response["usage"] = usages.add(self.response["usage"], used) if used else None
+        if used is not None:
+            self.response["usage"] = usages.add(self.response["usage"], used)
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")

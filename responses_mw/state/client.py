@@ -124,16 +124,17 @@ class Client:
     async def persistently(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
     ) -> Any:
-        """Runs a script that can be repeated, again and again while Redis is away, until it has been for ``patience`` seconds.
+        """Runs a script that can be repeated, again and again until it, or Redis, has failed for ``patience`` seconds.
 
         Whoever is told that a write failed writes anew, under other ids: that must not happen for a stall of a moment.
         """
-        pause = 0.02
+        began, pause = time.monotonic(), 0.02
         while True:
             try:
                 return await self.script(script, keys, args)
             except StateUnavailable as error:
-                if not error.passing or self.away_for >= patience:
+                # Others may be answered all the while, by another node or as they only read: that alone would be no end.
+                if not error.passing or max(self.away_for, time.monotonic() - began) >= patience:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
@@ -201,8 +202,8 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
         return Client(redis, timeout=timeout, max_connections=max_connections, also_close=sentinel.aclose)
     if kind:
         raise ValueError(f"unknown kind of Redis URL: {scheme}+{kind}://")
-    # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and each read of it besides. (Who
-    # has several nodes to try needs them: one that hangs must leave time for the next.)
+    # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and each read of it besides.
+    # (Who has several nodes to try needs them: one that hangs must leave time for the next.)
     options["socket_timeout"] = None
     return Client(Redis.from_url(url, **options), timeout=timeout, max_connections=max_connections)
 

@@ -36,11 +36,13 @@ Call = tuple[list[str], Args]
 class Jobs:
     """Every step names the token of who has the job; whoever had it before is fenced. Raises StateUnavailable."""
 
-    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds) -> None:
-        """``ttl_seconds`` is how long a job may wait and run; it is a day at the least."""
+    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
+        """``ttl_seconds`` is how long a job may wait and run; it is a day at the least. ``patience`` is how long it is tried to
+        create one (seconds)."""
         self._client = client
         self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
         self._bounds = bounds
+        self._patience = patience
 
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
@@ -54,7 +56,7 @@ class Jobs:
             raise OverBound(f"The response has {size} bytes before it begins; at most {most} are stored.")
         keys = [address.record, address.tombstone]
         args: Args = [owner, random_part(), self._ttl, pack(head), pack(job), credential, start.data, start.last + 1]
-        if await self._client.script(_CREATE, keys, args) == b"deleted":
+        if await self._client.persistently(_CREATE, keys, args, patience=self._patience) == b"deleted":
             raise Deleted("Response", document["id"])
 
     async def take(self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = "") -> Taken:

@@ -45,7 +45,8 @@ class State:
         partitions: int = 8,
     ) -> None:
         """``ttl_seconds``: how long things are kept, ``log_ttl_seconds``: the event log of a background response after its end;
-        ``patience``: how long a commit is tried while Redis is away (seconds); ``partitions`` of the queue."""
+        ``patience``: how long a write that can be repeated is tried while Redis is away (seconds); ``partitions``: of the
+        queue."""
         bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
@@ -58,7 +59,7 @@ class State:
             bounds=bounds,
             patience=patience,
         )
-        self.jobs = Jobs(client, ttl_seconds=ttl_seconds, bounds=bounds)
+        self.jobs = Jobs(client, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.usage = Usage(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = Wakeups(client)

@@ -47,6 +47,8 @@ async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) 
     if isinstance(count, int):
         return count
     asked = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _LEAST_OUTPUT}
+    if "tools" in asked:
+        asked["tool_choice"] = "none"  # such a server would carry out what the model calls
     return await _used(upstream.responses(asked, caller), _of_response)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from responses_mw.jobs import Followers
+from responses_mw.jobs.follower import TOGETHER
 from responses_mw.state import Batch, Job, State, connect
 from state.servers import Server
 
@@ -132,6 +134,23 @@ async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: P
             assert (await anext(stream)).last == 1
             server.kill()
             assert await rest(stream) == []
+    finally:
+        server.kill()
+        await state.aclose()
+
+
+async def test_whoever_still_waits_to_be_read_for_when_the_reader_ends_waits_no_longer(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state = State(connect(server.url, timeout=60))
+    try:
+        jobs = [document(await create(state)) for _ in range(TOGETHER + 1)]
+        async with following(state) as followers:
+            server.signal(signal.SIGSTOP)
+            reading = [asyncio.create_task(rest(followers.follow(job, -1))) for job in jobs]
+            await asyncio.sleep(0.2)
+        _, waiting = await asyncio.wait(reading, timeout=10)
+        assert not waiting
     finally:
         server.kill()
         await state.aclose()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.jobs import announced
 from responses_mw.state.keys import response_address, stop_channel
+from state.servers import Server, wire
 from state.test_topologies import cluster, cluster_url
 
 __all__ = ["cluster"]
@@ -275,3 +278,18 @@ async def test_a_message_to_a_worker_arrives(state: State) -> None:
         assert await asyncio.wait_for(messages.get(), 20) == b""
         await state.jobs.tell("w1", "resp_1")
         assert await asyncio.wait_for(messages.get(), 20) == b"resp_1"
+
+
+async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    try:
+        async with wire(server.port) as line, aclosing(State(connect(line.url), patience=20)) as distant:
+            with pytest.raises(Missing):
+                await distant.jobs.end(RunIds().response)  # it is connected
+            line.cut_replies = 1
+            response_id = await create(distant)
+            assert line.cut_replies == 0
+            assert await numbers(distant, response_id) == [(0, 1)]
+    finally:
+        server.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -17,9 +18,11 @@ import redis
 
 from conftest import Ours
 from scripted import HELLO, Signal, finish, text
+from state.servers import Server as Store
+from state.servers import Wire
 
 from .conftest import SECRET
-from .test_background import RUNNING, create, create_streamed, ended, follow, get, streamed
+from .test_background import BODY, RUNNING, create, create_streamed, ended, follow, get, streamed
 
 if TYPE_CHECKING:
     from conftest import Serve
@@ -316,15 +319,49 @@ async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_loo
         assert looking.events[-1]["response"]["output_text"] == "Hello"
 
 
-async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(replica: Replica, upstream: ScriptedUpstream) -> None:
+@pytest.mark.parametrize("others", [["a secret that belongs to somebody else"], []], ids=["another", "none"])
+async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
+    replica: Replica, upstream: ScriptedUpstream, others: list[str]
+) -> None:
     ours = replica(workers=0)
     response_id = (await create(ours))["id"]
-    strange = replica(secret_keys=["a secret that belongs to somebody else"], lease_seconds=0.3)
+    strange = replica(secret_keys=others, lease_seconds=0.3)
     await asyncio.sleep(0.5)
     assert (await get(strange, response_id))["status"] in RUNNING
     upstream.stream(*HELLO)
     assert (await ended(replica(lease_seconds=0.3), response_id))["output_text"] == "Hello"
     assert len(upstream.requests) == 1
+
+
+async def test_a_creation_that_took_so_long_that_the_job_was_given_up_is_to_be_tried_again(
+    replica: Replica, upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    class Slow(Wire):
+        """What a worker does who finds a job without a record is done as the record is on its way."""
+
+        async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(1 << 16):
+                for tombstone in re.findall(rb"rmw:{[a-z0-9]+}:x:[a-z0-9]+", data):
+                    with store.client() as client:
+                        client.set(tombstone, b"given up")
+                writer.write(data)
+            writer.close()
+
+    store = Store(tmp_path)
+    store.start()
+    line = Slow(store.port)
+    listener = await asyncio.start_server(line.accept, "127.0.0.1", 0)
+    try:
+        async with listener:
+            url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            ours = await asyncio.to_thread(replica, redis=url, workers=0)
+            answer = await ours.http.post("/v1/responses", json=BODY)
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert upstream.requests == []
+    finally:
+        await line.aclose()
+        store.kill()
 
 
 @pytest.mark.timeout(240)

@@ -151,6 +151,20 @@ async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> Non
         assert time.monotonic() - before < 0.9
 
 
+async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, patience=0.3) as state:
+        first = await respond(state, Chain.new(), "one")
+        with server.client() as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", free_port())  # whoever reads is answered all the while
+        storing = asyncio.create_task(respond(state, Chain.new(), "two"))
+        async with asyncio.timeout(20):
+            while not storing.done():
+                await state.responses.get(first, ALICE)
+        with pytest.raises(StateUnavailable, match="read-only"):
+            await storing
+
+
 async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Server]) -> None:
     server = start("--appendonly", "yes", "--appendfsync", "always")
     async with opened(server.url, patience=20) as state:

@@ -165,6 +165,13 @@ async def test_a_credential_is_the_same_however_its_scheme_is_written(a: Ours, b
         assert (await b.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": other})).status_code == 404
 
 
+async def test_credentials_without_a_scheme_that_differ_in_capitals_are_two_owners(a: Ours) -> None:
+    ids = await things_of(a, {"authorization": "sk-Secret"})
+    for other, status in (("sk-secret", 404), ("Sk-secret", 404), ("sk-Secret", 200)):
+        answer = await a.http.get(f"/v1/responses/{ids['response']}", headers={"authorization": other})
+        assert answer.status_code == status
+
+
 async def test_a_tenant_named_like_a_credential_is_not_its_owner(start_at: Start, keys: Plain) -> None:
     by_key, by_tenant = start_at("proxy"), start_at("proxy", tenant_header="x-tenant")
     ids = await things_of(by_key, ALICE)
