@@ -19,7 +19,7 @@ LEAST_SECRET = 32
 
 Names = Annotated[list[str], NoDecode]
 
-_OF_EACH_CALL = frozenset(
+OF_EACH_CALL = frozenset(
     {
         "accept-encoding",
         "connection",
@@ -32,7 +32,6 @@ _OF_EACH_CALL = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
-        "x-request-id",
     }
 )
 """Headers that say what one request is and how it travels; a caller's would be wrong in another."""
@@ -357,7 +356,7 @@ class Settings(BaseSettings):
     @classmethod
     def _forwardable(cls, value: list[str]) -> list[str]:
         names = [name.lower() for name in value]
-        if own := sorted(_OF_EACH_CALL.intersection(names)):
+        if own := sorted((OF_EACH_CALL | {"x-request-id"}).intersection(names)):
             raise ValueError(f"cannot hold {', '.join(own)}: each call of the upstream has its own")
         return names
 

@@ -83,9 +83,13 @@ class Wakeups:
         """A new connection (redis-py's) to a node."""
         redis: Any = self._client.redis
         if not self._client.is_cluster:
-            return redis.connection_pool.make_connection()
-        found = redis.get_node(node_name=node) if node else redis.get_default_node()
-        return found.connection_class(**found.connection_kwargs)
+            connection = redis.connection_pool.make_connection()
+        else:
+            found = redis.get_node(node_name=node) if node else redis.get_default_node()
+            connection = found.connection_class(**found.connection_kwargs)
+        # With a time-out of its own it writes by asyncio.wait_for, which loses a cancellation that comes as it has written.
+        connection.socket_timeout = None
+        return connection
 
     async def refresh(self) -> None:
         """Asks the cluster who serves what, where it is one."""
@@ -126,11 +130,11 @@ class _Line:
             self._changes.put_nowait(("SUNSUBSCRIBE", channel))
 
     async def aclose(self) -> None:
-        await _cancelled(self.task, every=CONNECTING)
+        await _cancelled(self.task)
 
     async def _run(self) -> None:
         pause = 0.05
-        while not _is_cancelled():
+        while True:
             connection = None
             try:
                 await self._wakeups.refresh()
@@ -154,13 +158,13 @@ class _Line:
             self._changes.put_nowait(("SSUBSCRIBE", channel))
         writing = asyncio.create_task(self._write(connection))
         try:
-            while not _is_cancelled():
+            while True:
                 await self._read(connection)
         finally:
-            await _cancelled(writing, every=0.1)
+            await _cancelled(writing)
 
     async def _write(self, connection: Any) -> None:
-        while not _is_cancelled():
+        while True:
             command, channel = await self._changes.get()
             await connection.send_command(command, channel)
 
@@ -188,14 +192,6 @@ async def _connect(connection: Any) -> None:
                 await asyncio.wait({connecting})
 
 
-def _is_cancelled() -> bool:
-    """Whether this task has been told to end: redis-py loses a cancellation that comes as it has just written."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _cancelled(task: asyncio.Task[None], *, every: float) -> None:
-    """Cancels until the task has ended: what was lost is said again, not waited for."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=every)
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..config import Settings, ToolServer
+from ..config import OF_EACH_CALL, Settings, ToolServer
 from ..errors import BadRequest
 from ..protocol import checks
 from ..protocol.types import Tool
@@ -34,27 +34,14 @@ _MOST_HEADERS, _MOST_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
 # Set by the connection, its transport or the protocol; or meant for one hop.
-_RESERVED_HEADERS = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "keep-alive",
-        "last-event-id",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+_RESERVED_HEADERS = OF_EACH_CALL | {
+    "accept",
+    "keep-alive",
+    "last-event-id",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+}
 _NOT_SERVED = {
     "tunnel_id": "there are no tunnels here: use server_url.",
     "defer_loading": "it is not served yet.",

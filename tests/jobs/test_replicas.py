@@ -177,16 +177,22 @@ async def test_a_get_settles_what_no_worker_looks_after(run: Run, replica: Repli
     assert (await get(replica(workers=0, lease_seconds=LEASE), response_id))["status"] == "failed"
 
 
+async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]:
+    """The id of a response that takes up the one worker of ours until the signal is set."""
+    go = Signal()
+    busy = upstream.stream(*HELLO, before=go)
+    response_id = (await create(ours))["id"]
+    await busy.asked.wait()
+    return response_id, go
+
+
 async def test_a_worker_without_room_ends_what_another_lost(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
     doomed = run(workers=1)
     lost = await begun(doomed, upstream)
     full = replica(workers=1, lease_seconds=LEASE)
-    go = Signal()
-    busy = upstream.stream(*HELLO, before=go)
-    other = (await create(full))["id"]
-    await busy.asked.wait()
+    other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
         async with asyncio.timeout(20):
@@ -205,10 +211,7 @@ async def test_what_another_lost_before_its_first_output_waits_for_room_and_then
         lost = (await create(ours))["id"]
     await answer.asked.wait()
     full = replica(workers=1, lease_seconds=LEASE)
-    go = Signal()
-    busy = upstream.stream(*HELLO, before=go)
-    other = (await create(full))["id"]
-    await busy.asked.wait()
+    other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
         async with asyncio.timeout(20):
