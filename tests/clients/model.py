@@ -14,9 +14,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from codex.model import nonsense
+from codex.model import app, nonsense
 
 from .cases import MODEL
 
@@ -34,15 +33,7 @@ class Model:
     faults: list[str] = field(default_factory=list)
 
     def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/v1/models", self._models),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            ]
-        )
-
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm"}]})
+        return app(MODEL, self._chat)
 
     async def _chat(self, http: Request) -> Response:
         request: ChatRequest = await http.json()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,15 @@ class Unexpected(Exception):
     """The request is not what the script goes on from."""
 
 
+def app(model: str, chat: Callable[[Request], Awaitable[Response]]) -> Starlette:
+    """A server of one model, which ``chat`` answers for."""
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "created": 1, "owned_by": "vllm"}]})
+
+    return Starlette(routes=[Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])])
+
+
 @dataclass
 class Model:
     """Plays ``turns``; ``faults`` are what it had to say against the requests, ``played`` the turns that came about."""
@@ -52,17 +61,7 @@ class Model:
         self.summed_up, self.forgotten = set(), forgotten
 
     def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/v1/models", self._models),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            ]
-        )
-
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [{"id": "scripted", "object": "model", "created": 1, "owned_by": "vllm"}]}
-        )
+        return app("scripted", self._chat)
 
     async def _chat(self, http: Request) -> Response:
         request: ChatRequest = await http.json()
