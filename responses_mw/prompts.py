@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 LARGEST_FILE = 1024 * 1024
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIXES = (".toml", ".json")
-_NOT_DEFAULTS = frozenset({"prompt", "previous_response_id", "conversation", "background", "stream", "store"})
+_NOT_DEFAULTS = frozenset(
+    {"prompt", "previous_response_id", "conversation", "background", "background_options", "stream", "store"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ NEUTRAL = frozenset(
         "previous_response_id",
         "conversation",
         "background",  # never cached
+        "background_options",
         "metadata",
         "store",
         "stream",

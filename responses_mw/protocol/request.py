@@ -53,6 +53,8 @@ class CreateResponse:
     extra: dict[str, Any]
     """What goes to the upstream as it is."""
     background: bool = False
+    background_options: dict[str, Any] = field(default_factory=dict)
+    """By when it has to be done. Whoever has hours is served in turn like all others: later is no cheaper here."""
     cache: Any = None
     """What the request asks of the cache (``responses_mw.cache.policy``)."""
     context_management: list[dict[str, Any]] = field(default_factory=list)
@@ -114,8 +116,7 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
         message = "Only one of 'previous_response_id' and 'conversation' can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
-    if known.get("background") and known.get("store") is False:
-        raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
+    _check_background(known)
     tools = check_tools(given.get("tools", []), most=limits.tools)
     items = _items(given, limits)
     _check_trigger(items)
@@ -142,6 +143,25 @@ def _items(given: dict[str, Any], limits: Limits) -> list[Item]:
 
 def _include(value: Any, path: str) -> frozenset[str]:
     return frozenset(checks.one_of(one, f"{path}[{n}]", INCLUDABLE) for n, one in enumerate(checks.array(value, path)))
+
+
+def _background_options(value: Any, path: str) -> dict[str, Any]:
+    known: dict[str, Check] = {
+        "completion_window": partial(checks.one_of, supported={"soonest", "2h", "8h"}),
+        "continuation_id": lambda _id, path: checks.unsupported(path, "background responses are served in turn."),
+    }
+    return checks.members(value, path, known, others="refuse")
+
+
+def _check_background(known: dict[str, Any]) -> None:
+    """A background response is stored; one that may take hours is in the background, of the standard tier, and not streamed."""
+    if known.get("background") and known.get("store") is False:
+        raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
+    window = known.get("background_options", {}).get("completion_window", "soonest")
+    standard = known.get("service_tier", "auto") in ("auto", "default")
+    if window != "soonest" and not (known.get("background") and standard and not known.get("stream")):
+        path = "background_options.completion_window"
+        checks.unsupported(path, f"'{window}' needs 'background': true, no 'stream', and the service tier 'auto' or 'default'.")
 
 
 def _conversation(value: Any, path: str) -> str:
@@ -249,6 +269,7 @@ _penalty = partial(checks.number, least=-2, most=2)
 
 PARAMETERS: dict[str, Check] = {
     "background": checks.boolean,
+    "background_options": _background_options,
     "cache": lambda value, _path: value,  # checked together with its header
     "context_management": _context_management,
     "conversation": _conversation,

@@ -18,6 +18,7 @@ from responses_mw import ResponsesMiddleware
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 def locked(name: str) -> dict[str, str]:
@@ -26,23 +27,31 @@ def locked(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-def asked() -> list[Requirement]:
+def asked(*extras: str) -> list[Requirement]:
+    """What the package asks for with some extras: theirs, and those of the extras that they name."""
+    lines = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    requirements = [Requirement(line) for line in lines]
+    ours = [requirement for requirement in requirements if requirement.name == "responses-mw"]
+    others = [requirement for requirement in requirements if requirement.name != "responses-mw"]
+    return others + [one for requirement in ours for one in asked(*sorted(requirement.extras))]
+
+
+def of_the_image() -> list[Requirement]:
     """What the image should have: the extra ``all`` but for the embedded Valkey."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras: dict[str, list[str]] = project["optional-dependencies"]
-    [everything] = extras["all"]
-    meant = Requirement(everything).extras - {"embedded"}
-    lines = project["dependencies"] + [line for extra in sorted(meant) for line in extras[extra]]
-    return [Requirement(line) for line in lines if not line.startswith("responses-mw")]
+    [everything] = PROJECT["optional-dependencies"]["all"]
+    return asked(*sorted(Requirement(everything).extras - {"embedded"}))
 
 
-def test_the_lock_has_what_the_package_asks_for() -> None:
-    lock = locked("requirements.lock")
-    for requirement in asked():
+@pytest.mark.parametrize(
+    ("name", "asked"), [("../scripts/constraints.txt", asked("lint")), ("requirements.lock", of_the_image())]
+)
+def test_a_lock_has_what_the_package_asks_for(name: str, asked: list[Requirement]) -> None:
+    lock = locked(name)
+    for requirement in asked:
         version = lock.get(canonicalize_name(requirement.name))
-        assert version, f"{requirement.name} is not locked: run deploy/lock"
+        assert version, f"{requirement.name} is not locked: run scripts/lock"
         assert requirement.specifier.contains(version, prereleases=True), (
-            f"{requirement} is locked as {version}: run deploy/lock"
+            f"{requirement} is locked as {version}: run scripts/lock"
         )
 
 

@@ -28,6 +28,13 @@ def test_every_parameter_of_the_official_client_is_honoured_or_refused_by_name()
     assert names - PARAMETERS.keys() - REFUSED.keys() == {"input", "tools"}
 
 
+@pytest.mark.parametrize("window", ["soonest", "2h", "8h"])
+def test_a_background_response_may_be_given_hours(window: str) -> None:
+    request = parse({"input": "Hi", "background": True, "background_options": {"completion_window": window}})
+    assert request.background
+    assert "background_options" not in request.extra
+
+
 @pytest.mark.parametrize("name", sorted({*ResponseCreateParamsBase.__annotations__} - {"input"}))
 def test_null_is_absent(name: str) -> None:
     assert parse({"input": "Hi", name: None}) == parse({"input": "Hi"})
@@ -181,6 +188,26 @@ def test_null_is_absent(name: str) -> None:
         ({"input": "x", "conversation": "c1"}, "conversation", "invalid_value"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id", "mutually_exclusive_parameters"),
         ({"input": "x", "background": True, "store": False}, "background", "unsupported_parameter"),
+        ({"input": "x", "background_options": "2h"}, "background_options", "invalid_type"),
+        ({"input": "x", "background_options": {"speed": 1}}, "background_options.speed", "unknown_parameter"),
+        (
+            {"input": "x", "background": True, "background_options": {"completion_window": "1h"}},
+            "background_options.completion_window",
+            "invalid_value",
+        ),
+        (
+            {"input": "x", "background": True, "background_options": {"continuation_id": "mine"}},
+            "background_options.continuation_id",
+            "unsupported_parameter",
+        ),
+        *(
+            (
+                {"input": "x", "background": True, "background_options": {"completion_window": "8h"}} | otherwise,
+                "background_options.completion_window",
+                "unsupported_parameter",
+            )
+            for otherwise in ({"background": False}, {"stream": True}, {"service_tier": "priority"})
+        ),
         ({"input": "x", "moderation": {}}, "moderation", "unsupported_parameter"),
         ({"input": "x", "messages": []}, "messages", "unsupported_parameter"),
         ({"input": "x", "max_tokens": 5}, "max_tokens", "unsupported_parameter"),
