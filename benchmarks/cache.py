@@ -181,7 +181,7 @@ async def searched(found: Index | Scan, key: Key, entries: int) -> Searched:
         times.append((time.perf_counter() - begun) * 1000)
         near = await found.nearest(key, asked, 0.0)
         expected = np.sort(kept @ asked)[::-1][: len(near)]
-        similar = np.asarray([similarity for _, similarity in near])
+        similar = np.asarray([one.similarity for one in near])
         right += bool(number and len(near) and np.allclose(similar, expected, atol=1e-4))
     return Searched(statistics.median(times[1:]), right)  # the first reads the partition
 

@@ -213,13 +213,9 @@ class Cache:
         if vector is None:
             return None
         async with asyncio.timeout(self._settings.cache_timeout):
-            near = await search.nearest(miss.key, vector, miss.policy.threshold, prepared=prepared)
-            records = await self._store.read(miss.key, [entry for entry, _ in near]) if near else []
-        for (entry, similarity), kept in zip(near, records, strict=True):
-            if kept is None:
-                search.discard(miss.key, entry)
-                continue
-            hit = self._hit("semantic", similarity, miss.key, entry, kept, signature)
+            found = await search.nearest(miss.key, vector, miss.policy.threshold, prepared=prepared)
+        for near in found:
+            hit = self._hit("semantic", near.similarity, miss.key, near.entry, (near.record, near.left), signature)
             if hit is not None:
                 return hit
         return None
@@ -338,16 +334,19 @@ class Cache:
         """Ends the flight without an answer, and what is done for it, also where the request was cancelled."""
         token, vector = miss.token, miss.vector
         miss.token = miss.vector = None
+        if vector is not None:
+            vector.cancel()
         with anyio.move_on_after(self._settings.cache_timeout, shield=True):
+            if token is not None:  # at once: others wait for it
+                await self._release(miss.key, token, mark)
             if vector is not None:
-                vector.cancel()
                 await asyncio.wait({vector})
-            if token is None:
-                return
-            try:
-                await self._store.release(miss.key, token, mark=mark)
-            except Unavailable:
-                logger.debug("a flight ends by itself")
+
+    async def _release(self, key: Key, token: str, mark: float) -> None:
+        try:
+            await self._store.release(key, token, mark=mark)
+        except Unavailable:
+            logger.debug("a flight ends by itself")
 
     # -- forgetting -----------------------------------------------------------------------------------------------
 

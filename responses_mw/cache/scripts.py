@@ -22,4 +22,4 @@ class Script:
 
 
 LOOKUP, READ, FLIGHT, KEEP = (Script(name) for name in ("lookup", "read", "flight", "keep"))
-SINCE, FORGET, PURGE, STATS = (Script(name) for name in ("since", "forget", "purge", "stats"))
+SINCE, SEARCH, FORGET, PURGE, STATS = (Script(name) for name in ("since", "search", "forget", "purge", "stats"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,15 @@ from .vectors import Vector, directions, packed, packed_wide, unpacked
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Near = tuple[str, float]
-"""An entry's id and its cosine similarity."""
+
+class Near(NamedTuple):
+    """An entry that was found: its id, its cosine similarity, its record, and for how many seconds more it is kept."""
+
+    entry: str
+    similarity: float
+    record: bytes
+    left: float
+
 
 NEAREST = 4
 """How many are looked at: the guard may refuse the first."""
@@ -37,13 +44,20 @@ async def choose(store: Entries, redis: Redis, space: str, settings: Settings) -
     return Index(store, space)
 
 
+_NO_SEARCH = ("unknown", "block", "permission")
+"""Words of the errors of a server that has no ``FT.SEARCH``, has it not in scripts (shards behind a proxy), or not for us."""
+
+
 async def _has_index(store: Entries) -> bool:
+    """Whether the server searches: asked for an index that nobody made, it misses that index."""
+    nowhere = Key("0", "0", "", "")
     try:
-        await store.commands(("FT._LIST",))
+        await store.search(nowhere, "rmw-no-index", "", "*", b"", 0, 0.0)
     except Unavailable as error:
-        if "unknown command" not in str(error.__cause__).lower():
+        told = str(error.__cause__).lower()
+        if "index" not in told and not any(word in told for word in _NO_SEARCH):
             raise
-        return False
+        return "index" in told
     return True
 
 
@@ -78,23 +92,14 @@ class Index:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
         space = self._of_size(vector)
         query = f"(@partition:{{{key.partition}}})=>[KNN {count} @vector $vector AS distance]"
-        command = ("FT.SEARCH", _index(space), query, "PARAMS", 2, "vector", vector.tobytes(),
-                   "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2)  # fmt: skip
         try:
-            (reply,) = await self._store.commands(command)
+            found = await self._store.search(key, _index(space), space, query, vector.tobytes(), count, threshold)
         except Unavailable as error:
             if "index" not in str(error.__cause__).lower():
                 raise
             await self._make(space, len(vector))
             return []  # what it finds, it has to read first
-        # Keys of another owner's shard are none of ours, whatever is written in them.
-        place = f"rmw:v1:{space}:{self._store.slot(key)}:"
-        found = zip(reply[1::2], reply[2::2], strict=True)
-        near = [(name.decode().removeprefix(place), 1 - _distance(values)) for name, values in found if _lies(name, place)]
-        return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])
-
-    def discard(self, key: Key, entry: str) -> None:
-        """The entry is gone: Redis knows it."""
+        return sorted((Near(*one) for one in found), key=lambda near: -near.similarity)
 
     def _of_size(self, vector: Vector) -> str:
         return f"{self._space}{len(vector):x}"
@@ -113,15 +118,6 @@ class Index:
 
 def _index(space: str) -> str:
     return f"rmw-v1-{space}"
-
-
-def _distance(values: list[bytes]) -> float:
-    """That of a found entry, out of names and values: valkey-search tells more of these than it is asked for."""
-    return float(dict(zip(values[::2], values[1::2], strict=True))[b"distance"])
-
-
-def _lies(name: bytes, place: str) -> bool:
-    return name.startswith(place.encode())
 
 
 # -- by this process -------------------------------------------------------------------------------------------------------
@@ -170,13 +166,15 @@ class Scan:
         if place in self._partitions:
             self._partitions.move_to_end(place)
         self._make_room()
-        return matrix.nearest(vector, threshold, count, self._now())
-
-    def discard(self, key: Key, entry: str) -> None:
-        """The entry is gone before its time: it was evicted, or deleted."""
-        for (partition, _), matrix in self._partitions.items():
-            if partition == key.partition:
-                matrix.remove(entry)
+        near = matrix.nearest(vector, threshold, count, self._now())
+        records = await self._store.read(key, [entry for entry, _ in near]) if near else []
+        found = []
+        for (entry, similarity), kept in zip(near, records, strict=True):
+            if kept is None:
+                matrix.remove(entry)  # it is gone before its time: it was evicted, or deleted
+            else:
+                found.append(Near(entry, similarity, *kept))
+        return found
 
     async def _read_on(self, key: Key, matrix: Matrix) -> None:
         async with matrix.reading:
@@ -274,8 +272,8 @@ class Matrix:
             self._expiries[row] = 0
             self._free.append(row)
 
-    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[Near]:
-        """Those with at least that similarity which have not expired ``now`` (ms), the nearest first."""
+    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
+        """Ids and similarities of those with at least that one which have not expired ``now`` (ms), the nearest first."""
         if not self._rows:
             return []
         # A product of matrices would wake BLAS's threads, which then spin for longer than all this takes.

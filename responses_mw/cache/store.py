@@ -151,6 +151,15 @@ class Entries:
         entries = [(one.decode(), int(at), vector) for one, at, vector in triples]
         return generation.decode(), int(last), int(first), entries
 
+    async def search(
+        self, key: Key, index: str, space: str, query: str, vector: bytes, count: int, threshold: float
+    ) -> list[tuple[str, float, bytes, float]]:
+        """The entries of the shard that the server's ``index`` finds by ``query``, with at least that similarity: id,
+        similarity, record, and how many seconds it is there."""
+        args = [index, space, query, vector, count, threshold]
+        reply = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
+        return [(id_.decode(), float(similarity), record, left / 1000) for id_, similarity, record, left in reply]
+
     async def commands(self, *commands: Sequence[str | bytes | int]) -> list[Any]:
         """Plain commands, in one round trip."""
         return await self._redis.pipeline(commands)

@@ -11,7 +11,7 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.key import Key
-from responses_mw.cache.search import Index, Matrix, Near, Scan, choose
+from responses_mw.cache.search import Index, Matrix, Scan, choose
 from responses_mw.cache.store import Entries
 from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
 from responses_mw.ids import random_part
@@ -56,7 +56,7 @@ async def opened(client: Client, **given: Any) -> tuple[Entries, Index | Scan]:
     return store, await choose(store, client, "space", chosen)
 
 
-def brute_force(kept: dict[str, Vector], vector: Vector, threshold: float, count: int) -> list[Near]:
+def brute_force(kept: dict[str, Vector], vector: Vector, threshold: float, count: int) -> list[tuple[str, float]]:
     rounded = {name: unpacked([packed(one)], DIMENSIONS)[0].astype(np.float64) for name, one in kept.items()}
     near = [(name, float(one @ vector / np.linalg.norm(one))) for name, one in rounded.items()]
     return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])[:count]
@@ -85,10 +85,12 @@ async def test_what_is_found_is_what_comparing_with_all_finds(
             by_name[name] = vector
         found = await search.nearest(key_in(here, ""), asked, threshold, count)
         expected = brute_force(by_name, asked, threshold, count)
-        assert [similarity for _, similarity in found] == pytest.approx([one for _, one in expected], abs=1e-5)
-        assert len({name for name, _ in found}) == len(found)
-        for name, similarity in found:
-            assert similarity == pytest.approx(brute_force({name: by_name[name]}, asked, -1, 1)[0][1], abs=1e-5)
+        assert [near.similarity for near in found] == pytest.approx([one for _, one in expected], abs=1e-5)
+        assert len({near.entry for near in found}) == len(found)
+        for near in found:
+            assert near.similarity == pytest.approx(brute_force({near.entry: by_name[near.entry]}, asked, -1, 1)[0][1], abs=1e-5)
+            assert near.record == b"C{}"
+            assert 0 < near.left <= 60
 
 
 async def test_the_server_decides_who_searches_unless_a_setting_does(plain_server: Server, searching_server: Server) -> None:
@@ -104,7 +106,7 @@ async def test_an_entry_is_found_under_its_last_vector(client: Client) -> None:
     here = partition()
     for vector in ([1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]):
         await add(store, search, key_in(here, "e"), vector_of(vector))
-        assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of(vector), 0.9)] == ["e"]
+        assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of(vector), 0.9)] == ["e"]
     assert await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9) == []
 
 
@@ -113,8 +115,8 @@ async def test_a_vector_of_another_size_is_another_space(client: Client) -> None
     here = partition()
     await add(store, search, key_in(here, "six"), vector_of([1, 0, 0, 0, 0, 0]))
     await add(store, search, key_in(here, "two"), vector_of([1, 0]))
-    assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of([1, 0]), 0.9)] == ["two"]
-    assert [name for name, _ in await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
+    assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of([1, 0]), 0.9)] == ["two"]
+    assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
 
 
 async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(client: Client) -> None:
@@ -122,11 +124,11 @@ async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(clien
     other_store, other = await opened(client)
     here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
     await add(store, search, key_in(here, "e"), vector)
-    assert [name for name, _ in await other.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
+    assert [near.entry for near in await other.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
     assert await store.purge(ALICE) == 1
     assert await other.nearest(key_in(here, ""), vector, 0.9) == []
     await add(store, search, key_in(here, "f"), vector, generation="1")
-    assert [name for name, _ in await other.nearest(key_in(here, ""), vector, 0.9)] == ["f"]
+    assert [near.entry for near in await other.nearest(key_in(here, ""), vector, 0.9)] == ["f"]
     assert other_store is not store
 
 
@@ -169,7 +171,7 @@ async def test_a_scan_holds_no_more_bytes_than_it_may(scanned: str) -> None:
     vector = vector_of([1, 0, 0, 0, 0, 0])
     for here in (partition(), partition()):
         await add(store, search, key_in(here, "e"), vector)
-        assert [name for name, _ in await search.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
+        assert [near.entry for near in await search.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
         assert len(search._partitions) == 1, "the one that was asked for last"
     await client.aclose()
 
