@@ -83,9 +83,8 @@ class Runner:
             if self._cache is not None and policy is not None and not policy.is_off:
                 run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
                 if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
-                    run.assembler = Assembler(
-                        run.document, run.ground.ids, options(request, run.ground, self._sealer, self._settings)
-                    )
+                    shape = options(request, run.ground, self._sealer, self._settings)
+                    run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None))
             if run.found is not None and headers is not None:
                 headers[CACHE_HEADER] = run.found.header
             return run
@@ -230,7 +229,8 @@ class Runner:
 
     async def _keep(self, run: Run) -> None:
         if self._cache is not None and isinstance(run.found, Miss):
-            await self._cache.keep(run.found, run.document)
+            summary = run.request.wants_summary if self._relays else None
+            await self._cache.keep(run.found, run.document, summary=summary)
 
     @asynccontextmanager
     async def _flight(self, run: Run) -> AsyncIterator[None]:

@@ -28,13 +28,13 @@ from ..ids import random_part
 from ..protocol.request import CreateResponse
 from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
-from ..telemetry import CACHE_LOOKUPS
+from ..telemetry import CACHE_LOOKUPS, told_cache
 from . import guard, record
 from .embeddings import Embeddings, NoEmbedding
 from .key import Key, key_of
 from .policy import Policy
 from .replay import replay, unmarked
-from .store import Entries, Found, Redis, Stats
+from .store import Entries, Found, Page, Redis, Stats
 
 if TYPE_CHECKING:
     from .search import Index, Scan
@@ -145,6 +145,7 @@ class Cache:
         result = hit.kind if hit else "miss"
         self.counts[result] += 1
         CACHE_LOOKUPS.add(1, {"result": result})
+        told_cache(result)
         return miss if hit is None else hit
 
     async def _lookup(
@@ -153,7 +154,7 @@ class Cache:
         compares = self._compares(miss)
         if compares and not (miss.policy.read and miss.key.exact in self._expected):
             miss.vector = asyncio.create_task(self._embed(miss.key.text, headers, scope))
-        found = await self._exact(miss, wait)
+        found = await self._exact(miss, wait, compares=compares)
         self._expect(miss.key, answered=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
@@ -165,15 +166,16 @@ class Cache:
         if not compares:
             return None
         miss.vector = miss.vector or asyncio.create_task(self._embed(miss.key.text, headers, scope))
-        return await self._near(miss) if miss.policy.read else None
+        return await self._near(miss, found.page) if miss.policy.read else None
 
-    async def _exact(self, miss: Miss, wait: float) -> Found:
+    async def _exact(self, miss: Miss, wait: float, *, compares: bool) -> Found:
         """What lies under the whole key, once nobody makes it any more, or the wait is over."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
+            known = self._search.known(miss.key) if compares and self._search is not None else None
             async with asyncio.timeout(self._settings.cache_timeout):
-                found = await self._store.lookup(miss.key, miss.token, LEASE)
+                found = await self._store.lookup(miss.key, miss.token, LEASE, known)
             left = until - asyncio.get_running_loop().time()
             if found.verdict != "wait" or left <= 0:
                 return found
@@ -202,18 +204,16 @@ class Cache:
             self.counts["failed"] += 1
             return None
 
-    async def _near(self, miss: Miss) -> Hit | None:
+    async def _near(self, miss: Miss, page: Page | None) -> Hit | None:
         """The nearest entry that the guard lets pass."""
         assert miss.vector is not None
-        async with asyncio.timeout(self._settings.cache_timeout):  # while the embedding is computed
-            search = await self._searcher()
-            prepared = await search.prepare(miss.key)
-        signature = guard.signature(miss.key.text, salt=miss.key.partition)
+        signature = guard.signature(miss.key.text, salt=miss.key.partition)  # while the embedding is computed
         vector = await miss.vector
         if vector is None:
             return None
         async with asyncio.timeout(self._settings.cache_timeout):
-            found = await search.nearest(miss.key, vector, miss.policy.threshold, prepared=prepared)
+            search = await self._searcher()
+            found = await search.nearest(miss.key, vector, miss.policy.threshold, page=page)
         for near in found:
             hit = self._hit("semantic", near.similarity, miss.key, near.entry, (near.record, near.left), signature)
             if hit is not None:
@@ -271,10 +271,10 @@ class Cache:
                 renewing.cancel()
             await self._end(miss)
 
-    async def keep(self, miss: Miss, document: Document) -> bool:
-        """Keeps a finished ``document``, if it is one to be kept. To be called before it is stored: whoever deletes it then
-        finds the entry."""
-        texts = record.texts_of(document)
+    async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
+        """Keeps a finished ``document``, if it is one to be kept; ``summary`` as in ``record.texts_of``. To be called before it
+        is stored: whoever deletes it then finds the entry."""
+        texts = record.texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:
             return False
         if texts is None:
@@ -298,23 +298,24 @@ class Cache:
             await self._end(miss, mark=LEASE)
             return False
         assert miss.generation is not None
-        verdict = await self._store.keep(
-            key,
-            data,
-            generation=miss.generation,
-            token=miss.token or "",
-            ttl=policy.ttl,
-            response=document["id"],
-            vector=await self._kept_vector(miss),
-        )
+        vector = await miss.vector if miss.vector is not None else None
+        async with asyncio.timeout(self._settings.cache_timeout):
+            verdict = await self._store.keep(
+                key,
+                data,
+                generation=miss.generation,
+                token=miss.token or "",
+                ttl=policy.ttl,
+                response=document["id"],
+                vector=await self._keepable(vector),
+            )
         if verdict == "kept":
             miss.token = None
             self._expect(key, answered=True)
         return verdict == "kept"
 
-    async def _kept_vector(self, miss: Miss) -> tuple[str, str, bytes]:
-        """Space, form and bytes of the vector to keep; none where the text has no embedding."""
-        vector = await miss.vector if miss.vector is not None else None
+    async def _keepable(self, vector: Vector | None) -> tuple[str, str, bytes]:
+        """Space, form and bytes of a vector that is to be kept; none where the text has no embedding."""
         if vector is None:
             return "", "none", b""
         search = await self._searcher()

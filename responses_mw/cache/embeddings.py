@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _PATH = "/v1/embeddings"
 VERSION = 1
+_LARGEST = 4 * 1024 * 1024
+"""Bytes of an answer: some fifty times those of the vectors that there are."""
 
 
 class NoEmbedding(Exception):
@@ -58,7 +60,7 @@ class Embeddings:
             async with asyncio.timeout(self._timeout):
                 response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))
                 try:
-                    body = await response.aread()
+                    body = await _read_whole(response)
                 finally:
                     await response.aclose()
         except (httpx.HTTPError, TimeoutError, OSError) as error:
@@ -87,3 +89,12 @@ class Embeddings:
         if self._dimensions is not None and len(vector) != self._dimensions:
             raise NoEmbedding("the server of embeddings sent a vector of another size")
         return vector
+
+
+async def _read_whole(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _LARGEST:
+            raise NoEmbedding("the server of embeddings sent too much")
+    return bytes(body)

@@ -5,7 +5,7 @@ it by mistake costs a hit, what is missing gives a wrong answer. Every member of
 ``NEUTRAL``, or part of it.
 
 A request is not cacheable (its key is None) whose last turn is not the text of a user and nothing else, whose model could call
-a tool, or that has an image, a file, sound or a film anywhere: what is behind a URL changes.
+a tool (one that its history brings, too), or that has an image, a file, sound or a film anywhere: what is behind a URL changes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from ..protocol.clienttools import BRINGS_TOOLS
 from ..protocol.request import CreateResponse
 from ..protocol.types import Item
 
@@ -48,6 +49,8 @@ NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "bagg
 
 _TEXT_PARTS = frozenset({"input_text", "text", "output_text", "refusal", "reasoning_text", "summary_text"})
 _OF_AN_ITEM_ALONE = frozenset({"id", "status"})
+_APPROVAL = "mcp_approval_response"
+"""The call that it lets pass runs before the model is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def key_of(
     ``items`` is all that the model is to see, the input last; ``model`` the upstream's name of it; ``headers`` are those that
     go on to the upstream, and ``deployment`` is what else tells one upstream from another.
     """
-    if not _may_be_kept(request) or not items:
+    if not _may_be_kept(request, items) or not items:
         return None
     *before, last = items
     text = _only_text(last)
@@ -94,9 +97,11 @@ def key_of(
     return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
 
 
-def _may_be_kept(request: CreateResponse) -> bool:
-    could_call = bool(request.tools) and request.tool_choice != "none"
-    return not (request.background or could_call or request.wants_logprobs)
+def _may_be_kept(request: CreateResponse, items: Sequence[Item]) -> bool:
+    types = {item["type"] for item in items}
+    has_tools = bool(request.tools or types & BRINGS_TOOLS)
+    could_run = (has_tools and request.tool_choice != "none") or _APPROVAL in types
+    return not (request.background or could_run or request.wants_logprobs)
 
 
 def _only_text(item: Item) -> str | None:
@@ -118,8 +123,13 @@ def _is_text(item: Item) -> bool:
 def _plain(request: CreateResponse, name: str) -> Any:
     value = getattr(request, name)
     if name == "extra":
-        return _without(value, NEUTRAL)
-    return sorted(value) if isinstance(value, frozenset) else value
+        return {member: _in_order(given) for member, given in value.items() if member not in NEUTRAL}
+    return sorted(value) if isinstance(value, frozenset) else _in_order(value)
+
+
+def _in_order(value: Any) -> Any:
+    """A value whose order counts: what a schema names first, a constrained model writes first."""
+    return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 
 def _without_own(item: Item) -> Item:

@@ -42,6 +42,25 @@ local function count(field, bytes)
   if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
 end
 
+-- What was kept in a partition after entry number 'after', at most so many: the last number that was given away, the first that is
+-- still there, then for each id, number, expiry and vector ('' for an entry without).
+local function since(partition, space, after, most)
+  local members = prefix .. 'p:' .. partition
+  local found = redis.call('ZRANGE', members, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, most, 'WITHSCORES')
+  local first = redis.call('ZRANGE', members, 0, 0, 'WITHSCORES')[2] or '0'
+  local answer = {redis.call('GET', prefix .. 'n') or '0', first}
+  local ids = {}
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  if #ids == 0 then return answer end
+  local vectors = redis.call('HMGET', prefix .. 'v:' .. partition .. ':' .. space, unpack(ids))
+  for i, id in ipairs(ids) do
+    answer[#answer + 1] = id
+    answer[#answer + 1] = found[2 * i]
+    answer[#answer + 1] = vectors[i] or ''
+  end
+  return answer
+end
+
 -- Removes an entry with all that points to it. It may be gone already, by its expiry, but for that.
 local function drop(id)
   local facts = redis.call('HGET', prefix .. 'e', id)

@@ -25,6 +25,12 @@ Text = tuple[str, str]
 
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
+_COME_AGAIN = {
+    "message": frozenset({"id", "type", "status", "role", "content"}),
+    "reasoning": frozenset({"id", "type", "status", "content", "summary", "encrypted_content"}),
+    "part": frozenset({"type", "text"}),
+}
+"""The members that an assembler gives back."""
 
 
 class Unreadable(ValueError):
@@ -41,30 +47,42 @@ class Entry:
     signature: Signature | None = None
 
 
-def texts_of(document: Document) -> tuple[Text, ...] | None:
+def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
     """The texts of a finished answer, as an assembler takes them in; None where it is not kept: it failed, was cut or refused,
-    called a tool, or has anything in it that would not come again in the same form."""
+    called a tool, or has anything in it that would not come again in the same form.
+
+    ``summary`` is for an answer that no assembler of ours made: whether reasoning would come again as a summary.
+    """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
     texts: list[Text] = []
     for item in document["output"]:
-        text = _text_of(item)
+        text = _text_of(item, summary)
         if text is None or not text[1].strip() or (texts and texts[-1][0] == text[0]):
             return None
         texts.append(text)
     return tuple(texts) if texts and texts[-1][0] == "content" else None
 
 
-def _text_of(item: dict[str, Any]) -> Text | None:
+def _text_of(item: dict[str, Any], summary: bool | None) -> Text | None:
     lists = _ITEMS.get(item["type"])
-    if lists is None:
+    if lists is None or _has_more(item, item["type"]) or item.get("status") not in (None, "completed"):
         return None
     parts = [part for name in lists for part in item.get(name) or ()]
-    if len(parts) != 1:
+    if len(parts) != 1 or _has_more(parts[0], "part"):
         return None
     (part,) = parts
     kind = _PARTS.get(part["type"])
-    return (kind, part["text"]) if kind and not part.get("annotations") and not part.get("logprobs") else None
+    if kind == "reasoning" and summary is not None:
+        is_summary = part["type"] == "summary_text"
+        if is_summary != summary or item.get("encrypted_content"):  # sealed by others, it is nothing that we could make
+            return None
+    return (kind, part["text"]) if kind else None
+
+
+def _has_more(value: dict[str, Any], kind: str) -> bool:
+    """Whether there is anything in it that would be lost."""
+    return any(member for name, member in value.items() if name not in _COME_AGAIN[kind])
 
 
 def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:

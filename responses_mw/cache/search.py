@@ -16,7 +16,7 @@ import numpy as np
 from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
-from .store import Entries, Redis
+from .store import Entries, Page, Redis
 from .vectors import Vector, directions, packed, packed_wide, unpacked
 
 if TYPE_CHECKING:
@@ -82,12 +82,11 @@ class Index:
             await self._make(space, len(vector))
         return space, packed_wide(vector)
 
-    async def prepare(self, key: Key) -> frozenset[int]:
-        """Nothing is to be read before."""
-        return frozenset()
+    def known(self, key: Key) -> None:
+        """Nothing is held here."""
 
     async def nearest(
-        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, prepared: frozenset[int] = frozenset()
+        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
         space = self._of_size(vector)
@@ -140,28 +139,29 @@ class Scan:
         self._most_rows = settings.cache_partition_entries
         self._clock = clock
         self._partitions: OrderedDict[tuple[str, int], Matrix] = OrderedDict()
+        self._dimensions: int | None = None
+        """Those of the last vector that was seen."""
 
     async def keepable(self, vector: Vector) -> tuple[str, bytes]:
         """The space and the bytes under which a vector is kept."""
-        return f"{self._space}{len(vector):x}", packed(vector)
+        return self._of_size(len(vector)), packed(vector)
 
-    async def prepare(self, key: Key) -> frozenset[int]:
-        """Reads on in the partition, while its vector is not known yet. Gives the sizes of vectors for which this was done."""
-        sizes = [size for partition, size in self._partitions if partition == key.partition]
-        for size in sizes:
-            if (matrix := self._partitions.get((key.partition, size))) is not None:
-                await self._read_on(key, matrix)
-        return frozenset(sizes)
+    def known(self, key: Key) -> tuple[str, int] | None:
+        """How far the partition was read: a space, and the last number in it. None where no vector was seen yet."""
+        if self._dimensions is None:
+            return None
+        matrix = self._partitions.get((key.partition, self._dimensions))
+        return self._of_size(self._dimensions), matrix.number if matrix is not None else 0
 
     async def nearest(
-        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, prepared: frozenset[int] = frozenset()
+        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
-        """At most ``count`` entries of the partition with at least that similarity, the nearest first; reads on in it, where
-        that was not ``prepared``."""
-        place = key.partition, len(vector)
-        matrix = self._partitions.get(place)
-        if matrix is None or len(vector) not in prepared:
-            matrix = matrix or self._partitions.setdefault(place, Matrix(len(vector)))
+        """At most ``count`` entries of the partition with at least that similarity, the nearest first. ``page`` is what was
+        read after what was ``known``; more is read where that is not all."""
+        self._dimensions = len(vector)
+        place = key.partition, self._dimensions
+        matrix = self._partitions.setdefault(place, Matrix(self._dimensions))
+        if page is None or not self._takes_in(matrix, page):
             await self._read_on(key, matrix)
         if place in self._partitions:
             self._partitions.move_to_end(place)
@@ -178,22 +178,26 @@ class Scan:
 
     async def _read_on(self, key: Key, matrix: Matrix) -> None:
         async with matrix.reading:
-            await self._read_pages(key, matrix)
+            while True:
+                page = await self._store.since(key, self._of_size(matrix.dimensions), matrix.number, PAGE)
+                if self._takes_in(matrix, page):
+                    return
 
-    async def _read_pages(self, key: Key, matrix: Matrix) -> None:
-        space = f"{self._space}{matrix.dimensions:x}"
-        while True:
-            generation, last, first, entries = await self._store.since(key, space, matrix.number, PAGE)
-            if generation != matrix.generation or last < matrix.number:
-                begun = matrix.number == 0
-                matrix.clear(generation)
-                if not begun:
-                    continue
-            matrix.forget_before(first)
-            matrix.add(entries)
-            matrix.bound(self._most_rows, self._now())
-            if len(entries) < PAGE:
-                return
+    def _takes_in(self, matrix: Matrix, page: Page) -> bool:
+        """Has ``matrix`` hold what it does not yet of ``page``. Whether it holds all then that there was."""
+        if page.space != self._of_size(matrix.dimensions):
+            return False
+        if page.generation != matrix.generation or page.after == matrix.number > page.last:
+            matrix.clear(page.generation)  # the cache was emptied
+        if page.after > matrix.number:
+            return False  # what lies between is not known here
+        matrix.add([entry for entry in page.entries if entry[1] > matrix.number])
+        matrix.forget_before(page.first)
+        matrix.bound(self._most_rows, self._now())
+        return not page.full
+
+    def _of_size(self, dimensions: int) -> str:
+        return f"{self._space}{dimensions:x}"
 
     def _now(self) -> int:
         return int(self._clock() * 1000)

@@ -34,6 +34,8 @@ _REMEMBER_PURGE_MS = 7 * 24 * 3600 * 1000
 _PURGED_AT_ONCE = 500
 _NOTED_FOR = 60.0
 _MOST_NOTED = 10_000
+_READ_ALONG = 200
+"""So many vectors of a partition come with a look-up at most."""
 _MARGIN = 60
 """How many seconds longer than any entry the lists of entries are kept."""
 
@@ -52,6 +54,28 @@ class Redis(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """What was kept in a partition after the entry of number ``after``: of each of ``entries`` id, number, and expiry and
+    vector in ``space`` (empty for one without). ``last`` is the last number that was given away, ``first`` the first that is
+    still there; ``full`` tells that there may be more."""
+
+    space: str
+    after: int
+    generation: str
+    last: int
+    first: int
+    entries: list[tuple[str, int, bytes]]
+    full: bool
+
+    @classmethod
+    def of(cls, space: str, after: int, most: int, generation: bytes, told: list[bytes]) -> Page:
+        """As ``since`` of ``lib.lua`` tells it, asked for at ``most`` so many."""
+        last, first, *rest = told
+        entries = [(one.decode(), int(at), kept) for one, at, kept in zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
+        return cls(space, after, generation.decode(), int(last), int(first), entries, len(entries) >= most)
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What a look-up found. ``verdict``:
 
@@ -65,6 +89,8 @@ class Found:
     generation: str
     record: bytes = b""
     left: float = 0.0
+    page: Page | None = None
+    """Of the partition, where one was asked for and there is no hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +116,16 @@ class Entries:
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
-    async def lookup(self, key: Key, token: str | None, lease: float) -> Found:
-        """The record under ``key``. Where there is none, ``token`` has it made for ``lease`` seconds, unless another does."""
-        flight: list[str | int] = [] if token is None else [token, int(lease * 1000)]
-        reply = await self._redis.script(scripts.LOOKUP, [self._key(key)], [key.exact, *flight])
-        verdict, generation = reply[0].decode(), reply[1].decode()
-        return Found(verdict, generation, reply[2], reply[3] / 1000) if verdict == "hit" else Found(verdict, generation)
+    async def lookup(self, key: Key, token: str | None, lease: float, known: tuple[str, int] | None = None) -> Found:
+        """The record under ``key``. Where there is none, ``token`` has it made for ``lease`` seconds, unless another does; and
+        what was kept in the partition since is read: ``known`` is a space and the last number in it."""
+        of_partition: tuple[str | int, ...] = (key.partition, *known, _READ_ALONG) if known is not None else ()
+        args = [key.exact, token or "", int(lease * 1000), *of_partition]
+        verdict, generation, *rest = await self._redis.script(scripts.LOOKUP, [self._key(key)], args)
+        if verdict == b"hit":
+            return Found("hit", generation.decode(), rest[0], rest[1] / 1000)
+        page = Page.of(*known, _READ_ALONG, generation, rest[0]) if known is not None else None
+        return Found(verdict.decode(), generation.decode(), page=page)
 
     async def read(self, key: Key, ids: Sequence[str]) -> list[tuple[bytes, float] | None]:
         """The records of entries of the partition, and how many seconds each is there; None for one that is gone."""
@@ -142,21 +172,17 @@ class Entries:
 
     # -- vectors --------------------------------------------------------------------------------------------------
 
-    async def since(self, key: Key, space: str, number: int, most: int) -> tuple[str, int, int, list[tuple[str, int, bytes]]]:
-        """What was kept in the partition after entry ``number``: generation, the last number that was given away, the first
-        that is still there; and of at ``most`` so many entries id, number, and expiry and vector."""
-        reply = await self._redis.script(scripts.SINCE, [self._key(key)], [key.partition, space, number, most])
-        generation, last, first, *rest = reply
-        triples = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-        entries = [(one.decode(), int(at), vector) for one, at, vector in triples]
-        return generation.decode(), int(last), int(first), entries
+    async def since(self, key: Key, space: str, after: int, most: int) -> Page:
+        """What was kept in the partition after the entry of number ``after``."""
+        generation, told = await self._redis.script(scripts.SINCE, [self._key(key)], [key.partition, space, after, most])
+        return Page.of(space, after, most, generation, told)
 
     async def search(
         self, key: Key, index: str, space: str, query: str, vector: bytes, count: int, threshold: float
     ) -> list[tuple[str, float, bytes, float]]:
         """The entries of the shard that the server's ``index`` finds by ``query``, with at least that similarity: id,
         similarity, record, and how many seconds it is there."""
-        args = [index, space, query, vector, count, threshold]
+        args: list[str | bytes | int] = [index, space, query, vector, count, str(threshold)]
         reply = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
         return [(id_.decode(), float(similarity), record, left / 1000) for id_, similarity, record, left in reply]
 

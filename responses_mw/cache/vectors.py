@@ -20,11 +20,12 @@ class NoVector(ValueError):
 
 def vector_of(numbers: object) -> Vector:
     """The direction of ``numbers``. Raises ``NoVector``."""
-    try:
-        vector = np.asarray(numbers, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise NoVector("the embedding is no list of numbers") from None
-    length = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
+    with np.errstate(over="ignore"):  # what is beyond float32 has no direction either
+        try:
+            vector = np.asarray(numbers, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError):
+            raise NoVector("the embedding is no list of numbers") from None
+        length = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
     if not np.isfinite(length) or length == 0:
         raise NoVector("the embedding has no direction")
     return vector / np.float32(length)

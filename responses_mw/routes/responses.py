@@ -59,10 +59,11 @@ class ResponseRoutes:
         await allowance.request()
         if parsed.stream:
             await allowance.stream()
+        told = "; ".join(request.headers.getlist(CACHE_HEADER))
+        policy = policy_of(parsed.cache, told, self._settings, stored=parsed.store)
         if parsed.background:
             return await self._create_in_background(parsed, body, self._reader.caller(request))
         grace = self._settings.status_grace if parsed.stream else None
-        policy = policy_of(parsed.cache, request.headers.get(CACHE_HEADER), self._settings, stored=parsed.store)
         headers: dict[str, str] = {}
         run = self._runner.run(parsed, self._reader.caller(request), grace=grace, policy=policy, headers=headers)
         return (StreamReply if parsed.stream else JSONReply)(run, self._settings, headers)
@@ -108,9 +109,9 @@ class ResponseRoutes:
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
         _, background, caller, response_id = await self._stored(request)
-        await background.delete(response_id, caller.owner)
-        if self._cache is not None:
+        if self._cache is not None:  # first: should it fail, the client can ask again
             await self._cache.forget(caller.owner, response_id)
+        await background.delete(response_id, caller.owner)
         return Answer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:

@@ -12,7 +12,7 @@
 No other module imports OpenTelemetry. A span, a metric, a log record holds no prompt, answer, credential, path or query.
 """
 
-from .exchange import told_owner, told_response, told_route
+from .exchange import told_cache, told_owner, told_response, told_route
 from .logs import set_up_logs
 from .metrics import CONTENT_TYPE, exposition
 from .names import (
@@ -56,6 +56,7 @@ __all__ = [
     "set_up_sdk",
     "state_failed",
     "storing",
+    "told_cache",
     "told_owner",
     "told_response",
     "told_route",

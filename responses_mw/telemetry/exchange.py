@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Exchange", "current", "told_owner", "told_response", "told_route"]
+__all__ = ["Exchange", "current", "told_cache", "told_owner", "told_response", "told_route"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class Exchange:
     response_id: str = ""
     conversation: str = ""
     stores: bool = False
+    cache: str = ""
 
 
 _CURRENT: ContextVar[Exchange | None] = ContextVar("responses_mw.exchange", default=None)
@@ -68,7 +69,18 @@ def told_response(document: Mapping[str, Any]) -> None:
     exchange.stores = bool(document.get("store"))
 
 
+def told_cache(result: str) -> None:
+    """What the cache said: ``exact``, ``semantic`` or ``miss``."""
+    exchange = _CURRENT.get()
+    if exchange is not None:
+        exchange.cache = result
+
+
 def response_attributes(exchange: Exchange) -> dict[str, str]:
     """By the conventions, for the span of the whole response when it ends."""
-    known = {"gen_ai.response.id": exchange.response_id, "gen_ai.conversation.id": exchange.conversation}
+    known = {
+        "gen_ai.response.id": exchange.response_id,
+        "gen_ai.conversation.id": exchange.conversation,
+        "responses_mw.cache.result": exchange.cache,
+    }
     return {name: value for name, value in known.items() if value}

@@ -68,7 +68,9 @@ async def test_another_server_never_sees_a_header_of_the_caller(
 @pytest.mark.parametrize(
     "answer",
     [b"", b"{}", b"[]", b'{"data": []}', b'{"data": [{}]}', b'{"data": [{"embedding": "AAAA"}]}', b'{"data": [{"embedding": []}]}',
-     b'{"data": [{"embedding": [0, 0]}]}', b'{"data": [{"embedding": [1e999, 0]}]}', b'{"data": [{"embedding": [null, 1]}]}',
+     b'{"data": [{"embedding": [0, 0]}]}', b'{"data": [{"embedding": [1e300, 1]}]}',
+     b'{"data": [{"embedding": [3e38, 3e38]}]}', b'{"data": [{"embedding": [NaN, 1]}]}',
+     b'{"data": [{"embedding": [1e999, 0]}]}', b'{"data": [{"embedding": [null, 1]}]}',
      b'{"data": [{"embedding": [[1], [2]]}]}', b'{"data": [{"embedding": [1, 2, 3]}]}', b'{"data": {"embedding": 1}}'],
 )  # fmt: skip
 async def test_an_answer_that_is_no_vector_is_no_embedding(
@@ -79,6 +81,14 @@ async def test_an_answer_that_is_no_vector_is_no_embedding(
         await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_dimensions=16)).embed(
             "Hi"
         )
+
+
+async def test_an_answer_without_end_is_no_embedding(
+    transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
+    with pytest.raises(NoEmbedding, match="too much"):
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_timeout=20)).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from responses_mw.cache.key import Key
 from responses_mw.cache.search import Index, Matrix, Scan, choose
-from responses_mw.cache.store import Entries
+from responses_mw.cache.store import Entries, Page
 from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
 from responses_mw.ids import random_part
 from responses_mw.state import connect
@@ -88,7 +88,9 @@ async def test_what_is_found_is_what_comparing_with_all_finds(
         assert [near.similarity for near in found] == pytest.approx([one for _, one in expected], abs=1e-5)
         assert len({near.entry for near in found}) == len(found)
         for near in found:
-            assert near.similarity == pytest.approx(brute_force({near.entry: by_name[near.entry]}, asked, -1, 1)[0][1], abs=1e-5)
+            assert near.similarity == pytest.approx(
+                brute_force({near.entry: by_name[near.entry]}, asked, -1, 1)[0][1], abs=1e-5
+            )
             assert near.record == b"C{}"
             assert 0 < near.left <= 60
 
@@ -155,12 +157,59 @@ async def test_a_scan_reads_only_what_was_added_since(scanned: str, server: Plai
     for number in range(20):
         await add(store, search, key_in(here, f"e{number}"), vector)
     await search.nearest(key_in(here, ""), vector, 0.9)
-    _, last, _, entries = await store.since(key_in(here, ""), "space6", 0, 100)
-    assert len(entries) == 20
-    assert last == entries[-1][1]
+    page = await store.since(key_in(here, ""), "space6", 0, 100)
+    assert len(page.entries) == 20
+    assert page.last == page.entries[-1][1]
     before = server.info("commandstats")["cmdstat_hmget"]["calls"]
     await search.nearest(key_in(here, ""), vector, 0.9)
     assert server.info("commandstats")["cmdstat_hmget"]["calls"] == before, "nothing was added"
+    await client.aclose()
+
+
+steps = st.tuples(st.sampled_from(["keep", "page", "search", "purge"]), st.integers(0, 9))
+
+
+@trying(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(steps, max_size=12))
+async def test_pages_that_come_late_or_again_take_nothing_away(scanned: str, steps: list[tuple[str, int]]) -> None:
+    client = connect(scanned)
+    store, search = await opened(client)
+    here, vector = key_in(partition(), ""), vector_of([1, 0, 0, 0, 0, 0])
+    await search.nearest(here, vector, 0.9)
+    pages: list[Page | None] = [None]
+    kept: set[str] = set()
+    for step, number in steps:
+        if step == "keep":
+            name = f"e{len(kept)}"
+            await add(store, search, key_in(here.partition, name), vector, generation=await generation(store, here))
+            kept.add(name)
+        elif step == "page":
+            pages.append((await store.lookup(here, None, 0, search.known(here))).page)
+        elif step == "purge":
+            await store.purge(ALICE)
+            kept.clear()
+        else:
+            found = await search.nearest(here, vector, 0.9, 99, pages[number % len(pages)])
+            assert {near.entry for near in found} <= kept
+    found = await search.nearest(here, vector, 0.9, 99)
+    await client.aclose()
+    assert {near.entry for near in found} == kept
+
+
+async def generation(store: Entries, key: Key) -> str:
+    return (await store.lookup(key, None, 0)).generation
+
+
+async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_rest(scanned: str) -> None:
+    client = connect(scanned)
+    store, search = await opened(client)
+    here, vector = key_in(partition(), ""), vector_of([1, 0, 0, 0, 0, 0])
+    for number in range(250):
+        await add(store, search, key_in(here.partition, f"e{number}"), vector)
+    page = (await store.lookup(here, None, 0, ("space6", 0))).page
+    assert page is not None
+    assert page.full
+    assert len(await search.nearest(here, vector, 0.9, 999, page)) == 250
     await client.aclose()
 
 
