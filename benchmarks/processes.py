@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import random
 import resource
 import signal
 import socket
@@ -126,11 +127,13 @@ def descendants(pid: int) -> dict[int, Sequence[bytes]]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port of 127.0.0.1 that nothing listens on: none that the system gives to whoever asks for any, so that it is still
+    free when a process that is slow to start gets there."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def raise_open_files() -> None:

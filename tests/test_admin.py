@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.processes import free_port
 from conftest import lifespan
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.admin import Admin, open_admin
@@ -29,10 +30,7 @@ SECRET = "a secret that all the replicas of the deployment have"
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
-        return number
+    return free_port()
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.__main__ import main
 from responses_mw.apikeys import APIKeys, Guarded
@@ -268,8 +269,7 @@ def test_the_module_can_be_run() -> None:
 
 
 def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     upstream.whole(completion({"content": "Hello"}))
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", serve(upstream), "--port", str(port)]
     process = subprocess.Popen([*command, "--redis", redis_url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.processes import free_port
 from oracle import stream, whole
 from scripted import HELLO, TINY, completion, error, text
 
@@ -158,12 +159,6 @@ async def test_nothing_is_tried_again_once_something_came(start: Start, upstream
 
 
 # -- connections that fail (over the network only) -----------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def test_an_upstream_that_is_away_is_502(start_at: Callable[..., Ours]) -> None:

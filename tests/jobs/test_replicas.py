@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from benchmarks.processes import free_port
 from conftest import Ours
 from scripted import HELLO, Signal, finish, text
 from state.servers import Server as Store
@@ -82,8 +82,7 @@ def run(database: str, upstream_url: str) -> Iterator[Run]:
         def run(command: str = "serve", **settings: Any) -> Server:
             defaults = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "lease_seconds": LEASE}
             if command == "serve":
-                with socket.create_server(("127.0.0.1", 0)) as listener:
-                    settings["port"] = listener.getsockname()[1]
+                settings["port"] = free_port()
             server = Server(command, {**defaults, **settings})
             stack.callback(server.process.wait)
             stack.callback(server.process.kill)

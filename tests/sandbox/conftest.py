@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from mcp.client.client import Client
+
+from benchmarks.processes import free_port
 
 CONFINE = Path(__file__).with_name("confine.py")
 ROOT = Path(__file__).parents[2]
@@ -81,8 +82,7 @@ Launch = Callable[..., Sandbox]
 
 def launcher(stack: ExitStack) -> Launch:
     def launch(level: str, **settings: Any) -> Sandbox:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 3, "memory_bytes": 256 << 20, **settings}
         process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
         stack.callback(stop, process)

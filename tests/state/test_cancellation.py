@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from benchmarks.processes import free_port
 from responses_mw.state import StateUnavailable, connect
-
-from .servers import free_port
 
 if TYPE_CHECKING:
     from responses_mw.state import Client, State

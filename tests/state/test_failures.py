@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.processes import free_port
 from responses_mw.ids import random_part
 from responses_mw.state import Chain, State, StateUnavailable, connect
 from responses_mw.state.codec import turn_owner
 
 from .making import ALICE, continued, everything, history, made, respond, turns
-from .servers import free_port
 from .test_conversations import converse, listed, some_items
 
 if TYPE_CHECKING:

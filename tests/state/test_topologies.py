@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.crc import key_slot
 
+from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag
 from responses_mw.state import Batch, Chain, Client, Conversation, Missing, State, StateUnavailable, connect
 from responses_mw.state.keys import stop_channel
 
 from .making import ALICE, BOB, address, continued, history, message, respond, texts
-from .servers import Server, free_port, wire
+from .servers import Server, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

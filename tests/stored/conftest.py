@@ -11,9 +11,10 @@ import httpx
 import pytest
 import redis
 
+from benchmarks.processes import free_port
 from conftest import Ours
 from state.making import everything
-from state.servers import Plain, Server, free_port
+from state.servers import Plain, Server
 
 from .echo import Echo
 

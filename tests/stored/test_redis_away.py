@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 import oracle
+from benchmarks.processes import free_port
 from conftest import Ours
 from scripted import Signal, finish, text, usage
 from state.making import everything
-from state.servers import Plain, Server, free_port, wire
+from state.servers import Plain, Server, wire
 
 from .echo import said
 from .test_owners import REQUESTS, asked, things_of

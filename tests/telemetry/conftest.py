@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import redis
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from benchmarks.processes import free_port
 from conftest import Ours
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ async def start(upstream_url: str, database: str, environment: dict[str, str], t
     async with AsyncExitStack() as stack:
 
         def start(command: str, variables: dict[str, str] | None = None, **settings: Any) -> Command:
-            ports = {"admin_port": _free_port()} | ({"port": _free_port()} if command == "serve" else {})
+            ports = {"admin_port": free_port()} | ({"port": free_port()} if command == "serve" else {})
             common = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "log_format": "json", **ports}
             log = tmp_path / f"{command}-{time.monotonic_ns()}.log"
             started = Command(command, {**common, **settings}, {**environment, **(variables or {})}, log)
@@ -212,10 +212,3 @@ async def start(upstream_url: str, database: str, environment: dict[str, str], t
             return started
 
         yield start
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from benchmarks.processes import free_port
 from conftest import Ours
 from scripted import HELLO, Signal, text
-from state.servers import free_port
 from stored.conftest import wait_until_serving
 
 from .conftest import opened
