@@ -14,7 +14,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, get_current_span
 
 from .exchange import Exchange, going_on, response_attributes
 from .names import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
-from .tracing import TRACER, current_span, is_tracing, mark_failed, told_by
+from .tracing import TRACER, current_span, is_tracing, mark_failed, told_by, within
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -111,15 +111,10 @@ def observed_message(kind: str, headers: Mapping[str, str], owner: str) -> Itera
     span = TRACER.start_span(exchange.route, told_by(headers), SpanKind.SERVER) if is_tracing() else INVALID_SPAN
     STREAMS_OPEN.add(1)
     try:
-        with going_on(exchange), current_span(span):
+        with within(exchange, span):
             yield
-    except Exception as error:
-        mark_failed(span, type(error).__name__)
-        raise
     finally:
         STREAMS_OPEN.add(-1)
-        span.set_attributes(response_attributes(exchange))
-        span.end()
         _log("WS", exchange, 101, time.perf_counter() - began, span, left=False)
 
 

@@ -98,13 +98,22 @@ def running(response_id: str, owner: str) -> Iterator[None]:
     exchange = Exchange(owner=owner, response_id=response_id, stores=True)
     JOBS_RUNNING.add(1)
     try:
+        with within(exchange, span):
+            yield
+    finally:
+        JOBS_RUNNING.add(-1)
+
+
+@contextmanager
+def within(exchange: Exchange, span: Span) -> Iterator[None]:
+    """What goes on belongs to ``exchange``, which ``span`` tells of in the end."""
+    try:
         with going_on(exchange), current_span(span):
             yield
     except Exception as error:
         mark_failed(span, type(error).__name__)
         raise
     finally:
-        JOBS_RUNNING.add(-1)
         span.set_attributes(response_attributes(exchange))
         span.end()
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from ..errors import UpstreamError
 from ..protocol.events import TERMINAL
 from ..protocol.shortcut import Text
 from ..protocol.sse import DONE, FrameTooLong
 from ..protocol.types import Chunk
 from .faults import from_frame, is_error
-from .stream import ChatStream
+from .stream import ChatStream, json_object
 
 _FINISHED = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
@@ -50,12 +48,7 @@ class ResponsesStream(ChatStream):
 
 
 def _event(data: bytes) -> dict[str, Any]:
-    try:
-        decoded = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise UpstreamError("The upstream sent something that is not JSON.") from error
-    if not isinstance(decoded, dict):
-        raise UpstreamError("The upstream sent JSON that is no object.")
+    decoded = json_object(data)
     if decoded.get("object") == "response" and "type" not in decoded:
         return {"type": _FINISHED.get(str(decoded.get("status")), "response.failed"), "response": decoded}
     if decoded.get("type") == "error" or ("type" not in decoded and is_error(decoded)):

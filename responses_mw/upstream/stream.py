@@ -119,7 +119,7 @@ class ChatStream:
                 self.done = self._is_over = True
                 break
             try:
-                chunks.append(_decoded(frame))
+                chunks.append(_chunk(frame))
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
@@ -153,13 +153,19 @@ class _Whole:
         return [b"".join(self._parts)]
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def json_object(data: bytes) -> dict[str, Any]:
+    """What an upstream sent, decoded. Raises ``UpstreamError`` where it is no JSON object."""
     try:
         decoded = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise UpstreamError("The upstream sent something that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is no object.")
+    return decoded
+
+
+def _chunk(data: bytes) -> dict[str, Any]:
+    decoded = json_object(data)
     if ("choices" not in decoded or "error" in decoded) and is_error(decoded):
         raise from_frame(decoded)
     return decoded
