@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,6 +27,8 @@ from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
 
 logger = logging.getLogger(__name__)
 
+KEY_COMES_WITHIN = 3600.0
+"""Seconds after its creation for which a job waits for a replica that has its key: keys are being rolled out."""
 _NOT_IN_TIME = "The server was stopped before the response was complete."
 
 
@@ -84,10 +87,14 @@ class JobRunner:
         try:
             opened = self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner)
         except Unsealable:
-            if self._sealer.is_shared or self._settings.redis is not None:
+            # Embedded, it is of a key that ended with the process before: no replica has it.
+            shared = self._sealer.is_shared or self._settings.redis is not None
+            if shared and time.time() < job.document["created_at"] + KEY_COMES_WITHIN:
                 raise
-            # Embedded, and of a key that ended with the process before: no replica has it.
-            raise Unauthorized("The credential that the response was created with is lost: set secret_keys.") from None
+            message = (
+                "The credential that the response was created with is sealed by a key that secret_keys does not have."
+            )
+            raise Unauthorized(message) from None
         secrets: dict[str, Any] = orjson.loads(opened)
         return secrets
 

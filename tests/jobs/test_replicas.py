@@ -12,11 +12,14 @@ from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 import redis
 
 from benchmarks.processes import free_port
 from conftest import Ours
+from responses_mw.jobs.run import KEY_COMES_WITHIN
+from responses_mw.state.codec import pack, unpack
 from scripted import HELLO, Signal, finish, text
 from state.servers import Server as Store
 from state.servers import Wire
@@ -333,6 +336,20 @@ async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
     upstream.stream(*HELLO)
     assert (await ended(replica(lease_seconds=0.3), response_id))["output_text"] == "Hello"
     assert len(upstream.requests) == 1
+
+
+async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: ScriptedUpstream, database: str) -> None:
+    response_id = (await create(replica(workers=0)))["id"]
+    with redis.Redis.from_url(database) as client:
+        document = unpack(client.hget(record(response_id), "document"))
+        document["created_at"] -= int(KEY_COMES_WITHIN)
+        client.hset(record(response_id), "document", pack(orjson.dumps(document)))
+    strange = replica(secret_keys=["a secret that belongs to somebody else"], lease_seconds=0.3)
+    document = await ended(strange, response_id)
+    assert document["status"] == "failed"
+    assert document["error"]["code"] == "server_error"
+    assert "secret_keys" in document["error"]["message"]
+    assert upstream.requests == []
 
 
 async def test_a_creation_that_took_so_long_that_the_job_was_given_up_is_to_be_tried_again(
