@@ -304,7 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _explained(error: ValidationError | SettingsError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
+    return "; ".join(f"{where}: {what}" if where else what for where, what in faults)
 
 
 if __name__ == "__main__":

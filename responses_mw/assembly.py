@@ -42,7 +42,11 @@ class UnfitState(RuntimeError):
     """The Redis that is configured cannot keep what is stored; the message says why."""
 
 
-UNFIT = (UnfitState, UnfitPrompt, EmbeddedFailed, InvalidKeys, PortTaken)
+class UnfitCache(RuntimeError):
+    """The cache cannot be as it is configured; the message says why."""
+
+
+UNFIT = (UnfitState, UnfitCache, UnfitPrompt, EmbeddedFailed, InvalidKeys, PortTaken)
 """What is raised at the start where the settings cannot be served; the message says why."""
 
 
@@ -169,7 +173,7 @@ async def open_cache(
     upstream: Upstream, state: State | None, sealer: Sealer, settings: Settings
 ) -> AsyncIterator[Cache | None]:
     """The cache in the state's Redis; None where there is no state. Embeddings come over the upstream's transport, unless that
-    leads into an application that we are mounted in, and they are another server's."""
+    leads into an application that we are mounted in, and they are another server's. Raises ``UnfitCache``."""
     async with AsyncExitStack() as stack:
         if state is None:
             yield None
@@ -177,7 +181,10 @@ async def open_cache(
         transport = upstream.transport
         if settings.upstream is None and settings.cache_embedding_url is not None:
             transport = await stack.enter_async_context(network_transport(settings))
-        embeddings = Embeddings(transport, upstream.base, settings) if settings.cache_embedding_model else None
+        try:
+            embeddings = Embeddings(transport, upstream.base, settings) if settings.cache_embedding_model else None
+        except ModuleNotFoundError as missing:
+            raise UnfitCache(f"cache_embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(state.client, embeddings, sealer, settings)
         await cache.start()
         yield cache

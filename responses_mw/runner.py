@@ -84,7 +84,7 @@ class Runner:
                 run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
                 if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
                     shape = options(request, run.ground, self._sealer, self._settings)
-                    run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None))
+                    run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None, seal=None))
             if run.found is not None and headers is not None:
                 headers[CACHE_HEADER] = run.found.header
             return run

@@ -48,6 +48,9 @@ STREAM_WAIT = 1.0
 """Longest wait of a stream for another's answer: its reader wants to see life."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _MOST_EXPECTED = 10_000
+_QUIET = 60.0
+_FAULTS = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
+"""Redis is away, or slow; or in our keys stands what none of us wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Cache:
         self._search: Index | Scan | None = None
         self._expected: OrderedDict[str, None] = OrderedDict()
         """Whole keys under which there was an answer when this process last looked: there will be an exact hit, most likely."""
+        self._quiet_until = 0.0
         told = f"{settings.cache_namespace}\0{settings.upstream}\0{settings.think_tag}"
         self._deployment = hashlib.sha256(told.encode()).hexdigest()
 
@@ -133,7 +137,7 @@ class Cache:
         wait = min(self._settings.cache_wait, STREAM_WAIT) if streamed else self._settings.cache_wait
         try:
             hit = await self._lookup(miss, wait, headers, scope)
-        except (Unavailable, TimeoutError) as error:
+        except _FAULTS as error:
             logger.debug("the cache failed: %s", type(error).__name__)
             self.counts["failed"] += 1
             hit = None  # where only the comparison took too long, the answer can still be kept
@@ -200,9 +204,17 @@ class Cache:
         try:
             return await self._embeddings.embed(text, headers, scope)
         except NoEmbedding as error:
-            logger.debug("%s", error)
+            self._warn(error)
             self.counts["failed"] += 1
             return None
+
+    def _warn(self, error: NoEmbedding) -> None:
+        """Once in a while: without embeddings there is no semantic cache, and nobody would see it."""
+        now = asyncio.get_running_loop().time()
+        is_due = now >= self._quiet_until
+        logger.log(logging.WARNING if is_due else logging.DEBUG, "no semantic cache: %s", error)
+        if is_due:
+            self._quiet_until = now + _QUIET
 
     async def _near(self, miss: Miss, page: Page | None) -> Hit | None:
         """The nearest entry that the guard lets pass."""
@@ -282,7 +294,7 @@ class Cache:
             return False
         try:
             kept = await self._keep(miss, document, texts)
-        except (Unavailable, TimeoutError) as error:
+        except _FAULTS as error:
             logger.debug("an answer was not kept: %s", type(error).__name__)
             self.counts["failed"] += 1
             return False
@@ -318,8 +330,11 @@ class Cache:
         """Space, form and bytes of a vector that is to be kept; none where the text has no embedding."""
         if vector is None:
             return "", "none", b""
-        search = await self._searcher()
-        space, data = await search.keepable(vector)
+        try:
+            search = await self._searcher()
+            space, data = await search.keepable(vector)
+        except Unavailable:  # there is no index: the answer is still found by its text
+            return "", "none", b""
         return space, search.form, data
 
     async def _renew(self, key: Key, token: str) -> None:

@@ -48,7 +48,8 @@ class Embeddings:
             self._asked["dimensions"] = self._dimensions
         key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
         self._authorization = f"Bearer {key.get_secret_value()}" if key else None
-        space = f"{VERSION}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
+        where = settings.cache_embedding_url or ""  # another server may mean another model by the same name
+        space = f"{VERSION}\0{where}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """What vectors must have in common to be compared."""
 

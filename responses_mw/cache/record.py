@@ -87,7 +87,7 @@ def _has_more(value: dict[str, Any], kind: str) -> bool:
 
 def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
     """The stored form of ``entry``, sealed where the sealer's keys are shared by all replicas."""
-    data = orjson.dumps({"v": VERSION, "key": key.exact, **asdict(entry)})
+    data = orjson.dumps({"v": VERSION, "owner": key.owner, "key": key.exact, **asdict(entry)})
     if sealer.is_shared:
         return b"S" + sealer.seal(data, purpose=_purpose(key.exact), owner=key.owner).encode()
     return b"C" + data
@@ -97,7 +97,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     """The entry of ``owner`` under ``exact``. Raises ``Unreadable`` also for one that was made for another place."""
     try:
         data = orjson.loads(_opened(blob, owner, exact, sealer))
-        if data["v"] != VERSION or data["key"] != exact:
+        if (data["v"], data["owner"], data["key"]) != (VERSION, owner, exact):
             raise Unreadable("it belongs elsewhere, or to another version")
         signature = Signature.of(data["signature"]) if data["signature"] else None
         texts = tuple((str(kind), str(text)) for kind, text in data["texts"])

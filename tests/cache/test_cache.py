@@ -161,6 +161,30 @@ async def test_an_entry_that_somebody_forged_or_moved_is_a_miss_and_no_error(
         assert await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
 
 
+async def test_what_somebody_copied_from_one_owner_to_another_is_not_told(
+    cache: Cache, server: Plain, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    await ask(cache, key(cache, owner=ALICE), SEMANTIC, answer="Alice's")
+    await ask(cache, key(cache, "Who?", owner=BOB), SEMANTIC, answer="Bob's")
+    await ask(cache, key(cache, SAME, owner=BOB), SEMANTIC)  # which has read the partition
+    one, other = key(cache, owner=ALICE), key(cache, owner=BOB)
+    to = _slot(server, BOB)
+    for name in server.keys(f"rmw:{{c:{ALICE}*"):
+        moved = name.replace(_slot(server, ALICE), to).replace(one.partition.encode(), other.partition.encode())
+        server.restore(moved, 60_000, server.dump(name), replace=True)
+        as_asked = moved.replace(one.exact.encode(), other.exact.encode())
+        server.restore(as_asked, 60_000, server.dump(name), replace=True)
+    for text in (Q, SAME):
+        assert await ask(cache, key(cache, text, owner=BOB), SEMANTIC) == "nothing"
+    assert cache.counts["failed"] == 3, "it was found, each time, and not believed"
+
+
+def _slot(server: Plain, owner: str) -> bytes:
+    name: bytes = server.keys(f"rmw:{{c:{owner}*")[0]
+    return name[: name.index(b"}")]
+
+
 # -- what is kept, and for how long ----------------------------------------------------------------------------------------
 
 
@@ -360,6 +384,42 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
     listener.close()
 
 
+async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    cache = open_cache(plain_server.url, cache_timeout=0.5)
+    miss = await cache.lookup(key(cache), EXACT)
+    assert isinstance(miss, Miss)
+    server.client_pause(20_000, all=False)
+    async with asyncio.timeout(15):  # less than the client's
+        assert not await cache.keep(miss, answered())
+    server.client_unpause()
+
+
+JUNK = [b"", b"junk", b"\xff\xfe", b"9999999999999:\xff"]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_whatever_stands_in_the_keys_of_the_cache_is_no_error(
+    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer, junk: bytes
+) -> None:
+    embedding_server.near(Q, SAME, 1.0)
+    writer = open_cache(plain_server.url)
+    await ask(writer, key(writer), SEMANTIC, answer="Paris.")
+    for name in server.keys("rmw:{c*"):
+        kind = server.type(name)
+        if kind == b"string":
+            server.set(name, junk, keepttl=True)
+        for member in server.hkeys(name) if kind == b"hash" else ():
+            server.hset(name, member, junk)
+        if kind == b"zset":
+            server.zadd(name, {junk: 1e15, junk + b"x": -5})
+    reader = open_cache(plain_server.url)
+    for cache in (writer, reader):
+        for text in (Q, SAME, "What else?"):
+            await ask(cache, key(cache, text), SEMANTIC, answer="Paris.")
+
+
 async def test_embeddings_that_fail_are_a_miss_and_the_answer_is_kept_by_its_text(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
@@ -367,6 +427,25 @@ async def test_embeddings_that_fail_are_a_miss_and_the_answer_is_kept_by_its_tex
     assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
     assert cache.counts["failed"] == 1
+
+
+async def test_that_embeddings_fail_is_said_once_in_a_while(
+    cache: Cache, embedding_server: EmbeddingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedding_server.status = 401
+    for n in range(3):
+        await ask(cache, key(cache, f"A confidential question, {n}?"), SEMANTIC)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == ["no semantic cache: the server of embeddings answered 401"]
+
+
+async def test_where_the_server_has_no_index_an_answer_is_found_by_its_text(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    assert server.dbsize() == 0
+    cache = open_cache(plain_server.url, cache_search="index")
+    assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
+    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
 
 
 async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:

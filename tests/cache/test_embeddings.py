@@ -110,13 +110,14 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
     assert time.monotonic() - begun < 5
 
 
-def test_spaces_differ_by_model_size_and_namespace() -> None:
+def test_spaces_differ_by_server_model_size_and_namespace() -> None:
     transport = httpx.AsyncHTTPTransport()
     given: list[dict[str, Any]] = [
         {}, {"cache_embedding_model": "other"}, {"cache_embedding_dimensions": 8}, {"cache_namespace": "b"},
+        {"cache_embedding_url": "http://another"},
     ]  # fmt: skip
     spaces = {Embeddings(transport, "http://u", settings(**one)).space for one in given}
-    assert len(spaces) == 4
+    assert len(spaces) == 5
 
 
 def test_both_kept_forms_hold_the_same_numbers() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from conftest import Serve
     from responses_mw.cache import Cache
+    from responses_mw.cache.vectors import Vector
     from state.servers import Plain, Server
 
     from .conftest import OpenCache
@@ -152,6 +153,33 @@ async def test_a_request_that_only_refreshes_waits_for_nobody(cache: Cache) -> N
         refreshing = replace(EXACT, read=False)
         assert await ask(cache, key(cache), refreshing, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache)) == "told again: Paris."
+
+
+async def test_a_flight_is_over_before_its_embedding_is(cache: Cache, server: Plain) -> None:
+    go = asyncio.Event()
+
+    async def lingering() -> Vector | None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await go.wait()
+        return None
+
+    async def fly(miss: Miss) -> None:
+        async with cache.flight(miss):
+            pass
+
+    miss = await begun(cache)
+    miss.vector = asyncio.create_task(lingering())
+    await asyncio.sleep(0)
+    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
+    flying = asyncio.create_task(fly(miss))
+    async with asyncio.timeout(15):  # less than the cache's
+        while server.keys("*:f:*"):
+            await asyncio.sleep(0.01)
+    assert not flying.done()
+    go.set()
+    await flying
 
 
 async def test_a_look_up_that_is_cancelled_leaves_no_flight(

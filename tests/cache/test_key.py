@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,9 @@ from responses_mw.cache.key import NEUTRAL, Key, key_of
 from responses_mw.protocol.request import CreateResponse
 
 from .asking import ALICE, BOB, asked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
@@ -141,6 +144,7 @@ def test_the_last_text_makes_another_entry_of_the_same_partition() -> None:
 
 
 IMAGE = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "https://example.com/a.png"}]}
+BRINGING = {"type": "tool_search_output", "call_id": "c", "tools": [FUNCTION]}
 TWO_PARTS = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}] * 2}
 
 
@@ -156,6 +160,9 @@ TWO_PARTS = {"type": "message", "role": "user", "content": [{"type": "input_text
         [IMAGE],
         [IMAGE, text("What is it?")],
         [{"type": "item_reference", "id": "msg_1"}, text("And you?")],
+        [BRINGING, text("And you?")],
+        [{**BRINGING, "type": "additional_tools", "role": "developer"}, text("And you?")],
+        [{"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}, text("And you?")],
         [text("Hi"), {"type": "function_call_output", "call_id": "c", "output": IMAGE["content"]}, text("And you?")],
     ],
 )
@@ -179,6 +186,33 @@ def test_what_could_call_a_tool_or_runs_in_the_background_or_asks_for_probabilit
     members: dict[str, Any],
 ) -> None:
     assert made(replace(asked(), **members)) is None
+
+
+def test_tools_that_the_history_brings_do_not_matter_where_none_may_be_called() -> None:
+    items = [BRINGING, text("And you?")]
+    assert made(replace(asked(), tool_choice="none"), items) is not None
+
+
+SCHEMAS = [{"type": "object", "properties": {name: {"type": "string"} for name in names}} for names in ("ab", "ba")]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        lambda schema: {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+        lambda schema: {"extra": {"guided_json": schema}},
+        lambda schema: {"tools": [{**FUNCTION, "parameters": schema}], "tool_choice": "none"},
+    ],
+    ids=["text", "extra", "tools"],
+)
+def test_the_order_of_a_schema_is_part_of_it(members: Callable[[Any], dict[str, Any]]) -> None:
+    one, other = (replace(asked(), **members(schema)) for schema in SCHEMAS)
+    assert partition(one) != partition(other)
+
+
+def test_the_order_of_the_members_of_a_request_is_not() -> None:
+    one, other = replace(asked(), extra={"seed": 1, "top_k": 2}), replace(asked(), extra={"top_k": 2, "seed": 1})
+    assert partition(one) == partition(other)
 
 
 def test_the_field_of_the_cache_itself_shapes_nothing() -> None:

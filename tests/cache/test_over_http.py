@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import oracle
 from scripted import Signal, completion, finish, reasoning, text, usage
@@ -61,6 +63,7 @@ async def test_a_hit_is_a_whole_stream_stored_and_chainable(
     response = await post(ours, asked)
     assert told(response).startswith("exact; similarity=1.0000; age=")
     again = oracle.check(response.content)
+    assert [kind for kind, _ in groupby(again.types)] == [kind for kind, _ in groupby(first.types)]
     assert again.terminal == "response.completed"
     assert [item["type"] for item in again.response["output"]] == [item["type"] for item in first.response["output"]]
     stored = await ours.client.responses.retrieve(again.response["id"])
@@ -81,8 +84,9 @@ async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(
     assert told(await post(ours, question)) == "None"
     assert told(await post(ours, {**question, "cache": "off"}, **{"x-responses-cache": "exact"})) == "None"
     assert all("cache" not in asked.json for asked in upstream.requests)
-    refused = await ours.http.post("/v1/responses", json={**question, "cache": {"ttl": 0}})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache.ttl")
+    for members in ({}, {"stream": True}, {"background": True}):
+        refused = await ours.http.post("/v1/responses", json={**question, "cache": {"ttl": 0}, **members})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache.ttl")
 
 
 async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
@@ -130,6 +134,25 @@ async def test_a_deleted_response_is_not_told_again(start: Start, upstream: Scri
     upstream.whole(completion({"content": "Paris."}))
     first = (await post(ours, question)).json()
     await ours.client.responses.delete(first["id"])
+    upstream.whole(completion({"content": "Lyon."}))
+    assert (await post(ours, question)).json()["output_text"] == "Lyon."
+
+
+async def test_what_the_cache_could_not_forget_is_not_deleted(
+    start: Start, upstream: ScriptedUpstream, question: dict[str, str], redis_url: str
+) -> None:
+    ours = start(cache="exact")
+    upstream.whole(completion({"content": "Paris."}))
+    path = f"/v1/responses/{(await post(ours, question)).json()['id']}"
+    key = {"authorization": "Bearer key"}
+    with redis.Redis.from_url(redis_url) as state:
+        kept = [name for name in state.keys("rmw:{c:*}:r") if state.hexists(name, path.rpartition("/")[2])]
+        state.rename(kept[0], "aside")
+        state.set(kept[0], "not a hash")
+        assert (await ours.http.delete(path, headers=key)).status_code == 503
+        assert (await ours.http.get(path, headers=key)).status_code == 200
+        state.rename("aside", kept[0])
+    assert (await ours.http.delete(path, headers=key)).status_code == 200
     upstream.whole(completion({"content": "Lyon."}))
     assert (await post(ours, question)).json()["output_text"] == "Lyon."
 

@@ -77,6 +77,35 @@ def test_what_failed_was_cut_refused_or_called_a_tool_is_not_kept(document: dict
     assert texts_of(document) is None
 
 
+def test_of_an_answer_that_another_made_nothing_is_kept_that_would_come_in_another_form() -> None:
+    def relayed(item: dict[str, Any], *, summary: bool) -> bool:
+        document = answered(("reasoning", "Hm"), ("content", "Hi"))
+        document["output"][0] = {"type": "reasoning", "id": "rs_1", "summary": [], **item}
+        return texts_of(document, summary=summary) is not None
+
+    content = {"content": [{"type": "reasoning_text", "text": "Hm"}]}
+    summed_up = {"summary": [{"type": "summary_text", "text": "Hm"}]}
+    assert (relayed(content, summary=False), relayed(content, summary=True)) == (True, False)
+    assert (relayed(summed_up, summary=False), relayed(summed_up, summary=True)) == (False, True)
+    assert not relayed({**summed_up, "encrypted_content": "theirs"}, summary=True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"phase": "final_answer"},
+        {"status": "incomplete"},
+        {"content": [{"type": "output_text", "text": "Hi", "annotations": [{"type": "url_citation"}]}]},
+        {"content": [{"type": "output_text", "text": "Hi", "logprobs": [{"token": "Hi"}]}]},
+        {"content": [{"type": "output_text", "text": "Hi", "of_theirs": 1}]},
+    ],
+)
+def test_an_answer_with_more_in_it_than_texts_is_not_kept(more: dict[str, Any]) -> None:
+    document = answered()
+    document["output"][0].update(more)
+    assert texts_of(document) is None
+
+
 def entry() -> Entry:
     return Entry((("reasoning", "Hm"), ("content", "confidential")), answered()["usage"], 60, signature("What?"))
 
@@ -98,9 +127,8 @@ def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
     packed = pack(entry(), KEY, sealer)
     with pytest.raises(Unreadable):
         unpack(packed, ALICE, "f" * 40, sealer)
-    if sealer.is_shared:
-        with pytest.raises(Unreadable):
-            unpack(packed, BOB, KEY.exact, sealer)
+    with pytest.raises(Unreadable):
+        unpack(packed, BOB, KEY.exact, sealer)
 
 
 def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:

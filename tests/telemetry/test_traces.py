@@ -139,7 +139,10 @@ async def test_a_request_is_one_trace_and_its_failures_are_told_by_their_kind(
 ) -> None:
     front = await start("serve").is_ready()
     upstream.stream(*answered(ANSWER))
-    await front.ours.client.responses.create(model="tiny", input=PROMPT, extra_headers=TRACEPARENT)
+    for _ in range(2):
+        await front.ours.client.responses.create(
+            model="tiny", input=PROMPT, extra_body={"cache": "exact"}, extra_headers=TRACEPARENT
+        )
     upstream.whole({"error": {"message": f"overloaded: {PROMPT}"}}, 500)
     upstream.stream(text("half"), done=False)
     for _ in range(2):
@@ -148,6 +151,8 @@ async def test_a_request_is_one_trace_and_its_failures_are_told_by_their_kind(
     await collector.until("GET /v1/responses/{response_id}")
 
     turns, requests = collector.all("chat tiny"), collector.all("POST /v1/responses")
+    assert [request.attributes.get("responses_mw.cache.result") for request in requests] == ["miss", "exact", None, None]
+    del requests[1]  # the upstream was not asked
     assert [turn.parent_id for turn in turns] == [request.span_id for request in requests]
     assert upstream.requests[0].headers["traceparent"] == turns[0].context + "01"
     assert upstream.requests[0].headers["tracestate"] == "vendor=value"
