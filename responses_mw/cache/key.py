@@ -21,7 +21,7 @@ from ..protocol.clienttools import BRINGS_TOOLS
 from ..protocol.request import CreateResponse
 from ..protocol.types import Item
 
-VERSION = 2
+VERSION = 3
 """Of what is hashed and kept. What another version keeps is never found."""
 
 NEUTRAL = frozenset(

@@ -8,66 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from . import lexicon
+from .asking import article, unframed
+from .tokens import Word, literals, spelled, tokens, without_commas
 
-KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols")
+KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
 """The lists of a reading that two texts must share, in the order in which they are compared."""
 
 _QUOTED = re.compile(r"\"[^\"]+\"|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
-_TOKEN = re.compile(
-    r"(?P<number>(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)*))(?P<ordinal>st|nd|rd|th)?"
-    r"|(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*[+#]*)|(?P<symbol>[^\w\s])"
-)
-_LITERAL = re.compile(r"[@_/\\#$%&*+]|\w[.:]\w|[a-z][A-Z]|[A-Z]{2}|[^\W\d]\d|\d[^\W\d]")
-_PUNCTUATION = frozenset(".,;:?!'\"()-«»…¿¡")
-_COUNTS = re.compile(r"[()]|(?<=\d)['\"!]|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
-"""Punctuation that changes what is asked: 6' and 6", 5!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""
-_SENTENCE_ENDS = frozenset(".?!:")
-EDGES = ".,;:?!'\"()«»…¿¡"
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word in lower case, a number (``#`` and its digits), or a symbol. ``case`` is ``^`` where it has a capital, and ``?``
-    where it has one and begins a sentence."""
-
-    text: str
-    case: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Phrases that a question may begin with, and that are left out; only where a word of ``before`` follows, and none of
-    ``unless``. What is left is a question of that ``kind``."""
-
-    phrases: frozenset[tuple[str, ...]]
-    kind: str = ""
-    before: frozenset[str] = frozenset()
-    unless: frozenset[str] = frozenset()
-
-    def length(self, texts: Sequence[str]) -> int:
-        """How many of ``texts`` are such a phrase; 0 for none."""
-        for length in range(min(len(texts), _LONGEST), 0, -1):
-            after = texts[length] if length < len(texts) else ""
-            follows = (not self.before or after in self.before) and after not in self.unless
-            if follows and tuple(texts[:length]) in self.phrases:
-                return length
-        return 0
-
-
-_LONGEST = 6
-"""So many words the longest of these phrases has."""
-_FRAMES = (
-    Frame(lexicon.WAYS, "how", unless=lexicon.OF_ONESELF),
-    Frame(lexicon.REQUESTS, before=lexicon.TASKS),
-    Frame(lexicon.WONDERS, before=lexicon.ASKS),
-    Frame(lexicon.DEFINES, "define"),
-    Frame(lexicon.TELLS, "tell"),
-    Frame(lexicon.TELLINGS, unless=lexicon.THINGS),
-    Frame(lexicon.FRAMES),
-)
+_PERCENT = re.compile(r"(?<=\d) ?%(?=\s+[^\W\d]{2}|[\s?.!,;:)]*$)")
+_LOWER_I = re.compile(r"\bi\b")
 
 
 class Reading:
@@ -75,18 +26,27 @@ class Reading:
     words as they stand there."""
 
     def __init__(self, text: str) -> None:
-        self.lists: dict[str, list[str]] = {name: [] for name in (*KINDS, "names", "content", "words", "forms")}
+        self.lists: dict[str, list[str]] = {name: [] for name in (*KINDS, *_OF_CONTENT, "words")}
+        self.careful = text[:1].isupper() and not _LOWER_I.search(text)
+        text = _PERCENT.sub(" percent", text)
         self.lists["quoted"] = _QUOTED.findall(text)
-        chunks = [chunk.strip(EDGES) for chunk in text.split()]
-        self.lists["literals"] = [chunk for chunk in chunks if _LITERAL.search(chunk)]
-        words = _tokens(text)
+        self.lists["literals"] = list(literals(text))
+        words = tokens(text)
         texts = {word.text for word in words}
-        english = not texts.isdisjoint(lexicon.ENGLISH) and texts.isdisjoint(lexicon.FOREIGN) and "¿" not in text
-        self._closely = english and texts.isdisjoint(lexicon.ABOUT_WORDS)
-        kind, words = _unframed(words) if english else ("", words)
+        self._english = not texts.isdisjoint(lexicon.ENGLISH) and texts.isdisjoint(lexicon.FOREIGN) and "¿" not in text
+        self._closely = self._english and texts.isdisjoint(lexicon.ABOUT_WORDS)
+        asked = text.endswith("?")
+        if self._english:
+            kind, words = unframed(words, asked=asked)
+        else:
+            kind = "asked so" if asked and texts.isdisjoint(lexicon.INTERROGATIVES) else ""
         self.lists["kind"] = [kind]
+        if self._closely:
+            self.lists["articles"] = [article(kind, words)]
         words = _with_letters(_with_commas_that_count(words))
         self._clashing = _clashing(words)
+        self._determined = 0
+        self._article: str | None = None
         for place, word in enumerate(words):
             self._sort_in(word, after_number=place > 0 and _counts(words[place - 1].text))
 
@@ -98,106 +58,46 @@ class Reading:
     def _sort_in(self, word: Word, *, after_number: bool) -> None:
         """Notes a word under what it is."""
         kind = _kind_of(word, after_number=after_number)
+        self._determined = _REACH if word.text in lexicon.DETERMINERS else self._determined - 1
         if kind is not None:
             name, noted = kind
+            if name == "critical" and self._determined < _REACH:
+                self._determined = -1
+            if name == "numbers" and self._english:
+                noted = without_commas(noted)
             self.lists[name].append(noted)
             self.lists["words"].append(noted)
         elif not (self._closely and word.text in lexicon.EMPTY):
-            form = _cased(word, word.text)
-            stem = self._stem(form)
-            self.lists["content"].append(stem)
-            self.lists["words"].append(stem)
-            self.lists["forms"].append(form)
-            if word.case:
-                self.lists["names"].append(form)
+            self._note_content(word)
+            if self._article is not None:
+                self.lists[self._article].append(self.lists["content"][-1])
+        self._article = _ARTICLES.get(word.text)
 
-    def _stem(self, text: str) -> str:
-        if not self._closely:
-            return text
-        singular = _singular(text)
-        return singular if singular in self._clashing else _synonym(singular)
-
-
-# -- from a text to words ----------------------------------------------------------------------------------------------------
-
-
-def _tokens(text: str) -> list[Word]:
-    words: list[Word] = []
-    begins = True
-    for match in _TOKEN.finditer(text):
-        number, symbol = match["number"], match["symbol"]
-        if number:
-            words.append(Word("#" + _number(number) + ("." if match["ordinal"] else "")))
-        elif not symbol:
-            words.extend(_words(match["word"], "?" if begins else "^"))
-        elif symbol not in _PUNCTUATION or _COUNTS.match(text, match.start()):
-            words.append(Word(symbol))
-        begins = symbol in _SENTENCE_ENDS
-    return words
+    def _note_content(self, word: Word) -> None:
+        """Notes a word that tells what is asked about."""
+        lists = self.lists
+        form = _cased(word, spelled(word.text) if self._closely else word.text)
+        stem = form
+        if self._closely:
+            singular = _singular(form) if form not in lexicon.WRITTEN else form
+            stem = singular if singular in self._clashing else _synonym(singular)
+            if singular != form:
+                lists["plurals"].append(stem)
+            elif self._determined < 0:
+                lists["bare"].append(stem)
+        lists["content"].append(stem)
+        lists["words"].append(stem)
+        lists["forms"].append(form)
+        if word.case:
+            lists["names"].append(form)
+        if word.case == "^":
+            lists["proper"].append(form)
 
 
-def _number(text: str) -> str:
-    return text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
-
-
-def _words(text: str, case: str) -> list[Word]:
-    """The words that one stands for: contractions are written out, and French elisions taken apart. ``case`` is that of a
-    capital here."""
-    lower = text.casefold() if "ß" not in text else text.lower()
-    case = case if text[0].isupper() and lower != "i" else ""
-    if lower in lexicon.CONTRACTIONS:
-        return [Word(word) for word in lexicon.CONTRACTIONS[lower]]
-    stem, apostrophe, suffix = lower.rpartition("'")
-    if not apostrophe:
-        return [Word(part, case) for part in lower.split("-")]
-    if lower.endswith("n't") and lower != "n't":
-        return [Word(lower[:-3]), Word("not")]
-    if suffix == "s":
-        return [Word(stem), Word("is")] if stem in lexicon.TAKES_IS else [Word(stem, case), Word("'s")]
-    if "'" + suffix in lexicon.SUFFIXES:
-        return [Word(stem), Word(lexicon.SUFFIXES["'" + suffix])]
-    if stem in lexicon.ELISIONS:
-        return [Word("ne" if stem == "n" else stem), Word(suffix, case)]
-    return [Word(lower, case)]
-
-
-# -- what a question is asked with -------------------------------------------------------------------------------------------
-
-
-def _unframed(words: list[Word]) -> tuple[str, list[Word]]:
-    """The kind of question that ``words`` ask, and the words without what they are asked with."""
-    texts = [word.text for word in words]
-    end = len(texts) - _ends(texts)
-    begin, kind = 0, ""
-    while begin < end:
-        frame, length = _begins(texts[begin:end])
-        if not length:
-            break
-        begin += length
-        kind = frame.kind or kind
-        if kind == "how":
-            break
-    rest = words[begin:end] or words
-    if not kind:
-        kind = "yes or no" if rest[0].text in lexicon.POLAR else ""
-    if kind == "tell" and not any(word.text in lexicon.CRITICAL or word.text in lexicon.DIRECTIONS for word in rest):
-        kind = ""  # "explain entropy" asks what it is; "describe the capital of Peru" does not ask which city it is
-    return kind, rest
-
-
-def _begins(texts: list[str]) -> tuple[Frame, int]:
-    """The frame with which ``texts`` begin, and how long it is: 0 for none. A comma belongs to what stands before it."""
-    for frame in _FRAMES:
-        length = frame.length(texts)
-        if length:
-            return frame, length + (texts[length : length + 1] == [","])
-    return _FRAMES[-1], 0
-
-
-def _ends(texts: list[str]) -> int:
-    """How many of ``texts`` are thanks at the end."""
-    ends = next((len(phrase) for phrase in lexicon.ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
-    return ends + (bool(ends) and texts[-ends - 1 : -ends] == [","])
+_OF_CONTENT = ("names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms")
+_ARTICLES = {"the": "definite", "a": "indefinite", "an": "indefinite"}
+_REACH = 4
+"""So many words further a determiner may belong to a noun: a very big red car."""
 
 
 def _with_commas_that_count(words: list[Word]) -> list[Word]:
@@ -229,7 +129,7 @@ def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
         return "numbers", text
     if text.startswith("letter "):
         return "literals", text
-    if text in _KNOWN:
+    if text in _KNOWN and (text != "am" or after_number):
         name, noted = _KNOWN[text]
         return name, _cased(word, noted)
     unit = _unit(word, after_number=after_number)
@@ -253,14 +153,22 @@ def _unit(word: Word, *, after_number: bool) -> str | None:
 
 
 def _cased(word: Word, noted: str) -> str:
-    """``noted``, with its capital where that makes it another word (Turkey and turkey)."""
+    """``noted``, with its capital where that makes it another word (Turkey and turkey, G and g)."""
+    if len(word.text) == 1:
+        return noted + "^" if word.case else noted
     return noted + word.case if word.text in lexicon.CASED else noted
 
 
 def _with_letters(words: list[Word]) -> list[Word]:
     """``words``, in which each "a" that is no article and each "I" that is no pronoun (vitamin A, a few, World War I) is a
-    letter."""
-    return [Word("letter " + word.text) if _is_letter(words, place) else word for place, word in enumerate(words)]
+    letter, and a letter that numbers (vitamin D, plan B) has no case."""
+
+    def read(place: int, word: Word) -> Word:
+        if _is_letter(words, place):
+            return Word("letter " + word.text)
+        return Word(word.text) if place and words[place - 1].text in lexicon.LETTERED else word
+
+    return [read(place, word) if len(word.text) == 1 else word for place, word in enumerate(words)]
 
 
 def _is_letter(words: list[Word], place: int) -> bool:
@@ -277,9 +185,11 @@ def _is_letter(words: list[Word], place: int) -> bool:
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
     """Words of which the text has a synonym too: there they are not the same (What is the difference of delete and remove?)."""
     by_stem: dict[str, set[str]] = {}
-    for singular in {_singular(word.text) for word in words}:
-        by_stem.setdefault(_synonym(singular), set()).add(singular)
-    return frozenset(word for group in by_stem.values() if len(group) > 1 for word in group)
+    for word in words:
+        singular = _singular(word.text)
+        if singular in lexicon.SYNONYMS:
+            by_stem.setdefault(lexicon.SYNONYMS[singular], set()).add(singular)
+    return frozenset().union(*(group for group in by_stem.values() if len(group) > 1))
 
 
 def _synonym(text: str) -> str:
@@ -287,11 +197,13 @@ def _synonym(text: str) -> str:
 
 
 def _singular(text: str) -> str:
+    if not text.endswith("s"):
+        return text
     singular = text
     if len(text) > 4 and text.endswith("ies"):
         singular = text[:-3] + "y"
     elif len(text) > 4 and text.endswith(("sses", "shes", "ches", "xes", "zes")):
         singular = text[:-2]
-    elif len(text) > 3 and text.endswith("s") and not text.endswith(("ss", "us", "is", "ics")):
+    elif len(text) > 3 and not text.endswith(("ss", "us", "is", "ics")):
         singular = text[:-1]
     return text if singular in lexicon.PLURALS_APART else singular

@@ -91,9 +91,7 @@ class JobRunner:
             shared = self._sealer.is_shared or self._settings.redis is not None
             if shared and time.time() < job.document["created_at"] + KEY_COMES_WITHIN:
                 raise
-            message = (
-                "The credential that the response was created with is sealed by a key that secret_keys does not have."
-            )
+            message = "The credential that the response was created with is sealed by a key that secret_keys does not have."
             raise Unauthorized(message) from None
         secrets: dict[str, Any] = orjson.loads(opened)
         return secrets

@@ -1,0 +1,182 @@
+"""What an English question is asked with, and what is left when that is taken away.
+
+"How do I", "how can I" and "how to" ask the same; so do "which time zone is" and "what time zone is". What is left out decides
+the ``kind`` of the question, which both texts must share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import lexicon
+from .tokens import Word
+
+Phrase = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Phrases that a question may begin with, and that are left out; only where a word of ``before`` follows (and then
+    one of ``then``), and none of ``unless``. What is left is a question of that ``kind``."""
+
+    phrases: frozenset[Phrase]
+    kind: str = ""
+    before: frozenset[str] = frozenset()
+    then: frozenset[str] = frozenset()
+    unless: frozenset[str] = frozenset()
+    firsts: frozenset[str] = field(init=False)
+    lengths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "firsts", frozenset(phrase[0] for phrase in self.phrases))
+        object.__setattr__(self, "lengths", tuple(sorted({len(phrase) for phrase in self.phrases}, reverse=True)))
+
+    def length(self, texts: Sequence[str]) -> int:
+        """How many of ``texts`` are such a phrase; 0 for none."""
+        for length in self.lengths:
+            begins = length <= len(texts) and tuple(texts[:length]) in self.phrases
+            if begins and self._goes_before(texts[length : length + 2]):
+                return length
+        return 0
+
+    def _goes_before(self, texts: Sequence[str]) -> bool:
+        after, next_but_one = (*texts, "", "")[:2]
+        follows = (not self.before or after in self.before) and after not in self.unless
+        return follows and (not self.then or next_but_one in self.then)
+
+
+_FRAMES = (
+    Frame(lexicon.WAYS, "how", unless=lexicon.OF_ONESELF),
+    Frame(lexicon.PLACES, "where", before=lexicon.FINDINGS),
+    Frame(lexicon.REQUESTS, before=lexicon.TASKS),
+    Frame(lexicon.REQUESTS, before=lexicon.DEEDS, then=lexicon.POINTING),
+    Frame(lexicon.WONDERS, before=lexicon.ASKS),
+    Frame(lexicon.MEANS, "mean"),
+    Frame(lexicon.DEFINES, "define"),
+    Frame(lexicon.TELLS, "tell"),
+    Frame(lexicon.TELLINGS, before=lexicon.ASKS | lexicon.KNOWN),
+    Frame(lexicon.FRAMES),
+)
+_LAST = frozenset(phrase[-1] for phrase in lexicon.ENDINGS)
+_VERBS = lexicon.POLAR | lexicon.BE
+_BOUND = lexicon.CRITICAL | lexicon.DIRECTIONS | lexicon.POLAR | lexicon.BE
+
+
+def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
+    """The kind of question that ``words`` ask, and the words without what they are asked with. ``asked``: a question mark
+    ends them."""
+    words = _in_one_form(words)
+    texts = [word.text for word in words]
+    end = len(texts) - _ends(texts)
+    begin, kind = 0, ""
+    while begin < end and kind not in ("how", "how you", "where"):
+        frame, length = _begins(texts[begin:end])
+        if not length:
+            break
+        kind = frame.kind or kind
+        if kind == "how" and _to_somebody(texts[begin : begin + length], texts[begin + length : end]):
+            kind = "how you"
+        begin += length
+    if not kind:
+        kind, front, back = _ends_in_kind(texts[begin:end])
+        begin, end = begin + front, end - back
+    rest = words[begin:end] or words
+    if not kind:
+        kind = "yes or no" if rest[0].text in lexicon.POLAR else ""
+    if asked and not (kind or begin) and lexicon.ASKS.isdisjoint(texts) and not _VERBS.isdisjoint(texts):
+        kind = "asked so"
+    if kind == "tell" and _BOUND.isdisjoint(word.text for word in rest):
+        kind = ""  # "explain entropy" asks what it is; "describe the capital of Peru" does not ask which city it is
+    return kind, rest
+
+
+def article(kind: str, words: Sequence[Word]) -> str:
+    """With what article the one thing stands that a question asks for (the time, time; a light, light), if there is one only:
+    ``the``, ``none``, or nothing for "a" and for more than one."""
+    if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
+        return ""
+    if words[0].text == "the":
+        return "the"
+    return "" if words[0].text in ("a", "an") or words[-1].text.endswith("s") else "none"
+
+
+def _begins(texts: list[str]) -> tuple[Frame, int]:
+    """The frame with which ``texts`` begin, and how long it is: 0 for none. A comma belongs to what stands before it."""
+    for frame in _FRAMES:
+        length = frame.length(texts) if texts[0] in frame.firsts else 0
+        if length:
+            return frame, length + (texts[length : length + 1] == [","])
+    return _FRAMES[-1], 0
+
+
+def _to_somebody(phrase: Sequence[str], rest: Sequence[str]) -> bool:
+    """Whether a "you" in ``phrase`` is the one who is asked: How do you store my data? is not How do I store my data?"""
+    return "you" in phrase and not lexicon.PERSONS.isdisjoint(rest)
+
+
+def _ends_in_kind(texts: Sequence[str]) -> tuple[str, int, int]:
+    """The kind of a question that its last word tells (what does it mean, how much does it cost), and how many words at its
+    front and its back go with that."""
+    if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
+        return texts[-1], 2, 1
+    if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
+        return "cost", 3, 1
+    return "", 0, 0
+
+
+def _ends(texts: list[str]) -> int:
+    """How many of ``texts`` are thanks at the end."""
+    if not texts or texts[-1] not in _LAST:
+        return 0
+    ends = next((len(phrase) for phrase in lexicon.ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
+    return ends + (bool(ends) and texts[-ends - 1 : -ends] == [","])
+
+
+# -- forms that ask the same -------------------------------------------------------------------------------------------------
+
+
+def _in_one_form(words: list[Word]) -> list[Word]:
+    """``words`` with what may be said in two ways said in one."""
+    texts = [word.text for word in words]
+    if not lexicon.CONVERSIONS.isdisjoint(texts):
+        words = [Word("to") if word.text == "into" else word for word in words]
+    if texts[:2] == ["how", "many"]:
+        words = _with_be(words, texts)
+    if "which" in texts:
+        words = [Word("what") if _is_what(texts, place) else word for place, word in enumerate(words)]
+    if "there" in texts and texts[0] in ("how", "which", "what"):
+        words = [word for place, word in enumerate(words) if not _is_filler(texts, place)]
+    return _with_setting_last(words)
+
+
+def _is_what(texts: Sequence[str], place: int) -> bool:
+    """Whether "which" asks as "what" does: before a noun and its verb (which time zone is), or a superlative (which is the
+    largest). Elsewhere it chooses (which is right?)."""
+    if texts[place] != "which":
+        return False
+    verb = next((n for n in range(place + 1, len(texts)) if texts[n] in _BOUND or not texts[n].isalpha()), 0)
+    if 2 <= verb - place <= 3:
+        return texts[verb] in lexicon.POLAR
+    after = texts[place + 1 : place + 4]
+    return len(after) == 3 and after[0] in ("is", "are") and after[1] == "the" and after[2].endswith("est")
+
+
+def _is_filler(texts: Sequence[str], place: int) -> bool:
+    """Whether "there" points nowhere: how many planets are there in the solar system."""
+    return texts[place] == "there" and place > 2 and texts[place - 1] in lexicon.BE and texts[place + 1 : place + 2] == ["in"]
+
+
+def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
+    """The question "How many ounces in a pound" with the verb that it does without."""
+    place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
+    lacks = 3 <= place <= 4 and texts[place] == "in" and lexicon.POLAR.isdisjoint(texts)
+    return [*words[:place], Word("are"), *words[place:]] if lacks else words
+
+
+def _with_setting_last(words: list[Word]) -> list[Word]:
+    """``words`` with a language or a program that stands in front (in Python, how do I ...) at their end."""
+    if len(words) < 5 or words[0].text != "in" or words[1].text not in lexicon.SETTINGS:
+        return words
+    rest = words[3:] if words[2].text == "," else words[2:]
+    return [*rest, *words[:2]] if rest[0].text in lexicon.ASKS else words
