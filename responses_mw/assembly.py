@@ -187,7 +187,10 @@ async def open_cache(
             raise UnfitCache(f"cache_embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(state.client, embeddings, sealer, settings)
         await cache.start()
-        yield cache
+        try:
+            yield cache
+        finally:
+            await cache.aclose()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import partial
 import anyio
 
 from . import telemetry
-from .cache import Cache, Hit, Miss, Policy, mark
+from .cache import Ahead, Cache, Hit, Miss, Policy, mark
 from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
 from .compaction import Compaction
@@ -79,19 +79,23 @@ class Runner:
         """
 
         async def begin() -> Run:
-            run = await self.prepare(request, caller)
-            if self._cache is not None and policy is not None and not policy.is_off:
-                run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
-                if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
-                    shape = options(request, run.ground, self._sealer, self._settings)
-                    run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None, seal=None))
+            if self._cache is None or policy is None or policy.is_off:
+                return await self.prepare(request, caller)
+            async with self._cache.embedder.ahead(request, caller.owner, policy, caller.headers, caller.scope) as ahead:
+                run = await self.prepare(request, caller)
+                run.found = await self._look_up(self._cache, run, policy, ahead, streamed=grace is not None)
+            if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
+                shape = options(request, run.ground, self._sealer, self._settings)
+                run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None, seal=None))
             if run.found is not None and headers is not None:
                 headers[CACHE_HEADER] = run.found.header
             return run
 
         return self._events(begin, Assembler.start, grace, commit=True)
 
-    async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> Hit | Miss | None:
+    async def _look_up(
+        self, cache: Cache, run: Run, policy: Policy, ahead: Ahead | None, *, streamed: bool
+    ) -> Hit | Miss | None:
         caller = run.caller
         if run.request.enable_response_messages:
             return None  # an answer that was kept does not tell them
@@ -99,7 +103,7 @@ class Runner:
         if key is None:
             return None
         await self._upstream.verify(caller)  # a hit never reaches it
-        return await cache.lookup(key, policy, streamed=streamed, headers=caller.headers, scope=caller.scope)
+        return await cache.lookup(key, policy, streamed=streamed, ahead=ahead, headers=caller.headers, scope=caller.scope)
 
     def turns(
         self, run: Run, start: Callable[[Assembler], list[Event]], grace: float | None = 0

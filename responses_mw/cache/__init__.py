@@ -1,10 +1,11 @@
 """Answers to repeated questions, from Redis: the same question, or one that means the same."""
 
 from .cache import Cache, Hit, Miss
+from .embedder import Ahead
 from .embeddings import Embeddings
 from .key import Key
 from .policy import Policy, policy_of
 from .replay import mark
 from .store import Entries, Stats
 
-__all__ = ["Cache", "Embeddings", "Entries", "Hit", "Key", "Miss", "Policy", "Stats", "mark", "policy_of"]
+__all__ = ["Ahead", "Cache", "Embeddings", "Entries", "Hit", "Key", "Miss", "Policy", "Stats", "mark", "policy_of"]

@@ -2,8 +2,8 @@
 
 1. Whatever goes wrong here is a miss: an error of Redis or of the embeddings, a record that cannot be read.
 2. A hit is the same question (exact), or one of the same partition whose text is near enough and which the guard lets pass
-   (semantic). The exact look-up comes first. The embedding is made beside it and given up when it finds the answer; where
-   this process saw the same question answered before, it waits for that.
+   (semantic). The exact look-up comes first. The embedding is begun while the request is prepared and given up when the look-up
+   finds the answer; where this process saw the same question answered before, it waits for that.
 3. Who asks first makes the answer; who asks the same meanwhile waits for it, for a bounded time, on any replica. The flight is
    a lock in Redis that is renewed while the answer is made, and freed however that ends.
 4. An answer is kept under the generation in which it was looked up: what was begun before a purge is not kept after it.
@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -30,7 +30,8 @@ from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
 from ..telemetry import CACHE_LOOKUPS, told_cache
 from . import guard, record
-from .embeddings import Embeddings, NoEmbedding
+from .embedder import Ahead, Computing, Embedder, Headers, Scope
+from .embeddings import Embeddings
 from .key import Key, key_of
 from .policy import Policy
 from .replay import replay, unmarked
@@ -47,8 +48,6 @@ LEASE = 5.0
 STREAM_WAIT = 1.0
 """Longest wait of a stream for another's answer: its reader wants to see life."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
-_MOST_EXPECTED = 10_000
-_QUIET = 60.0
 _FAULTS = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 """Redis is away, or slow; or in our keys stands what none of us wrote."""
 
@@ -79,7 +78,7 @@ class Miss:
     """None where the cache did not answer: nothing is kept."""
     token: str | None = None
     """Of the flight, where others wait for us."""
-    vector: asyncio.Task[Vector | None] | None = None
+    vector: Computing | None = None
     """That of the text, from the look-up to the end of the flight."""
 
     header = "miss"
@@ -94,12 +93,11 @@ class Cache:
         self._redis = redis
         self._store = Entries(redis, settings)
         self._embeddings = embeddings
+        self.embedder = Embedder(embeddings, self.counts, settings)
         self._sealer = sealer
         self._settings = settings
         self._search: Index | Scan | None = None
-        self._expected: OrderedDict[str, None] = OrderedDict()
-        """Whole keys under which there was an answer when this process last looked: there will be an exact hit, most likely."""
-        self._quiet_until = 0.0
+        self._releases: set[asyncio.Task[None]] = set()
         told = f"{settings.cache_namespace}\0{settings.upstream}\0{settings.think_tag}"
         self._deployment = hashlib.sha256(told.encode()).hexdigest()
 
@@ -126,16 +124,21 @@ class Cache:
         policy: Policy,
         *,
         streamed: bool = False,
-        headers: Mapping[str, str] | None = None,
-        scope: MutableMapping[str, Any] | None = None,
+        ahead: Ahead | None = None,
+        headers: Headers = None,
+        scope: Scope = None,
     ) -> Hit | Miss:
         """The answer to ``key``, or what is needed to keep it. Waits for another who makes the same, a stream not for long.
 
-        ``headers`` and ``scope`` are the caller's, for the embedding. The flight of a miss ends in ``flight``.
+        ``ahead`` is the embedding, if it was begun; ``headers`` and ``scope`` are the caller's, for it. The flight of a miss
+        ends in ``flight``.
         """
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(self._settings.cache_wait, STREAM_WAIT) if streamed else self._settings.cache_wait
         try:
+            miss.vector = ahead.take(key.text) if ahead is not None else None
+            if miss.vector is None:
+                miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
             hit = await self._lookup(miss, wait, headers, scope)
         except _FAULTS as error:
             logger.debug("the cache failed: %s", type(error).__name__)
@@ -145,21 +148,17 @@ class Cache:
             await self._end(miss)  # cancelled: those who wait need not wait on
             raise
         if hit is not None:
-            await self._end(miss)
+            self._end_soon(miss)
         result = hit.kind if hit else "miss"
         self.counts[result] += 1
         CACHE_LOOKUPS.add(1, {"result": result})
         told_cache(result)
         return miss if hit is None else hit
 
-    async def _lookup(
-        self, miss: Miss, wait: float, headers: Mapping[str, str] | None, scope: MutableMapping[str, Any] | None
-    ) -> Hit | None:
-        compares = self._compares(miss)
-        if compares and not (miss.policy.read and miss.key.exact in self._expected):
-            miss.vector = asyncio.create_task(self._embed(miss.key.text, headers, scope))
+    async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
+        compares = self.embedder.compares(miss.key.text, miss.policy)
         found = await self._exact(miss, wait, compares=compares)
-        self._expect(miss.key, answered=found.verdict == "hit")
+        self.embedder.expect(miss.key, answered=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
@@ -169,7 +168,8 @@ class Cache:
                 return hit
         if not compares:
             return None
-        miss.vector = miss.vector or asyncio.create_task(self._embed(miss.key.text, headers, scope))
+        if miss.vector is None:
+            miss.vector = self.embedder.compute(miss.key.text, headers, scope)
         return await self._near(miss, found.page) if miss.policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, *, compares: bool) -> Found:
@@ -179,6 +179,8 @@ class Cache:
         while True:
             known = self._search.known(miss.key) if compares and self._search is not None else None
             async with asyncio.timeout(self._settings.cache_timeout):
+                if miss.policy.write:
+                    await self._store.note(miss.key.owner)
                 found = await self._store.lookup(miss.key, miss.token, LEASE, known)
             left = until - asyncio.get_running_loop().time()
             if found.verdict != "wait" or left <= 0:
@@ -186,41 +188,12 @@ class Cache:
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
-    def _expect(self, key: Key, *, answered: bool) -> None:
-        self._expected.pop(key.exact, None)
-        if answered:
-            self._expected[key.exact] = None
-        if len(self._expected) > _MOST_EXPECTED:
-            self._expected.popitem(last=False)
-
-    def _compares(self, miss: Miss) -> bool:
-        short = len(miss.key.text) <= self._settings.cache_longest_text
-        return miss.policy.mode == "semantic" and self._embeddings is not None and short
-
-    async def _embed(
-        self, text: str, headers: Mapping[str, str] | None, scope: MutableMapping[str, Any] | None
-    ) -> Vector | None:
-        assert self._embeddings is not None
-        try:
-            return await self._embeddings.embed(text, headers, scope)
-        except NoEmbedding as error:
-            self._warn(error)
-            self.counts["failed"] += 1
-            return None
-
-    def _warn(self, error: NoEmbedding) -> None:
-        """Once in a while: without embeddings there is no semantic cache, and nobody would see it."""
-        now = asyncio.get_running_loop().time()
-        is_due = now >= self._quiet_until
-        logger.log(logging.WARNING if is_due else logging.DEBUG, "no semantic cache: %s", error)
-        if is_due:
-            self._quiet_until = now + _QUIET
-
     async def _near(self, miss: Miss, page: Page | None) -> Hit | None:
         """The nearest entry that the guard lets pass."""
         assert miss.vector is not None
         signature = guard.signature(miss.key.text, salt=miss.key.partition)  # while the embedding is computed
-        vector = await miss.vector
+        await asyncio.wait({miss.vector})  # a look-up that is cancelled does not wait for the embedding to end
+        vector = miss.vector.result()
         if vector is None:
             return None
         async with asyncio.timeout(self._settings.cache_timeout):
@@ -323,7 +296,7 @@ class Cache:
             )
         if verdict == "kept":
             miss.token = None
-            self._expect(key, answered=True)
+            self.embedder.expect(key, answered=True)
         return verdict == "kept"
 
     async def _keepable(self, vector: Vector | None) -> tuple[str, str, bytes]:
@@ -357,6 +330,18 @@ class Cache:
                 await self._release(miss.key, token, mark)
             if vector is not None:
                 await asyncio.wait({vector})
+
+    def _end_soon(self, miss: Miss) -> None:
+        """As ``_end``, beside what follows: who has its answer need not wait for it."""
+        if miss.token is not None or miss.vector is not None:
+            task = asyncio.create_task(self._end(miss))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def aclose(self) -> None:
+        """Waits for what is being ended."""
+        if self._releases:
+            await asyncio.wait(self._releases)
 
     async def _release(self, key: Key, token: str, mark: float) -> None:
         try:

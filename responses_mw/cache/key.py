@@ -97,6 +97,11 @@ def key_of(
     return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
 
 
+def text_of(request: CreateResponse) -> str | None:
+    """The text by which a request is compared, as far as it tells by itself: without what it stands on."""
+    return _only_text(request.items[-1]) if request.items and _may_be_kept(request, request.items) else None
+
+
 def _may_be_kept(request: CreateResponse, items: Sequence[Item]) -> bool:
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)

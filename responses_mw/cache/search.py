@@ -187,7 +187,9 @@ class Scan:
         """Has ``matrix`` hold what it does not yet of ``page``. Whether it holds all then that there was."""
         if page.space != self._of_size(matrix.dimensions):
             return False
-        if page.generation != matrix.generation or page.after == matrix.number > page.last:
+        if page.generation == matrix.generation and page.last < matrix.number > page.after:
+            return True  # more was read since
+        if page.generation != matrix.generation or page.last < matrix.number:
             matrix.clear(page.generation)  # the cache was emptied
         if page.after > matrix.number:
             return False  # what lies between is not known here

@@ -154,7 +154,7 @@ class Entries:
             "shard_entries": settings.cache_owner_entries // self._shards,
             "shard_bytes": settings.cache_owner_bytes // self._shards,
         }
-        await self._note(key.owner)
+        await self.note(key.owner)
         reply: bytes = await self._redis.script(scripts.KEEP, [self._key(key)], [orjson.dumps(facts), record, data])
         return reply.decode()
 
@@ -196,6 +196,18 @@ class Entries:
         """Removes what was kept of ``owner``'s response with that id, wherever it lies."""
         return any(await self._each_shard(scripts.FORGET, owner, response))
 
+    async def note(self, owner: str) -> None:
+        """Notes that ``owner`` may have entries, before an answer is begun or kept: who empties the cache of all owners looks
+        for them. Once in a while."""
+        now = self._clock()
+        if self._noted.get(owner, 0.0) > now:
+            return
+        until = int(now) + self._settings.cache_ttl + int(_NOTED_FOR) + _MARGIN
+        await self.commands(("ZADD", OWNERS, "GT", until, owner))
+        if len(self._noted) >= _MOST_NOTED:
+            self._noted.clear()
+        self._noted[owner] = now + _NOTED_FOR
+
     async def purge(self, owner: str | None = None) -> int:
         """Removes all entries of ``owner``, or (None) of everybody. Answers how many there were."""
         removed = 0
@@ -232,17 +244,6 @@ class Entries:
         now = int(self._clock())
         _, owners = await self.commands(("ZREMRANGEBYSCORE", OWNERS, "-inf", now), ("ZRANGE", OWNERS, 0, -1))
         return [owner.decode() for owner in owners]
-
-    async def _note(self, owner: str) -> None:
-        """Notes that ``owner`` has entries, before it has: once in a while."""
-        now = self._clock()
-        if self._noted.get(owner, 0.0) > now:
-            return
-        until = int(now) + self._settings.cache_ttl + int(_NOTED_FOR) + _MARGIN
-        await self.commands(("ZADD", OWNERS, "GT", until, owner))
-        if len(self._noted) >= _MOST_NOTED:
-            self._noted.clear()
-        self._noted[owner] = now + _NOTED_FOR
 
     def _key(self, key: Key) -> str:
         assert _OWNER.fullmatch(key.owner), "an owner is a hash"

@@ -513,6 +513,20 @@ async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cach
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
+async def test_nor_is_that_of_an_owner_who_had_none_when_all_were_purged(
+    open_cache: OpenCache, plain_server: Server, server: Plain
+) -> None:
+    assert server.dbsize() == 0
+    one, other = open_cache(plain_server.url), open_cache(plain_server.url)
+    miss = await one.lookup(key(one), EXACT)
+    assert isinstance(miss, Miss)
+    async with one.flight(miss):
+        assert await other.purge() == 0
+        assert not await one.keep(miss, answered())
+    assert await ask(one, key(one), answer="Paris.") == "Paris."
+    assert await ask(other, key(other)) == "told again: Paris."
+
+
 # -- bounds ----------------------------------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,7 @@ async def test_a_semantic_hit_frees_those_who_wait_for_the_same_text(
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
+    await cache.aclose()
     assert server.keys("*:f:*") == []
 
 
