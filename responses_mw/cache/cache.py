@@ -191,19 +191,23 @@ class Cache:
     async def _near(self, miss: Miss, page: Page | None) -> Hit | None:
         """The nearest entry that the guard lets pass."""
         assert miss.vector is not None
-        signature = guard.signature(miss.key.text, salt=miss.key.partition)  # while the embedding is computed
         await asyncio.wait({miss.vector})  # a look-up that is cancelled does not wait for the embedding to end
         vector = miss.vector.result()
         if vector is None:
             return None
         async with asyncio.timeout(self._settings.cache_timeout):
             search = await self._searcher()
-            found = await search.nearest(miss.key, vector, miss.policy.threshold, page=page)
+            nearest = search.nearest(miss.key, vector, miss.policy.threshold, page=page)
+            found, signature = await asyncio.gather(nearest, self._signature(miss.key))
         for near in found:
             hit = self._hit("semantic", near.similarity, miss.key, near.entry, (near.record, near.left), signature)
             if hit is not None:
                 return hit
         return None
+
+    async def _signature(self, key: Key) -> guard.Signature:
+        """To be computed while something is waited for."""
+        return guard.signature(key.text, salt=key.partition)
 
     def _hit(
         self,

@@ -285,7 +285,9 @@ class Matrix:
         # A product of matrices would wake BLAS's threads, which then spin for longer than all this takes.
         most = np.vecdot(self._heads, vector[:HEAD]) + self._rests * (np.linalg.norm(vector[HEAD:]) + _ROUNDING)
         rows = np.flatnonzero((most >= threshold - _ROUNDING) & (self._expiries > now))  # those that are free have expired
-        similarities = np.vecdot(self._vectors[rows], vector)
+        # Where the heads tell little, it is cheaper to compare all than to pick those that are left.
+        many = len(rows) > len(self._expiries) // 8
+        similarities = np.vecdot(self._vectors, vector)[rows] if many else np.vecdot(self._vectors[rows], vector)
         best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
         return [(self._ids[rows[place]], float(similarities[place])) for place in best]
 
