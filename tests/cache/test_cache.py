@@ -406,7 +406,7 @@ async def test_whatever_stands_in_the_keys_of_the_cache_is_no_error(
     embedding_server.near(Q, SAME, 1.0)
     writer = open_cache(plain_server.url)
     await ask(writer, key(writer), SEMANTIC, answer="Paris.")
-    for name in server.keys("rmw:{c*"):
+    for name in server.keys("rmw:{c:*"):
         kind = server.type(name)
         if kind == b"string":
             server.set(name, junk, keepttl=True)

@@ -311,7 +311,7 @@ async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_loo
     ours = replica(workers=0)
     response_id = (await create(ours))["id"]
     with redis.Redis.from_url(database) as client:
-        client.delete(*client.keys("rmw:{q*"))
+        client.delete(*client.keys("rmw:{q1p*"))
         client.hset(record(response_id), "looked", 0)  # as if that was long ago
     upstream.stream(*HELLO)
     worker = replica()

@@ -282,7 +282,7 @@ async def test_a_conversation_deleted_during_a_run_is_not_made_anew_but_the_resp
     await state.conversations.delete(conversation_id, ALICE)
     response = await respond(state, chain, "b")
     assert (await state.responses.get(response, ALICE)).document["status"] == "completed"
-    assert server.keys("*:c*") == []
+    assert [key for key in server.keys("*") if b"}:c" in key] == []
     assert texts((await state.responses.input_items(response, ALICE)).items) == ["b"]
     with pytest.raises(Missing):
         await state.responses.chain(response, ALICE)
