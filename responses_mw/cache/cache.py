@@ -80,6 +80,8 @@ class Miss:
     """Of the flight, where others wait for us."""
     vector: Computing | None = None
     """That of the text, from the look-up to the end of the flight."""
+    signature: guard.Signature | None = None
+    """That of the text, where it was compared."""
 
     header = "miss"
 
@@ -198,16 +200,18 @@ class Cache:
         async with asyncio.timeout(self._settings.cache_timeout):
             search = await self._searcher()
             nearest = search.nearest(miss.key, vector, miss.policy.threshold, page=page)
-            found, signature = await asyncio.gather(nearest, self._signature(miss.key))
+            found, signature = await asyncio.gather(nearest, self._signature(miss))
         for near in found:
             hit = self._hit("semantic", near.similarity, miss.key, near.entry, (near.record, near.left), signature)
             if hit is not None:
                 return hit
         return None
 
-    async def _signature(self, key: Key) -> guard.Signature:
-        """To be computed while something is waited for."""
-        return guard.signature(key.text, salt=key.partition)
+    async def _signature(self, miss: Miss) -> guard.Signature:
+        """That of the text, made once: to be computed while something is waited for."""
+        if miss.signature is None:
+            miss.signature = guard.signature(miss.key.text, salt=miss.key.partition)
+        return miss.signature
 
     def _hit(
         self,
@@ -280,7 +284,7 @@ class Cache:
 
     async def _keep(self, miss: Miss, document: Document, texts: tuple[record.Text, ...]) -> bool:
         key, policy = miss.key, miss.policy
-        signature = guard.signature(key.text, salt=key.partition) if miss.vector is not None else None
+        signature = await self._signature(miss) if miss.vector is not None else None
         entry = record.Entry(texts, unmarked(document["usage"]), policy.ttl, signature)
         data = record.pack(entry, key, self._sealer)
         if len(data) > self._settings.cache_entry_bytes:
