@@ -61,13 +61,13 @@ class Searched:
 
 
 @contextlib.contextmanager
-def servers(search: str) -> Iterator[tuple[str, Server, Server, Server]]:
+def servers(search: str, delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
     """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
     with contextlib.ExitStack() as stack:
         module = ("--loadmodule", str(SEARCH_MODULE)) if search == "index" else ()
         _, redis = stack.enter_context(valkey(*module))
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
-        embeddings = stack.enter_context(running("benchmarks.embeddings"))
+        embeddings = stack.enter_context(running("benchmarks.embeddings", f"--delay={delay}"))
         embedding = (
             f"--cache-embedding-url={embeddings.url}",
             "--cache-embedding-model=hashing",
@@ -205,9 +205,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
     parser.add_argument("--quick", action="store_true", help="a short round: to see that all works")
     parser.add_argument("--search", choices=("scan", "index"), default="scan", help="who finds the nearest entries")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model of embeddings would take")
     options = parser.parse_args()
     repeats, entries = (50, 500) if options.quick else (1000, ENTRIES)
-    with servers(options.search) as (redis, upstream, embeddings, ours):
+    with servers(options.search, options.delay) as (redis, upstream, embeddings, ours):
         alone = asyncio.run(fill(redis, upstream, embeddings, entries, options.search))
         costs = asyncio.run(measure(ours, embeddings, repeats))
     report(costs, entries, options.search, alone)

@@ -7,6 +7,8 @@ near, whatever they mean: for a cache, this is as hard as it gets.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import functools
 import hashlib
 import re
 
@@ -37,8 +39,8 @@ def embed(text: str, dimensions: int = DIMENSIONS) -> list[float]:
     return numbers
 
 
-async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """``POST /v1/embeddings`` of one text or of a list."""
+async def app(scope: Scope, receive: Receive, send: Send, *, delay: float = 0.0) -> None:
+    """``POST /v1/embeddings`` of one text or of a list, answered ``delay`` seconds later than could be."""
     if scope["type"] != "http":
         return
     asked = orjson.loads(await Request(scope, receive).body() or b"{}")
@@ -46,6 +48,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     texts = [texts] if isinstance(texts, str) else texts
     dimensions = asked.get("dimensions") or DIMENSIONS
     rows = [{"object": "embedding", "index": n, "embedding": embed(text, dimensions)} for n, text in enumerate(texts)]
+    await asyncio.sleep(delay)
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     body = orjson.dumps({"object": "list", "data": rows, "model": asked.get("model"), "usage": usage})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -56,8 +59,10 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.embeddings", description="A server of embeddings.")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model would take for each request")
     options = parser.parse_args()
-    uvicorn.run(app, port=options.port, log_level="warning", access_log=False, lifespan="off")
+    application = functools.partial(app, delay=options.delay)
+    uvicorn.run(application, port=options.port, interface="asgi3", log_level="warning", access_log=False, lifespan="off")
 
 
 if __name__ == "__main__":

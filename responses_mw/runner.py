@@ -180,7 +180,9 @@ class Runner:
 
     def _checked(self, request: CreateResponse) -> CreateResponse:
         """``request`` with its tools checked; a relaying upstream checks them itself."""
-        return request if self._relays else replace(request, tools=self._tools.check(request.tools))
+        if self._relays or not request.tools:
+            return request
+        return replace(request, tools=self._tools.check(request.tools))
 
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
         telemetry.told_response(created)

@@ -159,6 +159,8 @@ class Cache:
 
     async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
         compares = self.embedder.compares(miss.key.text, miss.policy)
+        if miss.vector is not None:
+            self._sign_soon(miss)
         found = await self._exact(miss, wait, compares=compares)
         self.embedder.expect(miss.key, answered=found.verdict == "hit")
         miss.generation = found.generation
@@ -172,6 +174,7 @@ class Cache:
             return None
         if miss.vector is None:
             miss.vector = self.embedder.compute(miss.key.text, headers, scope)
+            self._sign_soon(miss)
         return await self._near(miss, found.page) if miss.policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, *, compares: bool) -> Found:
@@ -193,22 +196,27 @@ class Cache:
     async def _near(self, miss: Miss, page: Page | None) -> Hit | None:
         """The nearest entry that the guard lets pass."""
         assert miss.vector is not None
-        await asyncio.wait({miss.vector})  # a look-up that is cancelled does not wait for the embedding to end
+        if not miss.vector.done():
+            await asyncio.wait({miss.vector})  # a look-up that is cancelled does not wait for the embedding to end
         vector = miss.vector.result()
         if vector is None:
             return None
         async with asyncio.timeout(self._settings.cache_timeout):
             search = await self._searcher()
-            nearest = search.nearest(miss.key, vector, miss.policy.threshold, page=page)
-            found, signature = await asyncio.gather(nearest, self._signature(miss))
+            found = await search.nearest(miss.key, vector, miss.policy.threshold, page=page)
+        signature = self._signature(miss)
         for near in found:
             hit = self._hit("semantic", near.similarity, miss.key, near.entry, (near.record, near.left), signature)
             if hit is not None:
                 return hit
         return None
 
-    async def _signature(self, miss: Miss) -> guard.Signature:
-        """That of the text, made once: to be computed while something is waited for."""
+    def _sign_soon(self, miss: Miss) -> None:
+        """Has the text's signature made while Redis and the embedding are waited for."""
+        asyncio.get_running_loop().call_soon(lambda: self._signature(miss))
+
+    def _signature(self, miss: Miss) -> guard.Signature:
+        """That of the text, made once."""
         if miss.signature is None:
             miss.signature = guard.signature(miss.key.text, salt=miss.key.partition)
         return miss.signature
@@ -225,7 +233,7 @@ class Cache:
         """The hit that a kept record is; for one of another text, if its signature goes with what was ``asked``."""
         data, left = kept
         try:
-            read = record.unpack(data, key.owner, entry, self._sealer)
+            read = record.unpack(data, key.owner, entry, self._sealer, signed=asked is not None)
             chunks = replay(read)
         except (record.Unreadable, LookupError, TypeError):
             logger.debug("a record of the cache cannot be read")
@@ -284,7 +292,7 @@ class Cache:
 
     async def _keep(self, miss: Miss, document: Document, texts: tuple[record.Text, ...]) -> bool:
         key, policy = miss.key, miss.policy
-        signature = await self._signature(miss) if miss.vector is not None else None
+        signature = self._signature(miss) if miss.vector is not None else None
         entry = record.Entry(texts, unmarked(document["usage"]), policy.ttl, signature)
         data = record.pack(entry, key, self._sealer)
         if len(data) > self._settings.cache_entry_bytes:
@@ -341,7 +349,7 @@ class Cache:
 
     def _end_soon(self, miss: Miss) -> None:
         """As ``_end``, beside what follows: who has its answer need not wait for it."""
-        if miss.token is not None or miss.vector is not None:
+        if miss.token is not None or not (miss.vector is None or miss.vector.done()):
             task = asyncio.create_task(self._end(miss))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)

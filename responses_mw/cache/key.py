@@ -89,12 +89,15 @@ def key_of(
         "model": model,
         "deployment": deployment,
         "headers": {name: value for name, value in (headers or {}).items() if name.lower() not in NEUTRAL_HEADERS},
-        "request": {field.name: _plain(request, field.name) for field in fields(request) if field.name not in NEUTRAL},
+        "request": {name: _plain(request, name) for name in _COUNTING},
         "history": [_without_own(item) for item in before],
         "last": {**_without_own(last), "content": _without(last["content"][0], {"text"})},
     }
     partition = _hash(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
     return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
+
+
+_COUNTING = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
 
 
 def text_of(request: CreateResponse) -> str | None:

@@ -93,13 +93,14 @@ def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
     return b"C" + data
 
 
-def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
-    """The entry of ``owner`` under ``exact``. Raises ``Unreadable`` also for one that was made for another place."""
+def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool = True) -> Entry:
+    """The entry of ``owner`` under ``exact``, with its signature if that is wanted (``signed``). Raises ``Unreadable`` also for
+    one that was made for another place."""
     try:
         data = orjson.loads(_opened(blob, owner, exact, sealer))
         if (data["v"], data["owner"], data["key"]) != (VERSION, owner, exact):
             raise Unreadable("it belongs elsewhere, or to another version")
-        signature = Signature.of(data["signature"]) if data["signature"] else None
+        signature = Signature.of(data["signature"]) if signed and data["signature"] else None
         texts = tuple((str(kind), str(text)) for kind, text in data["texts"])
         return Entry(texts, data["usage"], int(data["ttl"]), signature)
     except (Unsealable, ValueError, LookupError, TypeError) as error:

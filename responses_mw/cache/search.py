@@ -6,21 +6,19 @@ Redis Stack, valkey-search) on a server that is no cluster; a scan needs nothing
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
+from .matrix import Matrix
 from .store import Entries, Page, Redis
-from .vectors import Vector, directions, packed, packed_wide, unpacked
+from .vectors import Vector, packed, packed_wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class Near(NamedTuple):
@@ -207,112 +205,3 @@ class Scan:
     def _make_room(self) -> None:
         while len(self._partitions) > 1 and sum(matrix.nbytes for matrix in self._partitions.values()) > self._most_bytes:
             self._partitions.popitem(last=False)
-
-
-HEAD = 64
-"""So many numbers of each vector are looked at first. A similarity is at most that of the heads, and the product of the lengths
-of the rests (Cauchy and Schwarz): few entries can reach a high threshold then, and only these are compared whole."""
-_ROUNDING = 1e-4
-
-
-class Matrix:
-    """The vectors of one partition, as far as this process has read them: a row for each entry, and free rows."""
-
-    def __init__(self, dimensions: int) -> None:
-        self.dimensions = dimensions
-        self.reading = asyncio.Lock()
-        self.clear("")
-
-    def clear(self, generation: str) -> None:
-        self.generation = generation
-        self.number = 0
-        """That of the last entry that was read."""
-        self._rows: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of each entry row and number, in the order of these
-        self._ids: list[str] = []
-        self._free: list[int] = []
-        self._vectors = np.empty((0, self.dimensions), np.float32)
-        self._heads = np.empty((0, min(HEAD, self.dimensions)), np.float32)
-        self._rests = np.empty(0, np.float32)
-        self._expiries = np.empty(0, np.int64)
-
-    @property
-    def nbytes(self) -> int:
-        return self._vectors.nbytes + self._heads.nbytes
-
-    def add(self, entries: Sequence[tuple[str, int, bytes]]) -> None:
-        """Takes in entries with their numbers, and their expiries and vectors as they are kept."""
-        wanted = [(entry, number, *_split(kept)) for entry, number, kept in entries if kept]
-        fitting = [one for one in wanted if len(one[3]) == 2 * self.dimensions]
-        rows = [self._row(entry, number) for entry, number, _, _ in fitting]
-        self._grow()
-        if rows:
-            vectors = directions(unpacked([vector for *_, vector in fitting], self.dimensions))
-            self._vectors[rows], self._heads[rows] = vectors, vectors[:, :HEAD]
-            self._rests[rows] = np.linalg.norm(vectors[:, HEAD:], axis=1)
-            self._expiries[rows] = [expiry for _, _, expiry, _ in fitting]
-        if entries:
-            self.number = entries[-1][1]
-
-    def forget_before(self, number: int) -> None:
-        """Removes entries with a lower number: they were evicted."""
-        while self._rows:
-            entry, (_, oldest) = next(iter(self._rows.items()))
-            if oldest >= number > 0:
-                return
-            self.remove(entry)
-
-    def bound(self, most: int, now: int) -> None:
-        """Of more entries than ``most``, removes those that have expired ``now`` (ms), and then the oldest: the lowest number
-        that is left tells nothing of those that were evicted in between."""
-        if len(self._rows) <= most:
-            return
-        expired = [entry for entry, (row, _) in self._rows.items() if self._expiries[row] <= now]
-        for entry in expired:
-            self.remove(entry)
-        for entry in list(self._rows)[: max(0, len(self._rows) - most)]:
-            self.remove(entry)
-
-    def remove(self, entry: str) -> None:
-        row, _ = self._rows.pop(entry, (None, 0))
-        if row is not None:
-            self._expiries[row] = 0
-            self._free.append(row)
-
-    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
-        """Ids and similarities of those with at least that one which have not expired ``now`` (ms), the nearest first."""
-        if not self._rows:
-            return []
-        # A product of matrices would wake BLAS's threads, which then spin for longer than all this takes.
-        most = np.vecdot(self._heads, vector[:HEAD]) + self._rests * (np.linalg.norm(vector[HEAD:]) + _ROUNDING)
-        rows = np.flatnonzero((most >= threshold - _ROUNDING) & (self._expiries > now))  # those that are free have expired
-        # Where the heads tell little, it is cheaper to compare all than to pick those that are left.
-        many = len(rows) > len(self._expiries) // 8
-        similarities = np.vecdot(self._vectors, vector)[rows] if many else np.vecdot(self._vectors[rows], vector)
-        best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
-        return [(self._ids[rows[place]], float(similarities[place])) for place in best]
-
-    def _row(self, entry: str, number: int) -> int:
-        row, _ = self._rows.pop(entry, (None, 0))
-        if row is None and self._free:
-            row = self._free.pop()
-        if row is None:
-            row = len(self._ids)
-            self._ids.append("")
-        self._ids[row] = entry
-        self._rows[entry] = row, number
-        return row
-
-    def _grow(self) -> None:
-        """Makes room for as many rows as there are ids: by a half more, so that entry by entry costs little."""
-        have, need = len(self._expiries), len(self._ids)
-        if need > have:
-            size = max(need, have + have // 2)
-            self._vectors = np.concatenate([self._vectors, np.zeros((size - have, self.dimensions), np.float32)])
-            self._heads = np.concatenate([self._heads, np.zeros((size - have, self._heads.shape[1]), np.float32)])
-            self._rests = np.concatenate([self._rests, np.zeros(size - have, np.float32)])
-            self._expiries = np.concatenate([self._expiries, np.zeros(size - have, np.int64)])
-
-
-def _split(kept: bytes) -> tuple[int, bytes]:
-    expiry, _, vector = kept.partition(b":")
-    return int(expiry), vector

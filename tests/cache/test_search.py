@@ -11,7 +11,8 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.key import Key
-from responses_mw.cache.search import Index, Matrix, Scan, choose
+from responses_mw.cache.matrix import Matrix
+from responses_mw.cache.search import Index, Scan, choose
 from responses_mw.cache.store import Entries, Page
 from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
 from responses_mw.ids import random_part
@@ -230,12 +231,12 @@ def test_long_vectors_are_found_as_by_comparing_with_all_though_few_are_compared
     seed: int, threshold: float, count: int, spread: float
 ) -> None:
     random = np.random.default_rng(seed)
-    centre = random.normal(size=200)
-    vectors = [vector_of(centre + spread * random.normal(size=200)) for _ in range(30)]
-    asked = vector_of(centre + spread * random.normal(size=200))
-    matrix = Matrix(200)
+    centre = random.normal(size=500)
+    vectors = [vector_of(centre + spread * random.normal(size=500)) for _ in range(30)]
+    asked = vector_of(centre + spread * random.normal(size=500))
+    matrix = Matrix(500)
     matrix.add([(str(n), n + 1, b"1000:" + packed(vector)) for n, vector in enumerate(vectors)])
-    rows = directions(unpacked([packed(vector) for vector in vectors], 200))
+    rows = directions(unpacked([packed(vector) for vector in vectors], 500))
     expected = sorted((float(one) for one in rows @ asked if one >= threshold), reverse=True)[:count]
     found = [similarity for _, similarity in matrix.nearest(asked, threshold, count, 0)]
     near = [one for one in expected if one >= threshold + 1e-5]
