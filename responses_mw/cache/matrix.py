@@ -143,13 +143,15 @@ class _Slice:
     def products(self, vector: Vector, rows: NDArray[np.intp] | None = None) -> Vector:
         """Those of ``rows`` (None: of all) with the same numbers of ``vector``."""
         asked = vector[self.start : self.stop]
+        products: Vector
         if rows is not None and len(rows) < len(self.values) // 8:
-            return np.vecdot(self.values[rows], asked)
+            products = np.vecdot(self.values[rows], asked)
+            return products
         # More cheaply than many are picked, all are multiplied: in blocks, so that this thread does it alone.
         width, block = len(asked), _BLOCK
         while block > 1 and block * width >= _ONE_THREAD:
             block //= 2
-        products: Vector = np.matmul(self.values.reshape(-1, block, width), asked).reshape(-1)
+        products = np.matmul(self.values.reshape(-1, block, width), asked).reshape(-1)
         return products if rows is None else products[rows]
 
     def most(self, similarities: Vector, vector: Vector, rows: NDArray[np.intp] | slice = _ALL) -> Vector:

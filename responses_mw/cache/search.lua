@@ -1,7 +1,7 @@
 -- Has the server's index find the nearest of a partition, and reads them.
 -- KEYS: generation
 -- ARGV: index, space, query, vector, at most so many, the least similarity
--- Answers id, similarity, record and ms left for each
+-- Answers id, vector, record and ms left for each
 
 local answer = {}
 local found = redis.pcall('FT.SEARCH', ARGV[1], ARGV[3], 'PARAMS', 2, 'vector', ARGV[4], 'RETURN', 1, 'distance',
@@ -18,7 +18,7 @@ for i = 2, #found, 2 do
   if similarity >= tonumber(ARGV[6]) and string.sub(name, 1, #place) == place then
     local id = string.sub(name, #place + 1)
     local record, left = read(id)
-    if record then answer[#answer + 1] = {id, tostring(similarity), record, left} end
+    if record then answer[#answer + 1] = {id, redis.call('HGET', name, 'vector'), record, left} end
   end
 end
 return answer

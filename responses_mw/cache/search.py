@@ -15,10 +15,10 @@ from ..errors import Unavailable
 from .key import Key
 from .matrix import Matrix
 from .store import Entries, Page, Redis
-from .vectors import Vector, packed, packed_wide
+from .vectors import Vector, directions, packed, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Near(NamedTuple):
@@ -62,23 +62,30 @@ async def _has_index(store: Entries) -> bool:
 # -- by Redis --------------------------------------------------------------------------------------------------------------
 
 
+SPARE = 4
+"""So many more are asked of an index, which rounds otherwise than we do."""
+_ROUNDING = 1e-3
+
+
 class Index:
     """``FT.SEARCH``: one index for each space and size of vectors, with the partition as a tag; an index for each partition
-    would explode. It is made when it is missed."""
+    would explode. It is made when it is missed. What it finds is compared again here."""
 
     form = "index"
 
-    def __init__(self, store: Entries, space: str) -> None:
+    def __init__(self, store: Entries, space: str, types: Sequence[str] = ("FLOAT16", "FLOAT32")) -> None:
+        """``types`` are those of vectors: the first that the server has is used. (Redis has the narrow one since 7.4,
+        valkey-search has it not: there a search takes twice the time.)"""
         self._store = store
         self._space = space
+        self._types = list(types)
         self._made: set[str] = set()
 
     async def keepable(self, vector: Vector) -> tuple[str, bytes]:
         """The space and the bytes under which a vector is kept."""
-        space = self._of_size(vector)
-        if space not in self._made:
-            await self._make(space, len(vector))
-        return space, packed_wide(vector)
+        if self._of_size(vector) not in self._made:
+            await self._make(len(vector))
+        return self._of_size(vector), self._packed(vector)
 
     def known(self, key: Key) -> None:
         """Nothing is held here."""
@@ -87,28 +94,43 @@ class Index:
         self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
-        space = self._of_size(vector)
-        query = f"(@partition:{{{key.partition}}})=>[KNN {count} @vector $vector AS distance]"
+        space, most = self._of_size(vector), count + SPARE
+        query = f"(@partition:{{{key.partition}}})=>[KNN {most} @vector $vector AS distance]"
+        wanted = _index(space), space, query, self._packed(vector), most, threshold - _ROUNDING
         try:
-            found = await self._store.search(key, _index(space), space, query, vector.tobytes(), count, threshold)
+            found = await self._store.search(key, *wanted)
         except Unavailable as error:
             if "index" not in str(error.__cause__).lower():
                 raise
-            await self._make(space, len(vector))
+            await self._make(len(vector))
             return []  # what it finds, it has to read first
-        return sorted((Near(*one) for one in found), key=lambda near: -near.similarity)
+        near = [Near(entry, self._similarity(kept, vector), record, left) for entry, kept, record, left in found]
+        near.sort(key=lambda one: -one.similarity)
+        return [one for one in near[:count] if one.similarity >= threshold]
+
+    def _similarity(self, kept: bytes, vector: Vector) -> float:
+        return float(directions(unpacked([kept], len(vector), self._types[0]))[0] @ vector)
+
+    def _packed(self, vector: Vector) -> bytes:
+        return packed(vector, self._types[0])
 
     def _of_size(self, vector: Vector) -> str:
-        return f"{self._space}{len(vector):x}"
+        return f"{self._space}{len(vector):x}{self._types[0].lower()}"
 
-    async def _make(self, space: str, dimensions: int) -> None:
+    async def _make(self, dimensions: int) -> None:
+        space = f"{self._space}{dimensions:x}{self._types[0].lower()}"
         try:
             await self._store.commands(
                 ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v1:{space}:", "SCHEMA", "partition", "TAG",
-                 "vector", "VECTOR", "FLAT", 6, "TYPE", "FLOAT32", "DIM", dimensions, "DISTANCE_METRIC", "COSINE")
+                 "vector", "VECTOR", "FLAT", 6, "TYPE", self._types[0], "DIM", dimensions, "DISTANCE_METRIC", "COSINE")
             )  # fmt: skip
         except Unavailable as error:
-            if "exists" not in str(error.__cause__).lower():
+            told = str(error.__cause__).lower()
+            if "type" in told and len(self._types) > 1:
+                del self._types[0]
+                await self._make(dimensions)
+                return
+            if "exists" not in told:
                 raise
         self._made.add(space)  # one that is dropped is missed by the next search
 

@@ -179,12 +179,12 @@ class Entries:
 
     async def search(
         self, key: Key, index: str, space: str, query: str, vector: bytes, count: int, threshold: float
-    ) -> list[tuple[str, float, bytes, float]]:
-        """The entries of the shard that the server's ``index`` finds by ``query``, with at least that similarity: id,
-        similarity, record, and how many seconds it is there."""
+    ) -> list[tuple[str, bytes, bytes, float]]:
+        """The entries of the shard that the server's ``index`` finds by ``query``, with about that similarity or more: id,
+        vector, record, and how many seconds it is there."""
         args: list[str | bytes | int] = [index, space, query, vector, count, str(threshold)]
         reply = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
-        return [(id_.decode(), float(similarity), record, left / 1000) for id_, similarity, record, left in reply]
+        return [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in reply]
 
     async def commands(self, *commands: Sequence[str | bytes | int]) -> list[Any]:
         """Plain commands, in one round trip."""

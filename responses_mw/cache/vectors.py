@@ -31,21 +31,20 @@ def vector_of(numbers: object) -> Vector:
     return vector / np.float32(length)
 
 
-def packed(vector: Vector) -> bytes:
-    """The form in which a vector is kept to be scanned: little-endian float16."""
-    return vector.astype("<f2").tobytes()
+FORMS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
 
 
-def packed_wide(vector: Vector) -> bytes:
-    """The form in which an index takes it, little-endian float32, with no more than float16 holds."""
-    return vector.astype("<f2").astype("<f4").tobytes()
+def packed(vector: Vector, form: str = "FLOAT16") -> bytes:
+    """The form in which a vector is kept, little-endian; in the wide one it holds no more than in the other."""
+    return vector.astype("<f2").astype(FORMS[form]).tobytes()
 
 
-def unpacked(blobs: Sequence[bytes], dimensions: int) -> Vector:
+def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> Vector:
     """The rows of a matrix, out of what ``packed`` made of them. Raises ``NoVector`` where the sizes differ."""
-    if any(len(blob) != 2 * dimensions for blob in blobs):
+    rows = np.frombuffer(b"".join(blobs), FORMS[form]) if len({*map(len, blobs)}) < 2 else np.empty(0)
+    if rows.size != len(blobs) * dimensions:
         raise NoVector("a kept vector has another size")
-    return np.frombuffer(b"".join(blobs), "<f2").astype(np.float32).reshape(len(blobs), dimensions)
+    return rows.astype(np.float32).reshape(len(blobs), dimensions)
 
 
 def directions(rows: Vector) -> Vector:

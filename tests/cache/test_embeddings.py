@@ -11,7 +11,7 @@ import pytest
 
 from responses_mw.cache import Embeddings
 from responses_mw.cache.embeddings import NoEmbedding
-from responses_mw.cache.vectors import packed, packed_wide, unpacked, vector_of
+from responses_mw.cache.vectors import packed, unpacked, vector_of
 
 from .asking import EmbeddingServer, settings
 
@@ -122,6 +122,6 @@ def test_spaces_differ_by_server_model_size_and_namespace() -> None:
 
 def test_both_kept_forms_hold_the_same_numbers() -> None:
     vector = vector_of([0.1, -0.7, 0.3])
-    narrow, wide = unpacked([packed(vector)], 3)[0], np.frombuffer(packed_wide(vector), "<f4")
+    narrow, wide = (unpacked([packed(vector, form)], 3, form)[0] for form in ("FLOAT16", "FLOAT32"))
     assert narrow.tolist() == wide.tolist()
     assert narrow == pytest.approx(vector, abs=1e-3)

@@ -14,7 +14,7 @@ from responses_mw.cache.key import Key
 from responses_mw.cache.matrix import Matrix
 from responses_mw.cache.search import Index, Scan, choose
 from responses_mw.cache.store import Entries, Page
-from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
+from responses_mw.cache.vectors import FORMS, directions, packed, unpacked, vector_of
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 
@@ -140,6 +140,37 @@ async def test_a_vector_in_another_owners_keys_is_never_found(client: Client) ->
     here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
     await add(store, search, key_in(here, "poison", BOB), vector)
     assert await search.nearest(key_in(here, ""), vector, 0.5) == []
+
+
+async def test_an_index_of_a_server_without_narrow_vectors_has_wide_ones(
+    searching_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMS, "FLOAT8", "<f2")  # no server has it
+    client = connect(searching_server.url)
+    store, here = Entries(client, settings()), partition()
+    vector, other = vector_of([1, 2, 0, 0, 0, 3]), vector_of([1, 2, 1, 0, 0, 3])
+    index = Index(store, random_part()[:16], ("FLOAT8", "FLOAT32"))
+    assert await index.nearest(key_in(here, ""), vector, 0.5) == []
+    await add(store, index, key_in(here, "e"), vector)
+    found = await index.nearest(key_in(here, ""), other, 0.5)
+    assert [near.similarity for near in found] == pytest.approx([float(vector @ other)], abs=1e-3)
+    await client.aclose()
+
+
+async def test_an_index_and_a_scan_tell_the_same_similarities(searching_server: Server) -> None:
+    client, random = connect(searching_server.url), np.random.default_rng(1)
+    told = []
+    vectors = [vector_of(1 + random.normal(size=384)) for _ in range(40)]
+    for search in ("index", "scan"):
+        store, one = await opened(client, cache_search=search)
+        here = partition()
+        for number, vector in enumerate(vectors[1:]):
+            await add(store, one, key_in(here, f"e{number}"), vector)
+        found = await one.nearest(key_in(here, ""), vectors[0], 0.3)
+        told.append({near.entry: near.similarity for near in found})
+    assert len(told[0]) == 4
+    assert told[0] == pytest.approx(told[1], abs=1e-6)
+    await client.aclose()
 
 
 # -- what the scan holds ---------------------------------------------------------------------------------------------------
