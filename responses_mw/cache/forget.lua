@@ -1,9 +1,12 @@
--- Removes the entry that was made of a response.
+-- Removes the entry that was made of a response, and tells those who hold copies.
 -- KEYS: generation
--- ARGV: response
+-- ARGV: response, ms for which that is told
 -- Answers how many there were
 
 local id = redis.call('HGET', prefix .. 'r', ARGV[1])
 if not id then return 0 end
 drop(id)
+redis.call('SET', prefix .. 'x', now_ms(), 'NX')
+redis.call('INCR', prefix .. 'x')
+redis.call('PEXPIRE', prefix .. 'x', ARGV[2])
 return 1

@@ -8,6 +8,7 @@
 --   t            hash: bytes of all ('all'), and of each partition
 --   r            hash: ids by the response that they were made of
 --   n            the number of the last entry: begins at the time in ms, and so never comes again
+--   x            a number that grows, as that one, when an entry is removed because its response was deleted
 --   p:<part>     zset: ids of a partition by their number
 --   v:<part>:<space>  hash: of each id its expiry and its vector, to be scanned
 -- and rmw:v1:<space>:{slot}:<id>, a hash that an index knows: partition and vector
@@ -43,12 +44,12 @@ local function count(field, bytes)
 end
 
 -- What was kept in a partition after entry number 'after', at most so many: the last number that was given away, the first that is
--- still there, then for each id, number, expiry and vector ('' for an entry without).
+-- still there, the number of removals, then for each id, number, expiry and vector ('' for an entry without).
 local function since(partition, space, after, most)
   local members = prefix .. 'p:' .. partition
   local found = redis.call('ZRANGE', members, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, most, 'WITHSCORES')
   local first = redis.call('ZRANGE', members, 0, 0, 'WITHSCORES')[2] or '0'
-  local answer = {redis.call('GET', prefix .. 'n') or '0', first}
+  local answer = {redis.call('GET', prefix .. 'n') or '0', first, redis.call('GET', prefix .. 'x') or '0'}
   local ids = {}
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == 0 then return answer end

@@ -23,6 +23,8 @@ _ROUNDING = 1e-4
 _BLOCK = 128
 """There is room for a multiple of so many rows."""
 _ALL = slice(None)
+_MOST_RECORDS = 4 * 1024 * 1024
+"""Bytes of them, for each partition."""
 _ONE_THREAD = 9216
 """A product of a matrix with so many numbers wakes OpenBLAS's threads, which then spin for longer than the product takes."""
 
@@ -44,10 +46,22 @@ class Matrix:
         self._free: list[int] = []
         self._expiries = np.empty(0, np.int64)
         self._slices = _slices(self.dimensions)
+        self.removals = ""
+        """The number of removals for which ``records`` are those that are kept."""
+        self.records = Records()
 
     @property
     def nbytes(self) -> int:
-        return sum(part.values.nbytes for part in self._slices)
+        return sum(part.values.nbytes for part in self._slices) + self.records.nbytes
+
+    @property
+    def state(self) -> tuple[str, int, str]:
+        """As long as it is the same, an entry has the same record."""
+        return self.generation, self.number, self.removals
+
+    def note_removals(self, removals: str) -> None:
+        if removals != self.removals:
+            self.removals, self.records = removals, Records()
 
     def add(self, entries: Sequence[tuple[str, int, bytes]]) -> None:
         """Takes in entries with their numbers, and their expiries and vectors as they are kept."""
@@ -60,6 +74,8 @@ class Matrix:
             for part in self._slices:
                 part.set(rows, vectors)
             self._expiries[rows] = [expiry for _, _, expiry, _ in fitting]
+        for entry, _, _ in entries:
+            self.records.remove(entry)
         if entries:
             self.number = entries[-1][1]
 
@@ -83,6 +99,7 @@ class Matrix:
             self.remove(entry)
 
     def remove(self, entry: str) -> None:
+        self.records.remove(entry)
         row, _ = self._rows.pop(entry, (None, 0))
         if row is not None:
             self._expiries[row] = 0
@@ -122,6 +139,31 @@ class Matrix:
             self._expiries = np.concatenate([self._expiries, np.zeros(more, np.int64)])
             for part in self._slices:
                 part.grow(more)
+
+
+class Records:
+    """Records that were read lately, as they are kept: the popular ones need not be read again."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._records: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
+
+    def get(self, entry: str) -> tuple[bytes, int] | None:
+        """The record of ``entry``, and when it expires (ms)."""
+        if entry in self._records:
+            self._records.move_to_end(entry)
+        return self._records.get(entry)
+
+    def put(self, entry: str, record: bytes, expiry: int) -> None:
+        self.remove(entry)
+        self._records[entry] = record, expiry
+        self.nbytes += len(record)
+        while self.nbytes > _MOST_RECORDS:
+            self.remove(next(iter(self._records)))
+
+    def remove(self, entry: str) -> None:
+        record, _ = self._records.pop(entry, (b"", 0))
+        self.nbytes -= len(record)
 
 
 class _Slice:

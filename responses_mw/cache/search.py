@@ -147,8 +147,9 @@ PAGE = 2000
 
 
 class Scan:
-    """A scan of the partition's vectors, which are held in this process: a search reads only what was added since. At most
-    ``cache_memory`` bytes of them; the partition that was not asked for longest goes first."""
+    """A scan of the partition's vectors, which are held in this process, with the records that were found lately: a search
+    reads only what was added since, and records that it does not hold. At most ``cache_memory`` bytes of both; the partition
+    that was not asked for longest goes first."""
 
     form = "scan"
 
@@ -187,14 +188,23 @@ class Scan:
             self._partitions.move_to_end(place)
         self._make_room()
         near = matrix.nearest(vector, threshold, count, self._now())
-        records = await self._store.read(key, [entry for entry, _ in near]) if near else []
-        found = []
-        for (entry, similarity), kept in zip(near, records, strict=True):
+        records = await self._records(key, matrix, [entry for entry, _ in near])
+        return [Near(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
+
+    async def _records(self, key: Key, matrix: Matrix, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
+        """The records of those ``entries`` that are still kept, and how many seconds each is: read, unless they are held."""
+        now, state = self._now(), matrix.state
+        held = {entry: known for entry in entries if (known := matrix.records.get(entry)) is not None}
+        records = {entry: (record, (expiry - now) / 1000) for entry, (record, expiry) in held.items()}
+        missing = [entry for entry in entries if entry not in held]
+        for entry, kept in zip(missing, await self._store.read(key, missing) if missing else (), strict=True):
             if kept is None:
                 matrix.remove(entry)  # it is gone before its time: it was evicted, or deleted
-            else:
-                found.append(Near(entry, similarity, *kept))
-        return found
+                continue
+            records[entry] = kept
+            if matrix.state == state:
+                matrix.records.put(entry, kept[0], now + int(kept[1] * 1000))
+        return records
 
     async def _read_on(self, key: Key, matrix: Matrix) -> None:
         async with matrix.reading:
@@ -207,10 +217,12 @@ class Scan:
         """Has ``matrix`` hold what it does not yet of ``page``. Whether it holds all then that there was."""
         if page.space != self._of_size(matrix.dimensions):
             return False
+        matrix.note_removals(page.removals)
         if page.generation == matrix.generation and page.last < matrix.number > page.after:
             return True  # more was read since
         if page.generation != matrix.generation or page.last < matrix.number:
             matrix.clear(page.generation)  # the cache was emptied
+            matrix.note_removals(page.removals)
         if page.after > matrix.number:
             return False  # what lies between is not known here
         matrix.add([entry for entry in page.entries if entry[1] > matrix.number])

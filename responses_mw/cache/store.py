@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_SHARDS = 16
 OWNERS = "rmw:{c}:owners"
 _OWNER = re.compile(r"[a-z0-9]{1,64}")
-_REMEMBER_PURGE_MS = 7 * 24 * 3600 * 1000
+_REMEMBER_MS = 7 * 24 * 3600 * 1000
 _PURGED_AT_ONCE = 500
 _NOTED_FOR = 60.0
 _MOST_NOTED = 10_000
@@ -57,22 +57,25 @@ class Redis(Protocol):
 class Page:
     """What was kept in a partition after the entry of number ``after``: of each of ``entries`` id, number, and expiry and
     vector in ``space`` (empty for one without). ``last`` is the last number that was given away, ``first`` the first that is
-    still there; ``full`` tells that there may be more."""
+    still there; ``removals`` is another one whenever an entry was removed with its response, and ``full`` tells that there
+    may be more."""
 
     space: str
     after: int
     generation: str
     last: int
     first: int
+    removals: str
     entries: list[tuple[str, int, bytes]]
     full: bool
 
     @classmethod
     def of(cls, space: str, after: int, most: int, generation: bytes, told: list[bytes]) -> Page:
         """As ``since`` of ``lib.lua`` tells it, asked for at ``most`` so many."""
-        last, first, *rest = told
+        last, first, removals, *rest = told
         entries = [(one.decode(), int(at), kept) for one, at, kept in zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
-        return cls(space, after, generation.decode(), int(last), int(first), entries, len(entries) >= most)
+        is_full = len(entries) >= most
+        return cls(space, after, generation.decode(), int(last), int(first), removals.decode(), entries, is_full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ class Entries:
 
     async def forget(self, owner: str, response: str) -> bool:
         """Removes what was kept of ``owner``'s response with that id, wherever it lies."""
-        return any(await self._each_shard(scripts.FORGET, owner, response))
+        return any(await self._each_shard(scripts.FORGET, owner, response, _REMEMBER_MS))
 
     async def note(self, owner: str) -> None:
         """Notes that ``owner`` may have entries, before an answer is begun or kept: who empties the cache of all owners looks
@@ -216,10 +219,10 @@ class Entries:
         return removed
 
     async def _purge(self, owner: str) -> int:
-        replies = await self._each_shard(scripts.PURGE, owner, 1, _REMEMBER_PURGE_MS, _PURGED_AT_ONCE)
+        replies = await self._each_shard(scripts.PURGE, owner, 1, _REMEMBER_MS, _PURGED_AT_ONCE)
         removed = sum(int(gone) for gone, _ in replies)
         while any(left for _, left in replies):
-            replies = await self._each_shard(scripts.PURGE, owner, 0, _REMEMBER_PURGE_MS, _PURGED_AT_ONCE)
+            replies = await self._each_shard(scripts.PURGE, owner, 0, _REMEMBER_MS, _PURGED_AT_ONCE)
             removed += sum(int(gone) for gone, _ in replies)
         return removed
 
