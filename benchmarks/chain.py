@@ -86,8 +86,7 @@ async def _fork_bytes(state: State, parent: str) -> float:
 async def main() -> None:
     async with embedded() as own:
         port = free_port()
-        async with own.round_trip() as redis:
-            await redis.config_set("port", port)
+        await own.command("CONFIG", "SET", "port", port)
         client = connect(f"redis://127.0.0.1:{port}")
         state = State(client)
         tips: list[str] = []

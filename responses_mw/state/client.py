@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio.lowlevel
@@ -29,11 +28,13 @@ from .. import telemetry
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from .scripts import Script
 
 __all__ = ["Client", "connect"]
+
+T = TypeVar("T")
 
 # As much as a stream of asyncio holds: a long chain is read in half as many steps, and in two thirds of the time.
 READ_SIZE = 1 << 17
@@ -93,9 +94,9 @@ class Client:
     def is_cluster(self) -> bool:
         return isinstance(self.redis, RedisCluster)
 
-    @asynccontextmanager
-    async def round_trip(self, operation: str = "COMMAND", script: str = "") -> AsyncIterator[Any]:
-        """Lends the client (redis-py's) for one round trip, which spans call by its ``operation`` and ``script``."""
+    async def round_trip(self, ask: Callable[[Any], Awaitable[T]], operation: str = "COMMAND", script: str = "") -> T:
+        """What ``ask`` is told by the client (redis-py's) in one round trip, which spans call by its ``operation`` and
+        ``script``."""
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
@@ -103,7 +104,7 @@ class Client:
             # One of ours waits for a connection here; redis-py's pools would fail instead.
             with telemetry.storing(operation, script):
                 async with asyncio.timeout(self._timeout), self._free:
-                    yield self.redis
+                    reply = await ask(self.redis)
         except _FAILURES as error:
             self._away_since = self._away_since or time.monotonic()
             if not isinstance(error, exceptions.NoScriptError):
@@ -112,14 +113,22 @@ class Client:
             raise _unavailable(error) from error
         self._away_since = None
         await _deliver_cancel(task, cancels)
+        return reply
+
+    async def command(self, *words: str | bytes | int) -> Any:
+        """Sends a command, and returns its reply."""
+        return await self.round_trip(lambda redis: redis.execute_command(*words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
-        async with self.round_trip("EVALSHA", script.name) as redis:
+
+        async def ask(redis: Any) -> Any:
             try:
                 return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
             except exceptions.NoScriptError:
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *args)
+
+        return await self.round_trip(ask, "EVALSHA", script.name)
 
     async def persistently(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
@@ -141,12 +150,15 @@ class Client:
 
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
         """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
-        async with self.round_trip("PIPELINE") as redis:
+
+        async def ask(redis: Any) -> list[Any]:
             pipe = redis.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
             replies: list[Any] = await pipe.execute()
             return replies
+
+        return await self.round_trip(ask, "PIPELINE")
 
     async def scripts(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Runs a script once for each of ``calls`` (keys of one slot, and args), together; returns the replies in order."""

@@ -51,8 +51,7 @@ class Conversations:
         _check(await self._client.persistently(_CREATE, [key], args, patience=self._patience), conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
-        async with self._client.round_trip() as redis:
-            fields = await redis.execute_command("HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata")
+        fields = await self._client.command("HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata")
         version, of, created_at, metadata = fields
         if of != owner.encode():
             raise Missing("Conversation", conversation_id)

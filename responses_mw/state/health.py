@@ -77,10 +77,10 @@ class Memory:
 async def _info(client: Client) -> list[dict[str, Any]]:
     """INFO of the server, or of every primary of the cluster; empty where our user may not ask, or where it is fakeredis."""
     try:
-        async with client.round_trip() as redis:
-            if client.is_cluster:
-                return list((await redis.info(target_nodes=RedisCluster.PRIMARIES)).values())
-            return [await redis.info()]
+        if client.is_cluster:
+            told = await client.round_trip(lambda redis: redis.info(target_nodes=RedisCluster.PRIMARIES))
+            return list(told.values())
+        return [await client.round_trip(lambda redis: redis.info())]
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]

@@ -121,8 +121,7 @@ class Jobs:
 
     async def end(self, response_id: str) -> int | None:
         """The number of the log's last event if the response has ended, else None. Raises Missing if there is none."""
-        async with self._client.round_trip() as redis:
-            job, number = await redis.execute_command("HMGET", _address(response_id).record, "job", "next_seq")
+        job, number = await self._client.command("HMGET", _address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
         return None if job is not None else int(number) - 1

@@ -189,8 +189,7 @@ class Responses:
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """The fields of the response's record that tell where it stands."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
-        async with self._client.round_trip() as redis:
-            values = await redis.execute_command("HMGET", address.record, *names)
+        values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         if fields.get("owner") != owner.encode():
             raise Missing("Response", response_id)

@@ -104,8 +104,7 @@ async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) ->
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
-            async with client.round_trip() as redis:
-                await redis.ping()
+            await client.command("PING")
         except StateUnavailable as error:
             if process.poll() is not None or asyncio.get_running_loop().time() > deadline:
                 message = f"The embedded Valkey did not start:\n{_last_lines(log)}"

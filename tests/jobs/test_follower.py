@@ -49,8 +49,7 @@ async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
 
 
 async def command(state: State, *words: str | int) -> Any:
-    async with state.client.round_trip() as redis:
-        return await redis.execute_command(*words)
+    return await state.client.command(*words)
 
 
 def keys(job: Job) -> tuple[str, str]:

@@ -18,8 +18,7 @@ LEASE = 5.0
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
     """An empty queue with one partition."""
     state = State(connect(redis_url), partitions=1)
-    async with state.client.round_trip() as redis:
-        await redis.flushall()
+    await state.client.command("FLUSHALL")
     yield state.queue
     await state.aclose()
 
