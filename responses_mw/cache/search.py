@@ -177,8 +177,8 @@ class Scan:
     async def nearest(
         self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
-        """At most ``count`` entries of the partition with at least that similarity, the nearest first. ``page`` is what was
-        read after what was ``known``; more is read where that is not all."""
+        """At most ``count`` entries of the partition with at least that similarity, the nearest first, as they were when
+        ``page`` was read (None: as they are). That begins after what was ``known``; more is read where it is not all."""
         self._dimensions = len(vector)
         place = key.partition, self._dimensions
         matrix = self._partitions.setdefault(place, Matrix(self._dimensions))

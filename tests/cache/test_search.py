@@ -208,21 +208,23 @@ async def test_pages_that_come_late_or_again_take_nothing_away(scanned: str, ste
     store, search = await opened(client)
     here, vector = key_in(partition(), ""), vector_of([1, 0, 0, 0, 0, 0])
     await search.nearest(here, vector, 0.9)
-    pages: list[Page | None] = [None]
     kept: set[str] = set()
+    pages: list[tuple[Page | None, set[str]]] = [(None, kept)]
     for step, number in steps:
         if step == "keep":
             name = f"e{len(kept)}"
             await add(store, search, key_in(here.partition, name), vector, generation=await generation(store, here))
-            kept.add(name)
+            for since in (kept, *(since for _, since in pages)):
+                since.add(name)
         elif step == "page":
-            pages.append((await store.lookup(here, None, 0, search.known(here))).page)
+            pages.append(((await store.lookup(here, None, 0, search.known(here))).page, set(kept)))
         elif step == "purge":
             await store.purge(ALICE)
             kept.clear()
         else:
-            found = await search.nearest(here, vector, 0.9, 99, pages[number % len(pages)])
-            assert {near.entry for near in found} <= kept
+            page, since = pages[number % len(pages)]
+            found = await search.nearest(here, vector, 0.9, 99, page)
+            assert {near.entry for near in found} <= since, "it was there while the request was under way"
     found = await search.nearest(here, vector, 0.9, 99)
     await client.aclose()
     assert {near.entry for near in found} == kept
