@@ -10,6 +10,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
@@ -74,8 +76,8 @@ class Index:
     form = "index"
 
     def __init__(self, store: Entries, space: str, types: Sequence[str] = ("FLOAT16", "FLOAT32")) -> None:
-        """``types`` are those of vectors: the first that the server has is used. (Redis has the narrow one since 7.4,
-        valkey-search has it not: there a search takes twice the time.)"""
+        """``types`` are those of vectors: the first is used, or the last where the server refuses that. (Redis has the narrow
+        one since 7.4, valkey-search has it not: there a search takes twice the time.)"""
         self._store = store
         self._space = space
         self._types = list(types)
@@ -104,12 +106,11 @@ class Index:
                 raise
             await self._make(len(vector))
             return []  # what it finds, it has to read first
-        near = [Near(entry, self._similarity(kept, vector), record, left) for entry, kept, record, left in found]
+        rows = directions(unpacked([kept for _, kept, _, _ in found], len(vector), self._types[0]))
+        similar = zip(found, np.vecdot(rows, vector).tolist(), strict=True)
+        near = [Near(entry, similarity, record, left) for (entry, _, record, left), similarity in similar]
         near.sort(key=lambda one: -one.similarity)
         return [one for one in near[:count] if one.similarity >= threshold]
-
-    def _similarity(self, kept: bytes, vector: Vector) -> float:
-        return float(directions(unpacked([kept], len(vector), self._types[0]))[0] @ vector)
 
     def _packed(self, vector: Vector) -> bytes:
         return packed(vector, self._types[0])
@@ -126,8 +127,8 @@ class Index:
             )  # fmt: skip
         except Unavailable as error:
             told = str(error.__cause__).lower()
-            if "type" in told and len(self._types) > 1:
-                del self._types[0]
+            if "type" in told and self._types[0] != self._types[-1]:
+                self._types = self._types[-1:]
                 await self._make(dimensions)
                 return
             if "exists" not in told:
