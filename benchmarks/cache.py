@@ -41,6 +41,7 @@ from responses_mw.state import connect
 
 TOKENS = 256
 ENTRIES = 10_000
+FILLED_AT_ONCE = 50
 SEARCHES = 200
 SEARCH_MODULE = Path(sys.prefix) / "redisearch.so"
 
@@ -106,7 +107,7 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
                 yield await ask(http, text.format(number), cache, told, **members)
 
         async def each_once(count: int, cache: Any) -> AsyncIterator[float]:
-            for number in range(1, count + 1):  # the first was evicted by what was kept since
+            for number in range(FILLED_AT_ONCE, FILLED_AT_ONCE + count):  # one of the first was evicted by what was kept since
                 yield await ask(http, question(number).lower().rstrip("?"), cache, "semantic")
 
         streamed: dict[str, Any] = {"stream": True}
@@ -164,8 +165,8 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, s
             place = (space, found.form, vector)
             await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=place)
 
-        for start in range(0, entries, 50):
-            await asyncio.gather(*(keep(number) for number in range(start, min(start + 50, entries))))
+        for start in range(0, entries, FILLED_AT_ONCE):
+            await asyncio.gather(*(keep(number) for number in range(start, min(start + FILLED_AT_ONCE, entries))))
         return await searched(found, key_of("What?"), entries)
     finally:
         await client.aclose()
