@@ -6,7 +6,6 @@
 local id = redis.call('HGET', prefix .. 'r', ARGV[1])
 if not id then return 0 end
 drop(id)
-redis.call('SET', prefix .. 'x', now_ms(), 'NX')
-redis.call('INCR', prefix .. 'x')
+next_number('x')
 redis.call('PEXPIRE', prefix .. 'x', ARGV[2])
 return 1

@@ -35,6 +35,12 @@ local function read(id)
   return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
 end
 
+-- Counts up, from the time in ms on: a number that was given once never comes again.
+local function next_number(name)
+  redis.call('SET', prefix .. name, now_ms(), 'NX')
+  return redis.call('INCR', prefix .. name)
+end
+
 local function vector_key(space, id)
   return 'rmw:v1:' .. space .. ':' .. slot .. ':' .. id
 end

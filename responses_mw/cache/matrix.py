@@ -35,6 +35,8 @@ class Matrix:
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
         self.reading = asyncio.Lock()
+        self.removals = ""
+        """The number of removals for which ``records`` are those that are kept."""
         self.clear("")
 
     def clear(self, generation: str) -> None:
@@ -46,13 +48,11 @@ class Matrix:
         self._free: list[int] = []
         self._expiries = np.empty(0, np.int64)
         self._slices = _slices(self.dimensions)
-        self.removals = ""
-        """The number of removals for which ``records`` are those that are kept."""
         self.records = Records()
 
     @property
     def nbytes(self) -> int:
-        return sum(part.values.nbytes for part in self._slices) + self.records.nbytes
+        return 4 * self.dimensions * len(self._expiries) + self.records.nbytes
 
     @property
     def state(self) -> tuple[str, int, str]:

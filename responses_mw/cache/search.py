@@ -64,7 +64,7 @@ async def _has_index(store: Entries) -> bool:
 # -- by Redis --------------------------------------------------------------------------------------------------------------
 
 
-SPARE = 4
+_SPARE = 4
 """So many more are asked of an index, which rounds otherwise than we do."""
 _ROUNDING = 1e-3
 
@@ -85,9 +85,9 @@ class Index:
 
     async def keepable(self, vector: Vector) -> tuple[str, bytes]:
         """The space and the bytes under which a vector is kept."""
-        if self._of_size(vector) not in self._made:
+        if self._of_size(len(vector)) not in self._made:
             await self._make(len(vector))
-        return self._of_size(vector), self._packed(vector)
+        return self._of_size(len(vector)), self._packed(vector)
 
     def known(self, key: Key) -> None:
         """Nothing is held here."""
@@ -96,7 +96,7 @@ class Index:
         self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
-        space, most = self._of_size(vector), count + SPARE
+        space, most = self._of_size(len(vector)), count + _SPARE
         query = f"(@partition:{{{key.partition}}})=>[KNN {most} @vector $vector AS distance]"
         wanted = _index(space), space, query, self._packed(vector), most, threshold - _ROUNDING
         try:
@@ -115,11 +115,11 @@ class Index:
     def _packed(self, vector: Vector) -> bytes:
         return packed(vector, self._types[0])
 
-    def _of_size(self, vector: Vector) -> str:
-        return f"{self._space}{len(vector):x}{self._types[0].lower()}"
+    def _of_size(self, dimensions: int) -> str:
+        return f"{self._space}{dimensions:x}{self._types[0].lower()}"
 
     async def _make(self, dimensions: int) -> None:
-        space = f"{self._space}{dimensions:x}{self._types[0].lower()}"
+        space = self._of_size(dimensions)
         try:
             await self._store.commands(
                 ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v1:{space}:", "SCHEMA", "partition", "TAG",
@@ -223,7 +223,6 @@ class Scan:
             return True  # more was read since
         if page.generation != matrix.generation or page.last < matrix.number:
             matrix.clear(page.generation)  # the cache was emptied
-            matrix.note_removals(page.removals)
         if page.after > matrix.number:
             return False  # what lies between is not known here
         matrix.add([entry for entry in page.entries if entry[1] > matrix.number])

@@ -41,10 +41,10 @@ def packed(vector: Vector, form: str = "FLOAT16") -> bytes:
 
 def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> Vector:
     """The rows of a matrix, out of what ``packed`` made of them. Raises ``NoVector`` where the sizes differ."""
-    rows = np.frombuffer(b"".join(blobs), FORMS[form]) if len({*map(len, blobs)}) < 2 else np.empty(0)
-    if rows.size != len(blobs) * dimensions:
+    numbers = np.dtype(FORMS[form])
+    if any(len(blob) != numbers.itemsize * dimensions for blob in blobs):
         raise NoVector("a kept vector has another size")
-    return rows.astype(np.float32).reshape(len(blobs), dimensions)
+    return np.frombuffer(b"".join(blobs), numbers).astype(np.float32).reshape(len(blobs), dimensions)
 
 
 def directions(rows: Vector) -> Vector:

@@ -453,6 +453,7 @@ async def test_where_the_server_has_no_index_an_answer_is_found_by_its_text(
 async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
     server.delete(*server.keys("rmw:{c:*}:b:*"))
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
     await ask(cache, key(cache), SEMANTIC, answer="Paris!")

@@ -48,10 +48,6 @@ async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
         return [(one.first, one.last, one.final) async for one in stream]
 
 
-async def command(state: State, *words: str | int) -> Any:
-    return await state.client.command(*words)
-
-
 def keys(job: Job) -> tuple[str, str]:
     """The record and the log."""
     slot, random = f"rmw:{{{job.response_id[5:30]}}}:", job.response_id[30:]
@@ -65,7 +61,7 @@ async def test_a_log_that_expires_before_a_slow_reader_has_read_it_ends_without_
         stream = followers.follow(job.document, -1)
         assert (await anext(stream)).last == 1
         await end(state, job, 3)
-        await command(state, "DEL", keys(job)[1])
+        await state.client.command("DEL", keys(job)[1])
         assert await rest(stream) == [(2, 2, False)]
 
 
@@ -75,11 +71,11 @@ async def test_whoever_has_read_what_the_store_has_lost_since_reads_that_the_res
         stream = followers.follow(document(job.response_id), -1)
         assert (await anext(stream)).last == 1
         record, log = keys(job)
-        before = await command(state, "DUMP", log)
+        before = await state.client.command("DUMP", log)
         await append(state, job, batch(2, 4))
         assert (await anext(stream)).last == 4
-        await command(state, "RESTORE", log, 0, before, "REPLACE")
-        await command(state, "HSET", record, "next_seq", 2)
+        await state.client.command("RESTORE", log, 0, before, "REPLACE")
+        await state.client.command("HSET", record, "next_seq", 2)
         reading = asyncio.create_task(anext(stream))
         await end(state, job, 2)
         last = await asyncio.wait_for(reading, 20)
@@ -114,11 +110,11 @@ async def test_followers_at_one_place_read_the_log_once(state: State) -> None:
     job = await taken(state, await create(state))
     await append(state, job, batch(2, 60))
     await end(state, job, 61)
-    await command(state, "CONFIG", "RESETSTAT")
+    await state.client.command("CONFIG", "RESETSTAT")
     async with following(state) as followers:
         read = await asyncio.gather(*(rest(followers.follow(job.document, -1)) for _ in range(200)))
     assert read == [[(0, 1, False), (2, 60, False), (61, 61, True)]] * 200
-    told = await command(state, "INFO", "commandstats")
+    told = await state.client.command("INFO", "commandstats")
     assert told["cmdstat_xrange"]["calls"] < 20
 
 
