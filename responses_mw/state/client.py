@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .. import telemetry
+from .connections import Connections
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Client:
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.redis = redis
+        self._connections = None if isinstance(redis, RedisCluster) else Connections(redis)
         self._timeout = timeout
         self._free = asyncio.Semaphore(max_connections)
         self._also_close = also_close
@@ -117,18 +119,23 @@ class Client:
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Sends a command, and returns its reply."""
-        return await self.round_trip(lambda redis: redis.execute_command(*words))
+        return await self.round_trip(lambda _: self._execute(*words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
 
-        async def ask(redis: Any) -> Any:
+        async def ask(_: Any) -> Any:
             try:
-                return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+                return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
             except exceptions.NoScriptError:
-                return await redis.execute_command("EVAL", script.text, len(keys), *keys, *args)
+                return await self._execute("EVAL", script.text, len(keys), *keys, *args)
 
         return await self.round_trip(ask, "EVALSHA", script.name)
+
+    async def _execute(self, *words: str | bytes | int) -> Any:
+        if self._connections is None:
+            return await self.redis.execute_command(*words)
+        return (await self._connections.execute(words))[0]
 
     async def persistently(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
@@ -152,6 +159,8 @@ class Client:
         """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
 
         async def ask(redis: Any) -> list[Any]:
+            if self._connections is not None:
+                return await self._connections.execute(*commands)
             pipe = redis.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
@@ -208,6 +217,7 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
     }
     if kind == "cluster":
         return Client(_cluster(scheme, url, options), timeout=timeout, max_connections=max_connections)
+    options["max_connections"] = 2 * max_connections  # what we keep for ourselves counts as in use
     if kind == "sentinel":
         sentinel, service = _sentinel(scheme, url, options)
         redis = sentinel.master_for(service)
