@@ -46,8 +46,13 @@ class Embeddings:
         self._asked: dict[str, Any] = {"model": settings.cache_embedding_model}
         if self._dimensions is not None:
             self._asked["dimensions"] = self._dimensions
+        self._headers = [
+            (b"host", self._url.netloc), (b"content-type", b"application/json"), (b"accept-encoding", b"identity")
+        ]  # fmt: skip
         key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
-        self._authorization = f"Bearer {key.get_secret_value()}" if key else None
+        if key is not None:
+            self._headers.append((b"authorization", b"Bearer " + key.get_secret_value().encode()))
+        self._set = frozenset(name.decode() for name, _ in self._headers)
         where = settings.cache_embedding_url or ""  # another server may mean another model by the same name
         space = f"{VERSION}\0{where}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
@@ -71,16 +76,14 @@ class Embeddings:
         return self._read(body)
 
     def _request(self, text: str, headers: Mapping[str, str], scope: MutableMapping[str, Any] | None) -> httpx.Request:
-        sent = {} if self._foreign else dict(headers)
-        if self._authorization is not None:
-            sent["authorization"] = self._authorization
-        sent |= {"content-type": "application/json", "accept-encoding": "identity"}
         content = orjson.dumps({**self._asked, "input": text})
-        request = httpx.Request("POST", self._url, headers=httpx.Headers(sent, encoding="latin-1"), content=content)
-        request.extensions["timeout"] = {"connect": self._timeout}
-        if scope is not None and not self._foreign:
-            request.extensions["asgi_scope"] = scope
-        return request
+        sent = [*self._headers, (b"content-length", b"%d" % len(content))]
+        extensions: dict[str, Any] = {"timeout": {"connect": self._timeout}}
+        if not self._foreign:
+            sent += [(name.encode(), value.encode("latin-1")) for name, value in headers.items() if name not in self._set]
+            if scope is not None:
+                extensions["asgi_scope"] = scope
+        return httpx.Request("POST", self._url, headers=sent, stream=httpx.ByteStream(content), extensions=extensions)
 
     def _read(self, body: bytes) -> Vector:
         try:
@@ -94,7 +97,8 @@ class Embeddings:
 
 async def _read_whole(response: httpx.Response) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    async for chunk in response.stream if "content-encoding" not in response.headers else response.aiter_bytes():
         body += chunk
         if len(body) > _LARGEST:
             raise NoEmbedding("the server of embeddings sent too much")

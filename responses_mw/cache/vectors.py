@@ -5,6 +5,7 @@ All that is kept is rounded to float16 first, whoever searches: so an index and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -25,8 +26,8 @@ def vector_of(numbers: object) -> Vector:
             vector = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError, OverflowError):
             raise NoVector("the embedding is no list of numbers") from None
-        length = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
-    if not np.isfinite(length) or length == 0:
+        length = math.sqrt(np.dot(vector, vector)) if vector.ndim == 1 else 0.0
+    if not math.isfinite(length) or length == 0:
         raise NoVector("the embedding has no direction")
     return vector / np.float32(length)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import anyio
@@ -17,6 +18,7 @@ Origin: TypeAlias = tuple[str, str, int]
 _KEPT_IDLE = 4.0
 # Seconds that one address of a host is tried alone, before the next one is tried as well (RFC 8305).
 _HEAD_START = 0.25
+_AT_ONCE = nullcontext()
 
 
 class Pool:
@@ -42,7 +44,7 @@ class Pool:
         Raises ``httpx.PoolTimeout``, ``httpx.ConnectTimeout``, ``httpx.ConnectError``.
         """
         try:
-            async with asyncio.timeout(pool_timeout):
+            async with asyncio.timeout(pool_timeout) if self._places.locked() else _AT_ONCE:
                 await self._places.acquire()
         except TimeoutError as error:
             raise httpx.PoolTimeout("No connection was free in time") from error
