@@ -79,6 +79,12 @@ class Runner:
         """
 
         async def begin() -> Run:
+            run = await found()
+            if grace is None:
+                run.assembler.silence()
+            return run
+
+        async def found() -> Run:
             if self._cache is None or policy is None or policy.is_off:
                 return await self.prepare(request, caller)
             async with self._cache.embedder.ahead(request, caller.owner, policy, caller.headers, caller.scope) as ahead:

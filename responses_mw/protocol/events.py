@@ -79,3 +79,15 @@ class Emitter:
         """The events since the last call."""
         events, self._events = self._events, []
         return events
+
+
+class Silent(Emitter):
+    """Emits events that nobody reads: they are not encoded, and tell no more than their type and document."""
+
+    __slots__ = ()
+
+    def emit(self, event_type: str, /, **members: Any) -> None:
+        self._events.append(Event(event_type, b"", members.get("response")))
+
+    def delta(self, template: DeltaTemplate, text: str) -> None:
+        self._events.append(_event((template.type, b"", None)))

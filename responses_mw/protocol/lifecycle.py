@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from . import usage as usages
 from .document import whole
-from .events import Emitter, Event, terminal_type
+from .events import Emitter, Event, Silent, terminal_type
 from .options import Options
 from .types import Document, Item
 
@@ -29,9 +29,13 @@ class Lifecycle:
         self.response = document
         self._ids = ids
         self._options = options
-        self._emitter = Emitter()
+        self._emitter: Emitter = Emitter()
 
     # -- beginning and end ----------------------------------------------------------------------------------------
+
+    def silence(self) -> None:
+        """Of its events only the documents will be read. To be called before the first of them."""
+        self._emitter = Silent()
 
     def start(self, *, queued: bool = False) -> list[Event]:
         """``response.created``, then ``queued`` (a background run waits for a worker) or ``in_progress``."""
