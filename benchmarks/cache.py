@@ -158,12 +158,11 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, s
         async def keep(number: int) -> None:
             text = question(number)
             key = key_of(text)
-            space, vector = await found.keepable(vector_of(embed(text)))
+            vector = await found.keepable(vector_of(embed(text)))
             packed = record.pack(
                 record.Entry((("content", "x" * 1000),), None, 3600, signature(text, salt=key.partition)), key, UNSEALED
             )
-            place = (space, found.form, vector)
-            await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=place)
+            await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
 
         for start in range(0, entries, FILLED_AT_ONCE):
             await asyncio.gather(*(keep(number) for number in range(start, min(start + FILLED_AT_ONCE, entries))))

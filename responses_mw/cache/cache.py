@@ -35,7 +35,7 @@ from .embeddings import Embeddings
 from .key import Key, key_of
 from .policy import Policy
 from .replay import replay, unmarked
-from .store import Entries, Found, Page, Redis, Stats
+from .store import Entries, Found, Kept, Page, Redis, Stats
 
 if TYPE_CHECKING:
     from .search import Index, Scan
@@ -48,6 +48,7 @@ LEASE = 5.0
 STREAM_WAIT = 1.0
 """Longest wait of a stream for another's answer: its reader wants to see life."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+_NONE = Kept("", "none", b"")
 _FAULTS = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 """Redis is away, or slow; or in our keys stands what none of us wrote."""
 
@@ -315,16 +316,14 @@ class Cache:
             self.embedder.expect(key, answered=True)
         return verdict == "kept"
 
-    async def _keepable(self, vector: Vector | None) -> tuple[str, str, bytes]:
-        """Space, form and bytes of a vector that is to be kept; none where the text has no embedding."""
+    async def _keepable(self, vector: Vector | None) -> Kept:
+        """``vector`` as it is to be kept, if the text has one."""
         if vector is None:
-            return "", "none", b""
+            return _NONE
         try:
-            search = await self._searcher()
-            space, data = await search.keepable(vector)
+            return await (await self._searcher()).keepable(vector)
         except Unavailable:  # there is no index: the answer is still found by its text
-            return "", "none", b""
-        return space, search.form, data
+            return _NONE
 
     async def _renew(self, key: Key, token: str) -> None:
         while True:

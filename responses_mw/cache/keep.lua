@@ -1,11 +1,11 @@
 -- Keeps an answer, in place of what was there, and removes what stands over the bounds: of a partition the oldest, of a shard what expires first.
 -- KEYS: generation
--- ARGV: 1 facts as JSON, 2 record, 3 vector ('' for none)
+-- ARGV: 1 facts as JSON, 2 record, 3 vector, 4 its head for an index ('' for none)
 -- Answers: 'kept'; 'purged' (the cache was emptied since the answer was begun); 'bound' (it is larger than all the room there is)
 
 local SWEPT = 100  -- at most so many are removed at a time, for each reason
 local new = cjson.decode(ARGV[1])
-local size = #ARGV[2] + #ARGV[3]
+local size = #ARGV[2] + #ARGV[3] + #ARGV[4]
 if generation() ~= new.generation then return 'purged' end
 if size > new.partition_bytes or size > new.shard_bytes then return 'bound' end
 
@@ -24,7 +24,7 @@ local function add()
     redis.call('HSET', prefix .. 'v:' .. new.partition .. ':' .. new.space, new.id, now + new.ttl .. ':' .. ARGV[3])
   elseif new.form == 'index' then
     local vector = vector_key(new.space, new.id)
-    redis.call('HSET', vector, 'partition', new.partition, 'vector', ARGV[3])
+    redis.call('HSET', vector, 'partition', new.partition, 'head', ARGV[4], 'vector', ARGV[3])
     redis.call('PEXPIRE', vector, new.ttl)
   end
 end

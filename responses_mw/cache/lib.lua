@@ -11,7 +11,7 @@
 --   x            a number that grows, as that one, when an entry is removed because its response was deleted
 --   p:<part>     zset: ids of a partition by their number
 --   v:<part>:<space>  hash: of each id its expiry and its vector, to be scanned
--- and rmw:v1:<space>:{slot}:<id>, a hash that an index knows: partition and vector
+-- and rmw:v2:<space>:{slot}:<id>, a hash that an index knows: partition, head and vector
 -- Every script can be repeated.
 
 local prefix = string.match(KEYS[1], '^rmw:{c:[a-z0-9]+:%d+}:')
@@ -42,7 +42,7 @@ local function next_number(name)
 end
 
 local function vector_key(space, id)
-  return 'rmw:v1:' .. space .. ':' .. slot .. ':' .. id
+  return 'rmw:v2:' .. space .. ':' .. slot .. ':' .. id
 end
 
 local function count(field, bytes)

@@ -1,21 +1,37 @@
 -- Has the server's index find the nearest of a partition, and reads them.
 -- KEYS: generation
--- ARGV: index, space, query, vector, at most so many, the least similarity
--- Answers id, vector, record and ms left for each
+-- ARGV: index, space, partition, head, vector, at most so many, the least similarity
+-- Answers id, vector, record and ms left for each; by their heads alone, some may be less similar
+
+local space, partition, most, least = ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
+local place = vector_key(space, '')
+
+-- The names of at most so many with that similarity; an error where there is no index.
+local function nearest(field, vector, count)
+  local query = string.format('(@partition:{%s})=>[KNN %d @%s $vector AS distance]', partition, count, field)
+  local found = redis.pcall('FT.SEARCH', ARGV[1], query, 'PARAMS', 2, 'vector', vector, 'RETURN', 1, 'distance',
+    'LIMIT', 0, count, 'DIALECT', 2)
+  if found.err then return found end
+  local names = {}
+  for i = 2, #found, 2 do
+    local similarity, values = -1, found[i + 1]
+    for j = 1, #values, 2 do  -- valkey-search tells more than it is asked for
+      if values[j] == 'distance' then similarity = 1 - values[j + 1] end
+    end
+    if similarity >= least then names[#names + 1] = found[i] end
+  end
+  return names
+end
+
+-- Heads are at least as similar as vectors, and read in a fraction of the time. Where too many are similar, they tell nothing.
+local names = nearest('head', ARGV[4], 2 * most)
+if #names == 2 * most then names = nearest('vector', ARGV[5], most) end
+if names.err then return redis.error_reply(names.err) end
 
 local answer = {}
-local found = redis.pcall('FT.SEARCH', ARGV[1], ARGV[3], 'PARAMS', 2, 'vector', ARGV[4], 'RETURN', 1, 'distance',
-  'LIMIT', 0, ARGV[5], 'DIALECT', 2)
-if found.err then return redis.error_reply(found.err) end
-local place = vector_key(ARGV[2], '')
-for i = 2, #found, 2 do
-  local name, values = found[i], found[i + 1]
-  local similarity = -1
-  for j = 1, #values, 2 do  -- valkey-search tells more than it is asked for
-    if values[j] == 'distance' then similarity = 1 - values[j + 1] end
-  end
+for _, name in ipairs(names) do
   -- Keys of another owner's shard are none of ours, whatever is written in them.
-  if similarity >= tonumber(ARGV[6]) and string.sub(name, 1, #place) == place then
+  if string.sub(name, 1, #place) == place then
     local id = string.sub(name, #place + 1)
     local record, left = read(id)
     if record then answer[#answer + 1] = {id, redis.call('HGET', name, 'vector'), record, left} end

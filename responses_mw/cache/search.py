@@ -16,8 +16,8 @@ from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
 from .matrix import Matrix
-from .store import Entries, Page, Redis
-from .vectors import Vector, directions, packed, unpacked
+from .store import Entries, Kept, Page, Redis
+from .vectors import Vector, directions, headed, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ async def _has_index(store: Entries) -> bool:
     """Whether the server searches: asked for an index that nobody made, it misses that index."""
     nowhere = Key("0", "0", "", "")
     try:
-        await store.search(nowhere, "rmw-no-index", "", "*", b"", 0, 0.0)
+        await store.search(nowhere, "rmw-no-index", Kept("", "index", b""), 1, 0.0)
     except Unavailable as error:
         told = str(error.__cause__).lower()
         if "index" not in told and not any(word in told for word in _NO_SEARCH):
@@ -66,14 +66,14 @@ async def _has_index(store: Entries) -> bool:
 
 _SPARE = 4
 """So many more are asked of an index, which rounds otherwise than we do."""
-_ROUNDING = 1e-3
+_ROUNDING = 3e-3
+"""More than a similarity is wrong by where each number is rounded to float16, and once more to be of length 1."""
 
 
 class Index:
     """``FT.SEARCH``: one index for each space and size of vectors, with the partition as a tag; an index for each partition
-    would explode. It is made when it is missed. What it finds is compared again here."""
-
-    form = "index"
+    would explode. It is made when it is missed. It has each vector twice: its head, by which it finds what can be near, and the
+    whole, by which it finds what is near where that is too much. What it finds is compared again here."""
 
     def __init__(self, store: Entries, space: str, types: Sequence[str] = ("FLOAT16", "FLOAT32")) -> None:
         """``types`` are those of vectors: the first is used, or the last where the server refuses that. (Redis has the narrow
@@ -83,11 +83,11 @@ class Index:
         self._types = list(types)
         self._made: set[str] = set()
 
-    async def keepable(self, vector: Vector) -> tuple[str, bytes]:
-        """The space and the bytes under which a vector is kept."""
+    async def keepable(self, vector: Vector) -> Kept:
+        """``vector`` as it is to be kept."""
         if self._of_size(len(vector)) not in self._made:
             await self._make(len(vector))
-        return self._of_size(len(vector)), self._packed(vector)
+        return self._kept(vector)
 
     def known(self, key: Key) -> None:
         """Nothing is held here."""
@@ -96,11 +96,9 @@ class Index:
         self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
-        space, most = self._of_size(len(vector)), count + _SPARE
-        query = f"(@partition:{{{key.partition}}})=>[KNN {most} @vector $vector AS distance]"
-        wanted = _index(space), space, query, self._packed(vector), most, threshold - _ROUNDING
+        asked = self._kept(vector)
         try:
-            found = await self._store.search(key, *wanted)
+            found = await self._store.search(key, _index(asked.space), asked, count + _SPARE, threshold - _ROUNDING)
         except Unavailable as error:
             if "index" not in str(error.__cause__).lower():
                 raise
@@ -112,8 +110,9 @@ class Index:
         near.sort(key=lambda one: -one.similarity)
         return [one for one in near[:count] if one.similarity >= threshold]
 
-    def _packed(self, vector: Vector) -> bytes:
-        return packed(vector, self._types[0])
+    def _kept(self, vector: Vector) -> Kept:
+        form = self._types[0]
+        return Kept(self._of_size(len(vector)), "index", packed(vector, form), packed(headed(vector), form))
 
     def _of_size(self, dimensions: int) -> str:
         return f"{self._space}{dimensions:x}{self._types[0].lower()}"
@@ -122,8 +121,8 @@ class Index:
         space = self._of_size(dimensions)
         try:
             await self._store.commands(
-                ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v1:{space}:", "SCHEMA", "partition", "TAG",
-                 "vector", "VECTOR", "FLAT", 6, "TYPE", self._types[0], "DIM", dimensions, "DISTANCE_METRIC", "COSINE")
+                ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v2:{space}:", "SCHEMA", "partition", "TAG",
+                 *self._field("head", dimensions // 4 + 1), *self._field("vector", dimensions))
             )  # fmt: skip
         except Unavailable as error:
             told = str(error.__cause__).lower()
@@ -135,9 +134,12 @@ class Index:
                 raise
         self._made.add(space)  # one that is dropped is missed by the next search
 
+    def _field(self, name: str, dimensions: int) -> tuple[str | int, ...]:
+        return name, "VECTOR", "FLAT", 6, "TYPE", self._types[0], "DIM", dimensions, "DISTANCE_METRIC", "COSINE"
+
 
 def _index(space: str) -> str:
-    return f"rmw-v1-{space}"
+    return f"rmw-v2-{space}"
 
 
 # -- by this process -------------------------------------------------------------------------------------------------------
@@ -152,8 +154,6 @@ class Scan:
     reads only what was added since, and records that it does not hold. At most ``cache_memory`` bytes of both; the partition
     that was not asked for longest goes first."""
 
-    form = "scan"
-
     def __init__(self, store: Entries, space: str, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._space = space
@@ -164,9 +164,9 @@ class Scan:
         self._dimensions: int | None = None
         """Those of the last vector that was seen."""
 
-    async def keepable(self, vector: Vector) -> tuple[str, bytes]:
-        """The space and the bytes under which a vector is kept."""
-        return self._of_size(len(vector)), packed(vector)
+    async def keepable(self, vector: Vector) -> Kept:
+        """``vector`` as it is to be kept."""
+        return Kept(self._of_size(len(vector)), "scan", packed(vector))
 
     def known(self, key: Key) -> tuple[str, int] | None:
         """How far the partition was read: a space, and the last number in it. None where no vector was seen yet."""

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
@@ -106,6 +106,16 @@ class Stats:
     partitions: int
 
 
+class Kept(NamedTuple):
+    """A vector as it is kept: its ``space``, who finds it (``form``: ``scan``, ``index``, or ``none`` where there is none), its
+    bytes, and for an index those of its head."""
+
+    space: str
+    form: str
+    data: bytes
+    head: bytes = b""
+
+
 class Entries:
     """All entries of all owners."""
 
@@ -135,12 +145,8 @@ class Entries:
         reply = await self._redis.script(scripts.READ, [self._key(key)], ids)
         return [(found[0], found[1] / 1000) if found else None for found in reply]
 
-    async def keep(
-        self, key: Key, record: bytes, *, generation: str, token: str, ttl: int, response: str, vector: tuple[str, str, bytes]
-    ) -> str:
-        """Keeps a record for ``ttl`` seconds; ``vector`` is its space, form (``scan``, ``index``, ``none``) and bytes. Ends the
-        flight of ``token``. Answers ``kept``, ``purged`` or ``bound``."""
-        space, form, data = vector
+    async def keep(self, key: Key, record: bytes, *, generation: str, token: str, ttl: int, response: str, vector: Kept) -> str:
+        """Keeps a record for ``ttl`` seconds. Ends the flight of ``token``. Answers ``kept``, ``purged`` or ``bound``."""
         settings = self._settings
         facts = {
             "generation": generation,
@@ -148,8 +154,8 @@ class Entries:
             "id": key.exact,
             "partition": key.partition,
             "response": response,
-            "space": space,
-            "form": form,
+            "space": vector.space,
+            "form": vector.form,
             "ttl": ttl * 1000,
             "longest": self._longest,
             "partition_entries": settings.cache_partition_entries,
@@ -158,7 +164,8 @@ class Entries:
             "shard_bytes": settings.cache_owner_bytes // self._shards,
         }
         await self.note(key.owner)
-        reply: bytes = await self._redis.script(scripts.KEEP, [self._key(key)], [orjson.dumps(facts), record, data])
+        args = [orjson.dumps(facts), record, vector.data, vector.head]
+        reply: bytes = await self._redis.script(scripts.KEEP, [self._key(key)], args)
         return reply.decode()
 
     async def renew(self, key: Key, token: str, lease: float) -> bool:
@@ -181,11 +188,11 @@ class Entries:
         return Page.of(space, after, most, generation, told)
 
     async def search(
-        self, key: Key, index: str, space: str, query: str, vector: bytes, count: int, threshold: float
+        self, key: Key, index: str, vector: Kept, count: int, threshold: float
     ) -> list[tuple[str, bytes, bytes, float]]:
-        """The entries of the shard that the server's ``index`` finds by ``query``, with about that similarity or more: id,
-        vector, record, and how many seconds it is there."""
-        args: list[str | bytes | int] = [index, space, query, vector, count, str(threshold)]
+        """The entries of the partition that the server's ``index`` finds: at least the ``count`` nearest to ``vector`` of those
+        with that similarity. Of each id, vector, record, and how many seconds it is there."""
+        args: list[str | bytes | int] = [index, vector.space, key.partition, vector.head, vector.data, count, str(threshold)]
         reply = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
         return [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in reply]
 

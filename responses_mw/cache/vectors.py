@@ -40,6 +40,13 @@ def packed(vector: Vector, form: str = "FLOAT16") -> bytes:
     return vector.astype("<f2").astype(FORMS[form]).tobytes()
 
 
+def headed(vector: Vector) -> Vector:
+    """The first quarter of a vector's numbers, and how long the rest is. The cosine of two of these is the most that the whole
+    vectors' can be (Cauchy and Schwarz)."""
+    head = vector[: len(vector) // 4]
+    return np.append(head, np.float32(math.sqrt(max(0.0, 1.0 - float(np.dot(head, head))))))
+
+
 def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> Vector:
     """The rows of a matrix, out of what ``packed`` made of them. Raises ``NoVector`` where the sizes differ."""
     numbers = np.dtype(FORMS[form])

@@ -14,7 +14,7 @@ from responses_mw.cache.key import Key
 from responses_mw.cache.matrix import Matrix
 from responses_mw.cache.search import Index, Scan, choose
 from responses_mw.cache.store import Entries, Page
-from responses_mw.cache.vectors import FORMS, directions, packed, unpacked, vector_of
+from responses_mw.cache.vectors import FORMS, directions, headed, packed, unpacked, vector_of
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 
@@ -46,9 +46,9 @@ def key_in(partition: str, name: str, owner: str = ALICE) -> Key:
 
 
 async def add(store: Entries, search: Index | Scan, key: Key, vector: Vector, **told: Any) -> None:
-    space, data = await search.keepable(vector)
+    kept = await search.keepable(vector)
     facts = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{key.exact}", **told}
-    assert await store.keep(key, b"C{}", vector=(space, search.form, data), **facts) == "kept"
+    assert await store.keep(key, b"C{}", vector=kept, **facts) == "kept"
 
 
 async def opened(client: Client, **given: Any) -> tuple[Entries, Index | Scan]:
@@ -157,20 +157,45 @@ async def test_an_index_of_a_server_without_narrow_vectors_has_wide_ones(
     await client.aclose()
 
 
-async def test_an_index_and_a_scan_tell_the_same_similarities(searching_server: Server) -> None:
+@pytest.mark.parametrize(("near", "threshold", "wholes"), [(0, 0.3, 1), (6, 0.9, 0), (30, 0.9, 1), (0, 0.9, 0)])
+async def test_an_index_and_a_scan_tell_the_same_similarities(
+    searching_server: Server, near: int, threshold: float, wholes: int
+) -> None:
+    """Whole vectors are compared by the server only where too many have near heads."""
     client, random = connect(searching_server.url), np.random.default_rng(1)
     told = []
-    vectors = [vector_of(1 + random.normal(size=384)) for _ in range(40)]
+    spreads = [0.2] * (1 + near) + [2.0] * (40 - near)  # similarities of 0.96 and 0.44
+    vectors = [vector_of(1 + spread * random.normal(size=384)) for spread in spreads]
+    calls = 0
     for search in ("index", "scan"):
         store, one = await opened(client, cache_search=search)
         here = partition()
         for number, vector in enumerate(vectors[1:]):
             await add(store, one, key_in(here, f"e{number}"), vector)
-        found = await one.nearest(key_in(here, ""), vectors[0], 0.3)
-        told.append({near.entry: near.similarity for near in found})
-    assert len(told[0]) == 4
+        before = await searches(client)
+        found = await one.nearest(key_in(here, ""), vectors[0], threshold)
+        told.append({one.entry: one.similarity for one in found})
+        calls += await searches(client) - before
+    assert len(told[0]) == (0 if (near, threshold) == (0, 0.9) else 4)
     assert told[0] == pytest.approx(told[1], abs=1e-6)
+    assert calls == 1 + wholes
     await client.aclose()
+
+
+async def searches(client: Client) -> int:
+    """How many the server has made."""
+    stats: dict[str, Any] = await client.round_trip(lambda redis: redis.info("commandstats"))
+    return sum(told["calls"] for name, told in stats.items() if name.lower() == "cmdstat_ft.search")
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(0, 3))
+def test_heads_are_at_least_as_similar_as_vectors(seed: int, dimensions: int, spread: float) -> None:
+    random = np.random.default_rng(seed)
+    one, other = (vector_of(1 + spread * random.normal(size=dimensions)) for _ in range(2))
+    heads = headed(one), headed(other)
+    assert [len(head) for head in heads] == [dimensions // 4 + 1] * 2
+    assert [float(np.linalg.norm(head)) for head in heads] == pytest.approx([1, 1], abs=1e-5)
+    assert float(np.dot(*heads)) >= float(np.dot(one, other)) - 1e-5
 
 
 # -- what the scan holds ---------------------------------------------------------------------------------------------------
