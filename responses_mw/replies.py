@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import orjson
-from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Scope, Send
 
 from .config import Settings
@@ -54,16 +53,22 @@ class Reply:
         self._settings = settings
         self._headers = {} if headers is None else headers
         self._started = False
+        self._until_left = anyio.CancelScope()  # it cancels until that is heeded; a task is cancelled but once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with anyio.create_task_group() as group:
+        # asyncio's group: to open and cancel one of anyio's takes a tenth of the time of an answer that is known.
+        async with asyncio.TaskGroup() as group:
             # A task of its own: what it is woken for, token by token, need not come up through the whole application.
-            group.start_soon(self._reply, send, group)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            group.cancel_scope.cancel()
+            replying = group.create_task(self._reply(send, group))
+            leaving = group.create_task(_left(receive))
+            replying.add_done_callback(lambda _: leaving.cancel())
+            leaving.add_done_callback(lambda _: self._until_left.cancel())
 
-    async def _reply(self, send: Send, group: TaskGroup) -> None:
+    async def _reply(self, send: Send, group: asyncio.TaskGroup) -> None:
+        with self._until_left:
+            await self._reply_whole(send, group)
+
+    async def _reply_whole(self, send: Send, group: asyncio.TaskGroup) -> None:
         async with aclosing(self._run):
             try:
                 await self._answer(send, group)
@@ -76,16 +81,15 @@ class Reply:
                 if self._started:
                     raise  # the server breaks the connection off
                 await send_json(send, 500, INTERNAL_ERROR)
-        group.cancel_scope.cancel()
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
         raise NotImplementedError
 
 
 class JSONReply(Reply):
     """The document that the run ends with."""
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
         response = None
         async for events in self._run:
             response = events[-1].response
@@ -103,7 +107,7 @@ class StreamReply(Reply):
         self._complete = True
         self._keeping_alive = anyio.CancelScope()
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
@@ -115,7 +119,7 @@ class StreamReply(Reply):
                 await send(self._message(batch))
         finally:
             self._timer.cancel()
-        self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
+            self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
         last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -125,10 +129,10 @@ class StreamReply(Reply):
         body = events[0].frame if len(events) == 1 else b"".join([event.frame for event in events])
         return {"type": "http.response.body", "body": body, "more_body": True}
 
-    def _watch(self, send: Send, group: TaskGroup) -> None:
+    def _watch(self, send: Send, group: asyncio.TaskGroup) -> None:
         """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
         if self._silent:
-            group.start_soon(self._keep_alive, send)
+            group.create_task(self._keep_alive(send))
         self._silent = True
         self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
 
@@ -154,6 +158,12 @@ class FollowReply(StreamReply):
         self._last_number = batch.last + 1
         self._complete = batch.final
         return {"type": "http.response.body", "body": batch.data, "more_body": True}
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def send_json(send: Send, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
