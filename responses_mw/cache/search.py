@@ -10,14 +10,12 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ..config import Settings
 from ..errors import Unavailable
 from .key import Key
 from .matrix import Matrix
 from .store import Entries, Kept, Page, Redis
-from .vectors import Vector, directions, headed, packed, unpacked
+from .vectors import Vector, headed, packed, similarities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,9 +102,8 @@ class Index:
                 raise
             await self._make(len(vector))
             return []  # what it finds, it has to read first
-        rows = directions(unpacked([kept for _, kept, _, _ in found], len(vector), self._types[0]))
-        similar = zip(found, np.vecdot(rows, vector).tolist(), strict=True)
-        near = [Near(entry, similarity, record, left) for (entry, _, record, left), similarity in similar]
+        similar = similarities([kept for _, kept, _, _ in found], vector, self._types[0])
+        near = [Near(one[0], similarity, *one[2:]) for one, similarity in zip(found, similar, strict=True)]
         near.sort(key=lambda one: -one.similarity)
         return [one for one in near[:count] if one.similarity >= threshold]
 

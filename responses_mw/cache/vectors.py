@@ -37,14 +37,16 @@ FORMS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
 
 def packed(vector: Vector, form: str = "FLOAT16") -> bytes:
     """The form in which a vector is kept, little-endian; in the wide one it holds no more than in the other."""
-    return vector.astype("<f2").astype(FORMS[form]).tobytes()
+    return vector.astype("<f2").astype(FORMS[form], copy=False).tobytes()
 
 
 def headed(vector: Vector) -> Vector:
     """The first quarter of a vector's numbers, and how long the rest is. The cosine of two of these is the most that the whole
     vectors' can be (Cauchy and Schwarz)."""
-    head = vector[: len(vector) // 4]
-    return np.append(head, np.float32(math.sqrt(max(0.0, 1.0 - float(np.dot(head, head))))))
+    head = np.empty(len(vector) // 4 + 1, np.float32)
+    head[:-1] = vector[: len(vector) // 4]
+    head[-1] = math.sqrt(max(0.0, 1.0 - float(np.dot(head[:-1], head[:-1]))))
+    return head
 
 
 def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> Vector:
@@ -59,3 +61,11 @@ def directions(rows: Vector) -> Vector:
     """``rows``, each of length 1 again after it was rounded; one of zeros stays as it is."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32, copy=False)
+
+
+def similarities(kept: Sequence[bytes], vector: Vector, form: str) -> list[float]:
+    """Those of kept vectors with ``vector``."""
+    rows = unpacked(kept, len(vector), form)
+    lengths = np.sqrt(np.vecdot(rows, rows))
+    similar: list[float] = (np.vecdot(rows, vector) / np.where(lengths == 0, 1, lengths)).tolist()
+    return similar
