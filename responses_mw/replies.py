@@ -62,7 +62,7 @@ class Reply:
             replying = group.create_task(self._reply(send, group))
             leaving = group.create_task(_left(receive))
             replying.add_done_callback(lambda _: leaving.cancel())
-            leaving.add_done_callback(lambda _: self._until_left.cancel())
+            leaving.add_done_callback(lambda _: None if replying.done() else self._until_left.cancel())
 
     async def _reply(self, send: Send, group: asyncio.TaskGroup) -> None:
         with self._until_left:
@@ -105,7 +105,7 @@ class StreamReply(Reply):
         self._silent = False
         self._last_number = 0
         self._complete = True
-        self._keeping_alive = anyio.CancelScope()
+        self._keeping_alive: asyncio.Task[None] | None = None
 
     async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
@@ -119,7 +119,8 @@ class StreamReply(Reply):
                 await send(self._message(batch))
         finally:
             self._timer.cancel()
-            self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
+            if self._keeping_alive is not None:
+                self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
         last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -131,14 +132,13 @@ class StreamReply(Reply):
 
     def _watch(self, send: Send, group: asyncio.TaskGroup) -> None:
         """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
-        if self._silent:
-            group.create_task(self._keep_alive(send))
+        if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
+            self._keeping_alive = group.create_task(self._keep_alive(send))
         self._silent = True
         self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
 
     async def _keep_alive(self, send: Send) -> None:
-        with self._keeping_alive:
-            await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+        await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
         if not self._settings.keepalive_event:

@@ -253,3 +253,22 @@ async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: 
     async with apps.open(keep_alive=0.05) as app:
         await client.call(app)
     assert check(b"".join(client.bodies)).terminal == "response.completed"
+
+
+async def test_a_client_that_does_not_take_a_keep_alive_gets_no_other(apps: Apps, upstream: ScriptedUpstream) -> None:
+    more = Signal()
+    upstream.stream(text("Hel"), more, text("lo"), finish())
+
+    class Stuck(Client):
+        async def _send(self, message: Message) -> None:
+            self.sent.append(message)
+            if message.get("body", b"").startswith(b": keep-alive"):
+                asyncio.get_running_loop().call_later(0.3, more.set)
+                await asyncio.sleep(0.2)
+
+    client = Stuck()
+    async with apps.open(keep_alive=0.05) as app:
+        await client.call(app)
+    raw = b"".join(client.bodies)
+    assert check(raw).deltas == ["Hel", "lo"]
+    assert 1 <= raw.count(b": keep-alive") <= 3
