@@ -6,7 +6,9 @@ httpx's own ``ASGITransport`` gathers the whole answer before it returns. This o
 2. One chunk is under way at a time: the application's ``send`` waits until the chunk before has been read.
 3. The application's ``receive`` gives the body once, then blocks until the reader leaves or the answer is complete.
    (Told ``http.disconnect`` any earlier, vLLM aborts the generation.)
-4. A reader that leaves (``aclose``) cancels the application and waits for its end.
+4. A reader that leaves (``aclose``) cancels the application and waits for its end. Before the answer starts, it is told first,
+   as by a server, and has a moment to end by itself: it may work in a task that it ends when it is told, and that would be left
+   behind if it were cancelled (vLLM).
 5. Only ``more_body: False`` ends an answer. An application that raises or returns before it breaks the answer off.
 """
 
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 _NOT_INHERITED = ("extensions", "subprotocols")
 # Set anew for the sub-request, which is neither compressed nor chunked.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
+# Seconds that an application has to end by itself before its answer starts.
+_HEED_GRACE = 0.5
 # Seconds that a leaving reader waits for an application that does not heed its cancellation.
 _END_GRACE = 5.0
 
@@ -110,7 +114,12 @@ class _Answer(httpx.AsyncByteStream):
         if not self._left:
             self._left = True
             self._over.set()
-            self.task.cancel()
+            try:
+                if self._head is None:
+                    with anyio.CancelScope(shield=True):
+                        await asyncio.wait({self.task}, timeout=_HEED_GRACE)
+            finally:
+                self.task.cancel()
         with anyio.move_on_after(_END_GRACE, shield=True):
             await asyncio.wait({self.task})
 

@@ -134,6 +134,45 @@ async def test_a_reader_that_leaves_cancels_the_application_and_waits_for_its_en
         assert ended == [True]
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+async def test_before_its_answer_an_application_is_told_that_the_reader_left_and_cancelled_if_it_does_not_heed_that(
+    heeds: bool,
+) -> None:
+    """vLLM's handlers work in a task, and wait for it or for the client's leaving."""
+    began, ended = asyncio.Event(), asyncio.Event()
+    cancelled = []
+
+    async def work() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def left(receive: Receive) -> None:
+        while heeds is False or (await receive())["type"] != "http.disconnect":
+            await asyncio.sleep(0.01)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        tasks = [asyncio.create_task(work()), asyncio.create_task(left(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async with client_of(app) as client:
+        asking = asyncio.create_task(client.post("/", json={}))
+        await began.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        assert ended.is_set()
+    assert cancelled == ([] if heeds else [True])
+
+
 async def test_a_reader_that_never_iterates_leaves_nothing_behind() -> None:
     async with client_of(forever) as client, client.stream("GET", "/"):
         pass
