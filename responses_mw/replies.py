@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
 import orjson
+from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Scope, Send
 
 from .config import Settings
@@ -53,22 +54,16 @@ class Reply:
         self._settings = settings
         self._headers = {} if headers is None else headers
         self._started = False
-        self._until_left = anyio.CancelScope()  # it cancels until that is heeded; a task is cancelled but once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # asyncio's group: to open and cancel one of anyio's takes a tenth of the time of an answer that is known.
-        async with asyncio.TaskGroup() as group:
+        async with anyio.create_task_group() as group:
             # A task of its own: what it is woken for, token by token, need not come up through the whole application.
-            replying = group.create_task(self._reply(send, group))
-            leaving = group.create_task(_left(receive))
-            replying.add_done_callback(lambda _: leaving.cancel())
-            leaving.add_done_callback(lambda _: None if replying.done() else self._until_left.cancel())
+            group.start_soon(self._reply, send, group)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
 
-    async def _reply(self, send: Send, group: asyncio.TaskGroup) -> None:
-        with self._until_left:
-            await self._reply_whole(send, group)
-
-    async def _reply_whole(self, send: Send, group: asyncio.TaskGroup) -> None:
+    async def _reply(self, send: Send, group: TaskGroup) -> None:
         async with aclosing(self._run):
             try:
                 await self._answer(send, group)
@@ -81,15 +76,16 @@ class Reply:
                 if self._started:
                     raise  # the server breaks the connection off
                 await send_json(send, 500, INTERNAL_ERROR)
+        group.cancel_scope.cancel()
 
-    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
         raise NotImplementedError
 
 
 class JSONReply(Reply):
     """The document that the run ends with."""
 
-    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
         response = None
         async for events in self._run:
             response = events[-1].response
@@ -107,12 +103,12 @@ class StreamReply(Reply):
         self._complete = True
         self._keeping_alive: asyncio.Task[None] | None = None
 
-    async def _answer(self, send: Send, group: asyncio.TaskGroup) -> None:
+    async def _answer(self, send: Send, group: TaskGroup) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *own]})
-        self._watch(send, group)
+        self._watch(send)
         try:
             await send(self._message(first))
             async for batch in self._run:
@@ -130,15 +126,16 @@ class StreamReply(Reply):
         body = events[0].frame if len(events) == 1 else b"".join([event.frame for event in events])
         return {"type": "http.response.body", "body": body, "more_body": True}
 
-    def _watch(self, send: Send, group: asyncio.TaskGroup) -> None:
+    def _watch(self, send: Send) -> None:
         """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
-            self._keeping_alive = group.create_task(self._keep_alive(send))
+            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
         self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send, group)
+        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
-        await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+        with suppress(OSError):  # the client left
+            await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
         if not self._settings.keepalive_event:
@@ -158,12 +155,6 @@ class FollowReply(StreamReply):
         self._last_number = batch.last + 1
         self._complete = batch.final
         return {"type": "http.response.body", "body": batch.data, "more_body": True}
-
-
-async def _left(receive: Receive) -> None:
-    """Returns when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def send_json(send: Send, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:

@@ -6,8 +6,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
+from benchmarks.processes import running
+from benchmarks.upstream import MODEL
 from oracle import Streamed, check, stream
 from scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 
@@ -91,6 +94,18 @@ async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstrea
     before, _, after = raw.decode().partition("event: keepalive\ndata: ")
     last = json.loads(before.rstrip("\n").rpartition("data: ")[2])
     assert json.loads(after.split("\n")[0]) == {"type": "keepalive", "sequence_number": last["sequence_number"]}
+
+
+def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
+    """Where pytest runs the event loop, anyio knows more of it than it does in a server."""
+    body = {**BODY, "model": MODEL, "max_output_tokens": 2}
+    with (
+        running("benchmarks.upstream", "--tokens-per-second=1") as upstream,
+        running("responses_mw", "serve", f"--upstream={upstream.url}", "--keep-alive=0.1") as server,
+    ):
+        raw = httpx.post(f"{server.url}/v1/responses", json=body, timeout=20).content
+    assert b": keep-alive\n\n" in raw
+    assert check(raw).terminal == "response.completed"
 
 
 async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:

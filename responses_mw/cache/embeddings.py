@@ -50,8 +50,8 @@ class Embeddings:
             (b"host", self._url.netloc), (b"content-type", b"application/json"), (b"accept-encoding", b"identity")
         ]  # fmt: skip
         key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
-        if key is not None:
-            self._headers.append((b"authorization", b"Bearer " + key.get_secret_value().encode()))
+        if key:
+            self._headers.append((b"authorization", b"Bearer " + key.get_secret_value().encode("latin-1")))
         self._set = frozenset(name.decode() for name, _ in self._headers)
         where = settings.cache_embedding_url or ""  # another server may mean another model by the same name
         space = f"{VERSION}\0{where}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"

@@ -217,7 +217,6 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
     }
     if kind == "cluster":
         return Client(_cluster(scheme, url, options), timeout=timeout, max_connections=max_connections)
-    options["max_connections"] = 2 * max_connections  # what we keep for ourselves counts as in use
     if kind == "sentinel":
         sentinel, service = _sentinel(scheme, url, options)
         redis = sentinel.master_for(service)

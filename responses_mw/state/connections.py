@@ -22,7 +22,6 @@ class Connections:
     def __init__(self, redis: Redis) -> None:
         self._pool: Any = redis.connection_pool
         self._callbacks: dict[Any, Any] = dict(redis.response_callbacks)
-        self._idle: list[Any] = []
 
     async def execute(self, *commands: Sequence[str | bytes | int]) -> list[Any]:
         """Sends ``commands`` at once, and returns their replies in order. Raises the first error among these once all are read.
@@ -31,13 +30,13 @@ class Connections:
         was closed while it was idle.
         """
         packed = b"".join([pack_command(tuple(words)) for words in commands])  # type: ignore[arg-type]
-        connection = self._idle.pop() if self._idle else self._pool.get_available_connection()
+        connection = self._pool.get_available_connection()
         try:
             await self._pool.ensure_connection(connection)
-            await connection.send_packed_command(packed, check_health=False)
+            await connection.send_packed_command(packed)
             replies = [await self._reply(connection) for _ in commands]
         finally:
-            self._idle.append(connection)
+            await self._pool.release(connection)
         for place, (words, reply) in enumerate(zip(commands, replies, strict=True)):
             if isinstance(reply, ResponseError):
                 raise reply
