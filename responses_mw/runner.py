@@ -75,7 +75,7 @@ class Runner:
 
         The first batch comes when the upstream has begun to answer, or after ``grace`` seconds (None: however long it takes).
         Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events (with None, it
-        is raised however late). ``policy`` is what the run uses of the cache; what that says is put in ``headers``.
+        is raised however late, and the events have no frames: only their documents count). ``policy`` is what the run uses of the cache; what that says is put in ``headers``.
         """
 
         async def begin() -> Run:

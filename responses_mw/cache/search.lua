@@ -1,8 +1,10 @@
 -- Has the server's index find the nearest of a partition, and reads them.
 -- KEYS: generation
--- ARGV: index, space, partition, head, vector, at most so many, the least similarity
--- Answers id, vector, record and ms left for each; by their heads alone, some may be less similar
+-- ARGV: index, space, partition, head ('' to do without), vector, so many, the least similarity
+-- Answers whether heads told, and id, vector, record and ms left of so many at least; some may be less similar, if heads told.
+-- Where records are large, the last come without ('')
 
+local ALONG = 65536  -- bytes of records after which no more come along
 local space, partition, most, least = ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
 local place = vector_key(space, '')
 
@@ -24,17 +26,22 @@ local function nearest(field, vector, count)
 end
 
 -- Heads are at least as similar as vectors, and read in a fraction of the time. Where too many are similar, they tell nothing.
-local names = nearest('head', ARGV[4], 2 * most)
-if #names == 2 * most then names = nearest('vector', ARGV[5], most) end
+local names = ARGV[4] ~= '' and nearest('head', ARGV[4], 2 * most)
+local told = names and #names < 2 * most
+if not told then names = nearest('vector', ARGV[5], most) end
 if names.err then return redis.error_reply(names.err) end
 
-local answer = {}
+local entries, bytes = {}, 0
 for _, name in ipairs(names) do
   -- Keys of another owner's shard are none of ours, whatever is written in them.
   if string.sub(name, 1, #place) == place then
-    local id = string.sub(name, #place + 1)
-    local record, left = read(id)
-    if record then answer[#answer + 1] = {id, redis.call('HGET', name, 'vector'), record, left} end
+    local id, record, left = string.sub(name, #place + 1), '', 0
+    local vector = redis.call('HGET', name, 'vector')
+    if bytes < ALONG then record, left = read(id) end
+    if vector and record then
+      entries[#entries + 1] = {id, vector, record, left}
+      bytes = bytes + #record
+    end
   end
 end
-return answer
+return {told and 1 or 0, entries}

@@ -64,6 +64,8 @@ async def _has_index(store: Entries) -> bool:
 
 _SPARE = 4
 """So many more are asked of an index, which rounds otherwise than we do."""
+_HEADLESS = 20
+"""So many searches do without heads after one that they told nothing of: some models take all texts for quite similar."""
 _ROUNDING = 3e-3
 """More than a similarity is wrong by where each number is rounded to float16, and once more to be of length 1."""
 
@@ -80,6 +82,8 @@ class Index:
         self._space = space
         self._types = list(types)
         self._made: set[str] = set()
+        self._headless: dict[str, int] = {}
+        """Of a space, so many searches are to come without heads."""
 
     async def keepable(self, vector: Vector) -> Kept:
         """``vector`` as it is to be kept."""
@@ -95,17 +99,30 @@ class Index:
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
         asked = self._kept(vector)
+        if self._headless.get(asked.space, 0) > 0:
+            self._headless[asked.space] -= 1
+            asked = asked._replace(head=b"")
         try:
-            found = await self._store.search(key, _index(asked.space), asked, count + _SPARE, threshold - _ROUNDING)
+            index = _index(asked.space)
+            by_heads, found = await self._store.search(key, index, asked, count + _SPARE, threshold - _ROUNDING)
         except Unavailable as error:
             if "index" not in str(error.__cause__).lower():
                 raise
             await self._make(len(vector))
             return []  # what it finds, it has to read first
+        if asked.head and not by_heads:
+            self._headless[asked.space] = _HEADLESS
         similar = similarities([kept for _, kept, _, _ in found], vector, self._types[0])
         near = [Near(one[0], similarity, *one[2:]) for one, similarity in zip(found, similar, strict=True)]
         near.sort(key=lambda one: -one.similarity)
-        return [one for one in near[:count] if one.similarity >= threshold]
+        return await self._whole(key, [one for one in near[:count] if one.similarity >= threshold])
+
+    async def _whole(self, key: Key, near: Sequence[Near]) -> list[Near]:
+        """``near``, with the records that did not come along."""
+        missing = [one.entry for one in near if not one.record]
+        read = dict(zip(missing, await self._store.read(key, missing), strict=True)) if missing else {}
+        whole = [one._replace(record=kept[0], left=kept[1]) if (kept := read.get(one.entry)) else one for one in near]
+        return [one for one in whole if one.record]
 
     def _kept(self, vector: Vector) -> Kept:
         form = self._types[0]

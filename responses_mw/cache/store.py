@@ -189,12 +189,13 @@ class Entries:
 
     async def search(
         self, key: Key, index: str, vector: Kept, count: int, threshold: float
-    ) -> list[tuple[str, bytes, bytes, float]]:
+    ) -> tuple[bool, list[tuple[str, bytes, bytes, float]]]:
         """The entries of the partition that the server's ``index`` finds: at least the ``count`` nearest to ``vector`` of those
-        with that similarity. Of each id, vector, record, and how many seconds it is there."""
+        with that similarity; and whether it was by their heads. Of each id, vector, record (empty where it is to be read by
+        itself), and how many seconds it is there."""
         args: list[str | bytes | int] = [index, vector.space, key.partition, vector.head, vector.data, count, str(threshold)]
-        reply = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
-        return [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in reply]
+        told, entries = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
+        return bool(told), [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in entries]
 
     async def commands(self, *commands: Sequence[str | bytes | int]) -> list[Any]:
         """Plain commands, in one round trip."""

@@ -23,7 +23,7 @@ class Event(NamedTuple):
 
     type: str
     frame: bytes
-    """The whole server-sent event."""
+    """The whole server-sent event; empty where nobody reads it (``Silent``)."""
     response: Document | None = None
     """The document that the event carries, where it carries one."""
 

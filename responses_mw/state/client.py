@@ -97,7 +97,7 @@ class Client:
         return isinstance(self.redis, RedisCluster)
 
     async def round_trip(self, ask: Callable[[Any], Awaitable[T]], operation: str = "COMMAND", script: str = "") -> T:
-        """What ``ask`` is told by the client (redis-py's) in one round trip, which spans call by its ``operation`` and
+        """What ``ask``, which is given redis-py's client, is told in one round trip, which spans call by its ``operation`` and
         ``script``."""
         task = asyncio.current_task()
         assert task is not None

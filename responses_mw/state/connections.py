@@ -17,7 +17,7 @@ __all__ = ["Connections"]
 
 
 class Connections:
-    """The connections of a client of redis-py's, which makes and closes them. Replies and errors are as that gives them."""
+    """The connections of a client of redis-py's, which makes and closes them. Replies are as that gives them."""
 
     def __init__(self, redis: Redis) -> None:
         self._pool: Any = redis.connection_pool

@@ -182,6 +182,39 @@ async def test_an_index_and_a_scan_tell_the_same_similarities(
     await client.aclose()
 
 
+async def test_heads_that_told_nothing_are_left_out_for_a_while(searching_server: Server) -> None:
+    client = connect(searching_server.url)
+    store = Entries(client, settings())
+    index = Index(store, random_part()[:16])
+    here, vector = partition(), vector_of(range(1, 13))
+    for number in range(16):
+        await add(store, index, key_in(here, f"e{number}"), vector)
+    made = []
+    for _ in range(23):
+        before = await searches(client)
+        assert len(await index.nearest(key_in(here, ""), vector, 0.9)) == 4
+        made.append(await searches(client) - before)
+    assert made == [2] + 20 * [1] + [2, 1]
+    await client.aclose()
+
+
+async def test_of_large_records_those_that_are_near_are_read(searching_server: Server) -> None:
+    client = connect(searching_server.url)
+    store, index = Entries(client, settings()), Index(Entries(client, settings()), random_part()[:16])
+    here, asked = partition(), vector_of([1, 1, 1, 1, 0, 0, 0, 0])
+    for number in range(6):  # alike by their heads; the last is near
+        kept = await index.keepable(vector_of([1, 1, *((1, 1, 0, 0) if number == 5 else (0, 0, 1, 1)), 0, 0]))
+        key = key_in(here, f"e{number}")
+        facts: dict[str, Any] = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{number}"}
+        assert await store.keep(key, bytes([number]) * 40_000, vector=kept, **facts) == "kept"
+    _, told = await store.search(key_in(here, ""), f"rmw-v2-{kept.space}", await index.keepable(asked), 8, 0.9)
+    assert sorted(len(record) for _, _, record, _ in told) == [0, 0, 0, 0, 40_000, 40_000]
+    (found,) = await index.nearest(key_in(here, ""), asked, 0.9)
+    assert (found.entry, found.record) == ("e5", b"\x05" * 40_000)
+    assert 0 < found.left <= 60
+    await client.aclose()
+
+
 async def searches(client: Client) -> int:
     """How many the server has made."""
     stats: dict[str, Any] = await client.round_trip(lambda redis: redis.info("commandstats"))

@@ -319,3 +319,19 @@ async def test_a_commit_that_was_cancelled_can_be_repeated(state: State, server:
     await state.responses.commit(Chain.new(), document, given, ALICE, token)
     assert list(turns(server).values()) == [1]
     assert_whole(server)
+
+
+async def test_an_error_within_a_pipeline_leaves_no_reply_behind(open_state: OpenState, valkey: Server) -> None:
+    client = open_state(valkey.url, max_connections=1).client
+    key = f"{{{random_part()}}}"
+    for _ in range(3):
+        with pytest.raises(StateUnavailable):
+            await client.pipeline([("SET", key, "a"), ("HGET", key, "b"), ("EVALSHA", "0" * 40, 0), ("STRLEN", key)])
+        assert await client.pipeline([("GET", key), ("STRLEN", key)]) == [b"a", 1]
+
+
+async def test_a_connection_that_was_used_is_there_for_all_that_ask(open_state: OpenState, valkey: Server) -> None:
+    client = open_state(f"{valkey.url}?max_connections=1").client
+    for _ in range(3):
+        assert await client.command("PING")
+        assert "redis_version" in await client.round_trip(lambda redis: redis.info())
