@@ -74,8 +74,9 @@ class Runner:
         """The events of one foreground response, in batches: one for each read of the upstream. It is stored before the last.
 
         The first batch comes when the upstream has begun to answer, or after ``grace`` seconds (None: however long it takes).
-        Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events (with None, it
-        is raised however late, and the events have no frames: only their documents count). ``policy`` is what the run uses of the cache; what that says is put in ``headers``.
+        Until then a fault is raised as an ``APIError``; later it is the ``response.failed`` that ends the events. With None, it
+        is raised however late, and the events have no frames: only their documents count. ``policy`` is what the run uses of
+        the cache; what that says is put in ``headers``.
         """
 
         async def begin() -> Run:
