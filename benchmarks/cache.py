@@ -15,8 +15,9 @@ import hashlib
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,32 @@ from responses_mw.state import connect
 TOKENS = 256
 ENTRIES = 10_000
 FILLED_AT_ONCE = 50
+ROUNDS = 10
 SEARCHES = 200
 SEARCH_MODULE = Path(sys.prefix) / "redisearch.so"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cost:
-    """Of one kind of request: milliseconds to the last byte (median), and the server's CPU in microseconds."""
+    """Of one kind of request: the milliseconds of each to the last byte, and the server's CPU in seconds."""
 
-    ms: float
-    cpu_us: float
+    times: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    async def add(self, server: Server, requests: AsyncIterator[float]) -> None:
+        before = usage(server.pid).cpu_seconds
+        self.times += [took async for took in requests]
+        self.cpu += usage(server.pid).cpu_seconds - before
+
+    @property
+    def ms(self) -> float:
+        """The median."""
+        return statistics.median(self.times)
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds for each."""
+        return self.cpu * 1e6 / len(self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,54 +110,53 @@ async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str,
     return took
 
 
-async def cost(server: Server, requests: AsyncIterator[float]) -> Cost:
-    before = usage(server.pid).cpu_seconds
-    times = [took async for took in requests]
-    return Cost(statistics.median(times), (usage(server.pid).cpu_seconds - before) * 1e6 / len(times))
-
-
 async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
-    async with aiohttp.ClientSession(ours.url) as http:
+    """In rounds of so many requests of each kind, or of a tenth: a shared machine has another speed from second to second."""
+    async with aiohttp.ClientSession(ours.url) as http, aiohttp.ClientSession(embeddings.url) as embedding:
 
-        async def repeated(count: int, text: str, cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
-            for number in range(count):
+        async def repeated(numbers: range, text: str, cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
+            for number in numbers:
                 yield await ask(http, text.format(number), cache, told, **members)
 
-        async def each_once(count: int, cache: Any) -> AsyncIterator[float]:
-            for text in others(count):
-                yield await ask(http, text, cache, "semantic")
+        async def each_once(numbers: range, cache: Any) -> AsyncIterator[float]:
+            for number in numbers:
+                yield await ask(http, other(number), cache, "semantic")
 
         streamed: dict[str, Any] = {"stream": True}
-        await ask(http, "What is a cache for?", "semantic", "miss", **streamed)
-        for _ in range(20):  # what a process imports and allocates once is not what is measured
-            await ask(http, "What is a cache for?", "exact", "exact")
-            await ask(http, "Explain what a cache is for", {"mode": "semantic", "no_store": True}, "", **streamed)
-        few = max(10, repeats // 10)
+        short: dict[str, Any] = {"max_output_tokens": 1}
         reading = {"mode": "semantic", "no_store": True}
-        return {
-            "streamed, no cache": await cost(ours, repeated(few, "Question {}?", "off", "none", **streamed)),
-            "exact hit, stream": await cost(ours, repeated(repeats, "What is a cache for?", "exact", "exact", **streamed)),
-            "exact hit, JSON": await cost(ours, repeated(repeats, "What is a cache for?", "exact", "exact")),
-            "semantic hit, JSON": await cost(ours, repeated(repeats, "what is a cache for", reading, "semantic")),
-            "the first of its answer": await cost(ours, each_once(repeats, reading)),
-            "embedding of the one": await cost(embeddings, embedded(embeddings, ["what is a cache for"] * repeats)),
-            "embedding of the others": await cost(embeddings, embedded(embeddings, others(repeats))),
-            "JSON of 1 token": await cost(ours, repeated(few, "Short {}?", "off", "none", max_output_tokens=1)),
-            "the same, an exact miss": await cost(ours, repeated(few, "New {}?", "exact", "miss", max_output_tokens=1)),
-        }
+        one, near = "What is a cache for?", "what is a cache for"
+        await ask(http, one, "semantic", "miss", **streamed)
+        for _ in range(20):  # what a process imports and allocates once is not what is measured
+            await ask(http, one, "exact", "exact")
+            await ask(http, "Explain what a cache is for", reading, "", **streamed)
+        costs: dict[str, Cost] = defaultdict(Cost)
+        for turn in range(ROUNDS):
+            many, few = (range(turn * count, (turn + 1) * count) for count in (repeats, max(1, repeats // 10)))
+            await costs["streamed, no cache"].add(ours, repeated(few, "Question {}?", "off", "none", **streamed))
+            await costs["exact hit, stream"].add(ours, repeated(many, one, "exact", "exact", **streamed))
+            await costs["exact hit, JSON"].add(ours, repeated(many, one, "exact", "exact"))
+            await costs["semantic hit, JSON"].add(ours, repeated(many, near, reading, "semantic"))
+            await costs["the first of its answer"].add(ours, each_once(many, reading))
+            await costs["embedding of the one"].add(embeddings, embedded(embedding, [near for _ in many]))
+            await costs["embedding of the others"].add(embeddings, embedded(embedding, [other(number) for number in many]))
+            await costs["JSON of 1 token"].add(ours, repeated(few, "Short {}?", "off", "none", **short))
+            await costs["the same, an exact miss"].add(ours, repeated(few, "New {}?", "exact", "miss", **short))
+        return costs
 
 
-async def embedded(server: Server, texts: list[str]) -> AsyncIterator[float]:
-    async with aiohttp.ClientSession(server.url) as http:
-        for text in texts:
-            begun = time.perf_counter()
-            (await http.post("/v1/embeddings", json={"model": "hashing", "input": text})).raise_for_status()
+async def embedded(http: aiohttp.ClientSession, texts: list[str]) -> AsyncIterator[float]:
+    for text in texts:
+        begun = time.perf_counter()
+        async with http.post("/v1/embeddings", json={"model": "hashing", "input": text}) as response:
+            await response.read()
             yield (time.perf_counter() - begun) * 1000
+            response.raise_for_status()
 
 
-def others(count: int) -> list[str]:
-    """Questions that were answered before, not quite as they were asked then; the first of these were evicted since."""
-    return [question(number).lower().rstrip("?") for number in range(FILLED_AT_ONCE, FILLED_AT_ONCE + count)]
+def other(number: int) -> str:
+    """A question that was answered before, not quite as it was asked then; the first of these were evicted since."""
+    return question(FILLED_AT_ONCE + number).lower().rstrip("?")
 
 
 async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, search: Any) -> Searched:
@@ -231,7 +247,7 @@ def main() -> None:
     parser.add_argument("--search", choices=("scan", "index"), default="scan", help="who finds the nearest entries")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model of embeddings would take")
     options = parser.parse_args()
-    repeats, entries = (50, 500) if options.quick else (1000, ENTRIES)
+    repeats, entries = (5, 500) if options.quick else (100, ENTRIES)
     with servers(options.search, options.delay) as (redis, upstream, embeddings, ours):
         alone = asyncio.run(fill(redis, upstream, embeddings, entries, options.search))
         costs = asyncio.run(measure(ours, embeddings, repeats))
