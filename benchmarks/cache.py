@@ -112,7 +112,7 @@ async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str,
 
 async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
     """In rounds of so many requests of each kind, or of a tenth: a shared machine has another speed from second to second."""
-    async with aiohttp.ClientSession(ours.url) as http, aiohttp.ClientSession(embeddings.url) as embedding:
+    async with aiohttp.ClientSession(ours.url) as http:
 
         async def repeated(numbers: range, text: str, cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
             for number in numbers:
@@ -138,20 +138,21 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
             await costs["exact hit, JSON"].add(ours, repeated(many, one, "exact", "exact"))
             await costs["semantic hit, JSON"].add(ours, repeated(many, near, reading, "semantic"))
             await costs["the first of its answer"].add(ours, each_once(many, reading))
-            await costs["embedding of the one"].add(embeddings, embedded(embedding, [near for _ in many]))
-            await costs["embedding of the others"].add(embeddings, embedded(embedding, [other(number) for number in many]))
+            await costs["embedding of the one"].add(embeddings, embedded(embeddings, [near for _ in many]))
+            await costs["embedding of the others"].add(embeddings, embedded(embeddings, [other(number) for number in many]))
             await costs["JSON of 1 token"].add(ours, repeated(few, "Short {}?", "off", "none", **short))
             await costs["the same, an exact miss"].add(ours, repeated(few, "New {}?", "exact", "miss", **short))
         return costs
 
 
-async def embedded(http: aiohttp.ClientSession, texts: list[str]) -> AsyncIterator[float]:
-    for text in texts:
-        begun = time.perf_counter()
-        async with http.post("/v1/embeddings", json={"model": "hashing", "input": text}) as response:
-            await response.read()
-            yield (time.perf_counter() - begun) * 1000
-            response.raise_for_status()
+async def embedded(server: Server, texts: list[str]) -> AsyncIterator[float]:
+    async with aiohttp.ClientSession(server.url) as http:
+        for text in texts:
+            begun = time.perf_counter()
+            async with http.post("/v1/embeddings", json={"model": "hashing", "input": text}) as response:
+                await response.read()
+                yield (time.perf_counter() - begun) * 1000
+                response.raise_for_status()
 
 
 def other(number: int) -> str:

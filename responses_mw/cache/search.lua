@@ -1,36 +1,28 @@
 -- Has the server's index find the nearest of a partition, and reads them.
 -- KEYS: generation
--- ARGV: index, space, partition, head ('' to do without), vector, so many, the least similarity
--- Answers whether heads told, and id, vector, record and ms left of so many at least; some may be less similar, if heads told.
--- Where records are large, the last come without ('')
+-- ARGV: index, space, partition, field ('head' or 'vector'), vector, at most so many, the least similarity
+-- Answers id, vector, record and ms left of each. By their heads some may be less similar; where so many are similar by these that
+-- others may be more so, the answer is nil. Where records are large, the last come without ('')
 
 local ALONG = 65536  -- bytes of records after which no more come along
-local space, partition, most, least = ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
-local place = vector_key(space, '')
+local field, most, least = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
 
--- The names of at most so many with that similarity; an error where there is no index.
-local function nearest(field, vector, count)
-  local query = string.format('(@partition:{%s})=>[KNN %d @%s $vector AS distance]', partition, count, field)
-  local found = redis.pcall('FT.SEARCH', ARGV[1], query, 'PARAMS', 2, 'vector', vector, 'RETURN', 1, 'distance',
-    'LIMIT', 0, count, 'DIALECT', 2)
-  if found.err then return found end
-  local names = {}
-  for i = 2, #found, 2 do
-    local similarity, values = -1, found[i + 1]
-    for j = 1, #values, 2 do  -- valkey-search tells more than it is asked for
-      if values[j] == 'distance' then similarity = 1 - values[j + 1] end
-    end
-    if similarity >= least then names[#names + 1] = found[i] end
+local query = string.format('(@partition:{%s})=>[KNN %d @%s $vector AS distance]', ARGV[3], most, field)
+local found = redis.pcall('FT.SEARCH', ARGV[1], query, 'PARAMS', 2, 'vector', ARGV[5], 'RETURN', 1, 'distance',
+  'LIMIT', 0, most, 'DIALECT', 2)
+if found.err then return redis.error_reply(found.err) end
+
+local names = {}
+for i = 2, #found, 2 do
+  local similarity, values = -1, found[i + 1]
+  for j = 1, #values, 2 do  -- valkey-search tells more than it is asked for
+    if values[j] == 'distance' then similarity = 1 - values[j + 1] end
   end
-  return names
+  if similarity >= least then names[#names + 1] = found[i] end
 end
+if field == 'head' and #names == most then return false end
 
--- Heads are at least as similar as vectors, and read in a fraction of the time. Where too many are similar, they tell nothing.
-local names = ARGV[4] ~= '' and nearest('head', ARGV[4], 2 * most)
-local told = names and #names < 2 * most
-if not told then names = nearest('vector', ARGV[5], most) end
-if names.err then return redis.error_reply(names.err) end
-
+local place = vector_key(ARGV[2], '')
 local entries, bytes = {}, 0
 for _, name in ipairs(names) do
   -- Keys of another owner's shard are none of ours, whatever is written in them.
@@ -44,4 +36,4 @@ for _, name in ipairs(names) do
     end
   end
 end
-return {told and 1 or 0, entries}
+return entries

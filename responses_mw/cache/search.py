@@ -50,7 +50,7 @@ async def _has_index(store: Entries) -> bool:
     """Whether the server searches: asked for an index that nobody made, it misses that index."""
     nowhere = Key("0", "0", "", "")
     try:
-        await store.search(nowhere, "rmw-no-index", Kept("", "index", b""), 1, 0.0)
+        await store.search(nowhere, "rmw-no-index", "", "vector", b"", 1, 0.0)
     except Unavailable as error:
         told = str(error.__cause__).lower()
         if "index" not in told and not any(word in told for word in _NO_SEARCH):
@@ -98,24 +98,31 @@ class Index:
         self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
     ) -> list[Near]:
         """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
-        asked = self._kept(vector)
-        if self._headless.get(asked.space, 0) > 0:
-            self._headless[asked.space] -= 1
-            asked = asked._replace(head=b"")
         try:
-            index = _index(asked.space)
-            by_heads, found = await self._store.search(key, index, asked, count + _SPARE, threshold - _ROUNDING)
+            found = await self._found(key, vector, count + _SPARE, threshold - _ROUNDING)
         except Unavailable as error:
             if "index" not in str(error.__cause__).lower():
                 raise
             await self._make(len(vector))
             return []  # what it finds, it has to read first
-        if asked.head and not by_heads:
-            self._headless[asked.space] = _HEADLESS
         similar = similarities([kept for _, kept, _, _ in found], vector, self._types[0])
         near = [Near(one[0], similarity, *one[2:]) for one, similarity in zip(found, similar, strict=True)]
         near.sort(key=lambda one: -one.similarity)
         return await self._whole(key, [one for one in near[:count] if one.similarity >= threshold])
+
+    async def _found(self, key: Key, vector: Vector, most: int, least: float) -> list[tuple[str, bytes, bytes, float]]:
+        """What may be near: by heads, or by the whole vectors where heads tell nothing."""
+        space, form = self._of_size(len(vector)), self._types[0]
+        index = _index(space)
+        if not self._headless.get(space, 0):
+            found = await self._store.search(key, index, space, "head", packed(headed(vector), form), 2 * most, least)
+            if found is not None:
+                return found
+            self._headless[space] = _HEADLESS + 1
+        self._headless[space] -= 1
+        found = await self._store.search(key, index, space, "vector", packed(vector, form), most, least)
+        assert found is not None
+        return found
 
     async def _whole(self, key: Key, near: Sequence[Near]) -> list[Near]:
         """``near``, with the records that did not come along."""

@@ -188,14 +188,16 @@ class Entries:
         return Page.of(space, after, most, generation, told)
 
     async def search(
-        self, key: Key, index: str, vector: Kept, count: int, threshold: float
-    ) -> tuple[bool, list[tuple[str, bytes, bytes, float]]]:
-        """The entries of the partition that the server's ``index`` finds: at least the ``count`` nearest to ``vector`` of those
-        with that similarity; and whether it was by their heads. Of each id, vector, record (empty where it is to be read by
-        itself), and how many seconds it is there."""
-        args: list[str | bytes | int] = [index, vector.space, key.partition, vector.head, vector.data, count, str(threshold)]
-        told, entries = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
-        return bool(told), [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in entries]
+        self, key: Key, index: str, space: str, field: str, vector: bytes, most: int, threshold: float
+    ) -> list[tuple[str, bytes, bytes, float]] | None:
+        """The at most so many entries of the partition that the server's ``index`` finds nearest to a vector, with that
+        similarity: of each id, vector, record (empty where it is to be read by itself), and for how many seconds it is there.
+        By the ``field`` of whole vectors (``vector``), or by ``head``: then they are all, or, where that is too many, None."""
+        args: list[str | bytes | int] = [index, space, key.partition, field, vector, most, str(threshold)]
+        entries = await self._redis.script(scripts.SEARCH, [self._key(key)], args)
+        if entries is None:
+            return None
+        return [(id_.decode(), kept, record, left / 1000) for id_, kept, record, left in entries]
 
     async def commands(self, *commands: Sequence[str | bytes | int]) -> list[Any]:
         """Plain commands, in one round trip."""

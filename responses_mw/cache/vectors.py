@@ -32,6 +32,8 @@ def vector_of(numbers: object) -> Vector:
     return vector / np.float32(length)
 
 
+_TINY = np.float32(1e-30)
+"""More than nothing: to divide by."""
 FORMS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
 
 
@@ -66,6 +68,6 @@ def directions(rows: Vector) -> Vector:
 def similarities(kept: Sequence[bytes], vector: Vector, form: str) -> list[float]:
     """Those of kept vectors with ``vector``."""
     rows = unpacked(kept, len(vector), form)
-    lengths = np.sqrt(np.vecdot(rows, rows))
-    similar: list[float] = (np.vecdot(rows, vector) / np.where(lengths == 0, 1, lengths)).tolist()
+    lengths = np.sqrt(np.vecdot(rows, rows) + _TINY)
+    similar: list[float] = (np.vecdot(rows, vector) / lengths).tolist()
     return similar

@@ -207,7 +207,9 @@ async def test_of_large_records_those_that_are_near_are_read(searching_server: S
         key = key_in(here, f"e{number}")
         facts: dict[str, Any] = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{number}"}
         assert await store.keep(key, bytes([number]) * 40_000, vector=kept, **facts) == "kept"
-    _, told = await store.search(key_in(here, ""), f"rmw-v2-{kept.space}", await index.keepable(asked), 8, 0.9)
+    head = (await index.keepable(asked)).head
+    told = await store.search(key_in(here, ""), f"rmw-v2-{kept.space}", kept.space, "head", head, 16, 0.9)
+    assert told is not None
     assert sorted(len(record) for _, _, record, _ in told) == [0, 0, 0, 0, 40_000, 40_000]
     (found,) = await index.nearest(key_in(here, ""), asked, 0.9)
     assert (found.entry, found.record) == ("e5", b"\x05" * 40_000)
