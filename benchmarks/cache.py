@@ -114,34 +114,31 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
     """In rounds of so many requests of each kind, or of a tenth: a shared machine has another speed from second to second."""
     async with aiohttp.ClientSession(ours.url) as http:
 
-        async def repeated(numbers: range, text: str, cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
-            for number in numbers:
-                yield await ask(http, text.format(number), cache, told, **members)
-
-        async def each_once(numbers: range, cache: Any) -> AsyncIterator[float]:
-            for number in numbers:
-                yield await ask(http, other(number), cache, "semantic")
+        async def asked(texts: list[str], cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
+            for text in texts:
+                yield await ask(http, text, cache, told, **members)
 
         streamed: dict[str, Any] = {"stream": True}
         short: dict[str, Any] = {"max_output_tokens": 1}
         reading = {"mode": "semantic", "no_store": True}
-        one, near = "What is a cache for?", "what is a cache for"
+        one, near = "What is a cache for?", ["what is a cache for"] * repeats
         await ask(http, one, "semantic", "miss", **streamed)
         for _ in range(20):  # what a process imports and allocates once is not what is measured
             await ask(http, one, "exact", "exact")
             await ask(http, "Explain what a cache is for", reading, "", **streamed)
         costs: dict[str, Cost] = defaultdict(Cost)
         for turn in range(ROUNDS):
-            many, few = (range(turn * count, (turn + 1) * count) for count in (repeats, max(1, repeats // 10)))
-            await costs["streamed, no cache"].add(ours, repeated(few, "Question {}?", "off", "none", **streamed))
-            await costs["exact hit, stream"].add(ours, repeated(many, one, "exact", "exact", **streamed))
-            await costs["exact hit, JSON"].add(ours, repeated(many, one, "exact", "exact"))
-            await costs["semantic hit, JSON"].add(ours, repeated(many, near, reading, "semantic"))
-            await costs["the first of its answer"].add(ours, each_once(many, reading))
-            await costs["embedding of the one"].add(embeddings, embedded(embeddings, [near for _ in many]))
-            await costs["embedding of the others"].add(embeddings, embedded(embeddings, [other(number) for number in many]))
-            await costs["JSON of 1 token"].add(ours, repeated(few, "Short {}?", "off", "none", **short))
-            await costs["the same, an exact miss"].add(ours, repeated(few, "New {}?", "exact", "miss", **short))
+            others = [other(number) for number in range(turn * repeats, (turn + 1) * repeats)]
+            new = [f"Question {turn}.{number}?" for number in range(max(1, repeats // 10))]
+            await costs["streamed, no cache"].add(ours, asked(new, "off", "none", **streamed))
+            await costs["exact hit, stream"].add(ours, asked([one] * repeats, "exact", "exact", **streamed))
+            await costs["exact hit, JSON"].add(ours, asked([one] * repeats, "exact", "exact"))
+            await costs["semantic hit, JSON"].add(ours, asked(near, reading, "semantic"))
+            await costs["the first of its answer"].add(ours, asked(others, reading, "semantic"))
+            await costs["embedding of the one"].add(embeddings, embedded(embeddings, near))
+            await costs["embedding of the others"].add(embeddings, embedded(embeddings, others))
+            await costs["JSON of 1 token"].add(ours, asked(new, "off", "none", **short))
+            await costs["the same, an exact miss"].add(ours, asked(new, "exact", "miss", **short))
         return costs
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import orjson
-from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Scope, Send
 
 from .config import Settings
@@ -58,15 +57,15 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as group:
             # A task of its own: what it is woken for, token by token, need not come up through the whole application.
-            group.start_soon(self._reply, send, group)
+            group.start_soon(self._reply, send, group.cancel_scope)
             while (await receive())["type"] != "http.disconnect":
                 pass
             group.cancel_scope.cancel()
 
-    async def _reply(self, send: Send, group: TaskGroup) -> None:
+    async def _reply(self, send: Send, waiting: anyio.CancelScope) -> None:
         async with aclosing(self._run):
             try:
-                await self._answer(send, group)
+                await self._answer(send)
             except APIError as error:
                 await send_json(send, error.status, error.body(), error.headers)
             except OSError:
@@ -77,16 +76,16 @@ class Reply:
                     raise  # the server breaks the connection off
                 await send_json(send, 500, INTERNAL_ERROR)
         # Asked by a task, anyio would write down which one it was, in as much time as all the rest of it takes.
-        asyncio.get_running_loop().call_soon(group.cancel_scope.cancel)
+        asyncio.get_running_loop().call_soon(waiting.cancel)
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send) -> None:
         raise NotImplementedError
 
 
 class JSONReply(Reply):
     """The document that the run ends with."""
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send) -> None:
         response = None
         async for events in self._run:
             response = events[-1].response
@@ -104,7 +103,7 @@ class StreamReply(Reply):
         self._complete = True
         self._keeping_alive: asyncio.Task[None] | None = None
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]

@@ -116,8 +116,8 @@ class _Answer(httpx.AsyncByteStream):
             self._over.set()
             try:
                 if self._head is None:
-                    with anyio.CancelScope(shield=True):
-                        await asyncio.wait({self.task}, timeout=_HEED_GRACE)
+                    with anyio.move_on_after(_HEED_GRACE, shield=True):
+                        await asyncio.wait({self.task})
             finally:
                 self.task.cancel()
         with anyio.move_on_after(_END_GRACE, shield=True):

@@ -150,7 +150,7 @@ async def test_before_its_answer_an_application_is_told_that_the_reader_left_and
             ended.set()
 
     async def left(receive: Receive) -> None:
-        while heeds is False or (await receive())["type"] != "http.disconnect":
+        while not heeds or (await receive())["type"] != "http.disconnect":
             await asyncio.sleep(0.01)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

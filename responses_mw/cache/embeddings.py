@@ -46,13 +46,10 @@ class Embeddings:
         self._asked: dict[str, Any] = {"model": settings.cache_embedding_model}
         if self._dimensions is not None:
             self._asked["dimensions"] = self._dimensions
-        self._headers = [
-            (b"host", self._url.netloc), (b"content-type", b"application/json"), (b"accept-encoding", b"identity")
-        ]  # fmt: skip
+        self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
         key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
         if key:
-            self._headers.append((b"authorization", b"Bearer " + key.get_secret_value().encode("latin-1")))
-        self._set = frozenset(name.decode() for name, _ in self._headers)
+            self._headers[b"authorization"] = b"Bearer " + key.get_secret_value().encode("latin-1")
         where = settings.cache_embedding_url or ""  # another server may mean another model by the same name
         space = f"{VERSION}\0{where}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
@@ -77,13 +74,15 @@ class Embeddings:
 
     def _request(self, text: str, headers: Mapping[str, str], scope: MutableMapping[str, Any] | None) -> httpx.Request:
         content = orjson.dumps({**self._asked, "input": text})
-        sent = [*self._headers, (b"content-length", b"%d" % len(content))]
+        sent = {**self._headers, b"content-length": b"%d" % len(content)}
         extensions: dict[str, Any] = {"timeout": {"connect": self._timeout}}
         if not self._foreign:
-            sent += [(name.encode(), value.encode("latin-1")) for name, value in headers.items() if name not in self._set]
+            for name, value in headers.items():
+                sent.setdefault(name.encode(), value.encode("latin-1"))
             if scope is not None:
                 extensions["asgi_scope"] = scope
-        return httpx.Request("POST", self._url, headers=sent, stream=httpx.ByteStream(content), extensions=extensions)
+        fields = list(sent.items())
+        return httpx.Request("POST", self._url, headers=fields, stream=httpx.ByteStream(content), extensions=extensions)
 
     def _read(self, body: bytes) -> Vector:
         try:

@@ -89,7 +89,8 @@ class Index:
         """``vector`` as it is to be kept."""
         if self._of_size(len(vector)) not in self._made:
             await self._make(len(vector))
-        return self._kept(vector)
+        form = self._types[0]
+        return Kept(self._of_size(len(vector)), "index", packed(vector, form), packed(headed(vector), form))
 
     def known(self, key: Key) -> None:
         """Nothing is held here."""
@@ -130,10 +131,6 @@ class Index:
         read = dict(zip(missing, await self._store.read(key, missing), strict=True)) if missing else {}
         whole = [one._replace(record=kept[0], left=kept[1]) if (kept := read.get(one.entry)) else one for one in near]
         return [one for one in whole if one.record]
-
-    def _kept(self, vector: Vector) -> Kept:
-        form = self._types[0]
-        return Kept(self._of_size(len(vector)), "index", packed(vector, form), packed(headed(vector), form))
 
     def _of_size(self, dimensions: int) -> str:
         return f"{self._space}{dimensions:x}{self._types[0].lower()}"

@@ -61,13 +61,12 @@ def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> 
 
 def directions(rows: Vector) -> Vector:
     """``rows``, each of length 1 again after it was rounded; one of zeros stays as it is."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32, copy=False)
+    lengths = np.sqrt(np.vecdot(rows, rows) + _TINY)
+    of_length_1: Vector = rows / lengths[:, np.newaxis]
+    return of_length_1
 
 
 def similarities(kept: Sequence[bytes], vector: Vector, form: str) -> list[float]:
     """Those of kept vectors with ``vector``."""
-    rows = unpacked(kept, len(vector), form)
-    lengths = np.sqrt(np.vecdot(rows, rows) + _TINY)
-    similar: list[float] = (np.vecdot(rows, vector) / lengths).tolist()
+    similar: list[float] = np.vecdot(directions(unpacked(kept, len(vector), form)), vector).tolist()
     return similar

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from anyio.abc import TaskGroup
 from starlette.requests import Request
 from starlette.types import ASGIApp, Send
 
@@ -22,7 +21,7 @@ from .reading import Reader
 class CompactReply(Reply):
     """The one document that the run yields."""
 
-    async def _answer(self, send: Send, group: TaskGroup) -> None:
+    async def _answer(self, send: Send) -> None:
         async for compacted in self._run:
             await send_json(send, 200, compacted)
 

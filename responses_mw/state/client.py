@@ -96,9 +96,8 @@ class Client:
     def is_cluster(self) -> bool:
         return isinstance(self.redis, RedisCluster)
 
-    async def round_trip(self, ask: Callable[[Any], Awaitable[T]], operation: str = "COMMAND", script: str = "") -> T:
-        """What ``ask``, which is given redis-py's client, is told in one round trip, which spans call by its ``operation`` and
-        ``script``."""
+    async def round_trip(self, ask: Callable[[], Awaitable[T]], operation: str = "COMMAND", script: str = "") -> T:
+        """What ``ask`` is told in one round trip, which spans call by its ``operation`` and ``script``."""
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
@@ -106,7 +105,7 @@ class Client:
             # One of ours waits for a connection here; redis-py's pools would fail instead.
             with telemetry.storing(operation, script):
                 async with asyncio.timeout(self._timeout), self._free:
-                    reply = await ask(self.redis)
+                    reply = await ask()
         except _FAILURES as error:
             self._away_since = self._away_since or time.monotonic()
             if not isinstance(error, exceptions.NoScriptError):
@@ -119,12 +118,12 @@ class Client:
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Sends a command, and returns its reply."""
-        return await self.round_trip(lambda _: self._execute(*words))
+        return await self.round_trip(lambda: self._execute(*words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Runs a script, all of whose ``keys`` lie in one slot, and returns its reply."""
 
-        async def ask(_: Any) -> Any:
+        async def ask() -> Any:
             try:
                 return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
             except exceptions.NoScriptError:
@@ -158,10 +157,10 @@ class Client:
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
         """Sends ``commands`` at once, each on keys of one slot, and returns their replies in order."""
 
-        async def ask(redis: Any) -> list[Any]:
+        async def ask() -> list[Any]:
             if self._connections is not None:
                 return await self._connections.execute(*commands)
-            pipe = redis.pipeline(transaction=False)
+            pipe: Any = self.redis.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
             replies: list[Any] = await pipe.execute()

@@ -77,10 +77,11 @@ class Memory:
 async def _info(client: Client) -> list[dict[str, Any]]:
     """INFO of the server, or of every primary of the cluster; empty where our user may not ask, or where it is fakeredis."""
     try:
+        redis: Any = client.redis
         if client.is_cluster:
-            told = await client.round_trip(lambda redis: redis.info(target_nodes=RedisCluster.PRIMARIES))
+            told = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES))
             return list(told.values())
-        return [await client.round_trip(lambda redis: redis.info())]
+        return [await client.round_trip(redis.info)]
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]

@@ -94,7 +94,7 @@ class Wakeups:
     async def refresh(self) -> None:
         """Asks the cluster who serves what, where it is one."""
         if self._client.is_cluster:
-            await self._client.round_trip(lambda redis: redis.initialize())
+            await self._client.round_trip(self._client.redis.initialize)
 
     def move(self, line: _Line) -> None:
         """Hands a line's channels to those lines that serve them now."""

@@ -45,10 +45,10 @@ def key_in(partition: str, name: str, owner: str = ALICE) -> Key:
     return Key(owner, partition, name, name)
 
 
-async def add(store: Entries, search: Index | Scan, key: Key, vector: Vector, **told: Any) -> None:
+async def add(store: Entries, search: Index | Scan, key: Key, vector: Vector, *, record: bytes = b"C{}", **told: Any) -> None:
     kept = await search.keepable(vector)
     facts = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{key.exact}", **told}
-    assert await store.keep(key, b"C{}", vector=kept, **facts) == "kept"
+    assert await store.keep(key, record, vector=kept, **facts) == "kept"
 
 
 async def opened(client: Client, **given: Any) -> tuple[Entries, Index | Scan]:
@@ -200,15 +200,14 @@ async def test_heads_that_told_nothing_are_left_out_for_a_while(searching_server
 
 async def test_of_large_records_those_that_are_near_are_read(searching_server: Server) -> None:
     client = connect(searching_server.url)
-    store, index = Entries(client, settings()), Index(Entries(client, settings()), random_part()[:16])
+    store = Entries(client, settings())
+    index = Index(store, random_part()[:16])
     here, asked = partition(), vector_of([1, 1, 1, 1, 0, 0, 0, 0])
     for number in range(6):  # alike by their heads; the last is near
-        kept = await index.keepable(vector_of([1, 1, *((1, 1, 0, 0) if number == 5 else (0, 0, 1, 1)), 0, 0]))
-        key = key_in(here, f"e{number}")
-        facts: dict[str, Any] = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{number}"}
-        assert await store.keep(key, bytes([number]) * 40_000, vector=kept, **facts) == "kept"
-    head = (await index.keepable(asked)).head
-    told = await store.search(key_in(here, ""), f"rmw-v2-{kept.space}", kept.space, "head", head, 16, 0.9)
+        vector = vector_of([1, 1, *((1, 1, 0, 0) if number == 5 else (0, 0, 1, 1)), 0, 0])
+        await add(store, index, key_in(here, f"e{number}"), vector, record=bytes([number]) * 40_000)
+    space, _, _, head = await index.keepable(asked)
+    told = await store.search(key_in(here, ""), f"rmw-v2-{space}", space, "head", head, 16, 0.9)
     assert told is not None
     assert sorted(len(record) for _, _, record, _ in told) == [0, 0, 0, 0, 40_000, 40_000]
     (found,) = await index.nearest(key_in(here, ""), asked, 0.9)
@@ -219,7 +218,7 @@ async def test_of_large_records_those_that_are_near_are_read(searching_server: S
 
 async def searches(client: Client) -> int:
     """How many the server has made."""
-    stats: dict[str, Any] = await client.round_trip(lambda redis: redis.info("commandstats"))
+    stats: dict[str, Any] = await client.redis.info("commandstats")
     return sum(told["calls"] for name, told in stats.items() if name.lower() == "cmdstat_ft.search")
 
 
