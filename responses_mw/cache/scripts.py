@@ -1,25 +1,17 @@
-"""The Lua scripts, one a file. Each is the shared ``lib.lua`` and then its own text."""
+"""The cache's Lua scripts. Their names in spans begin with ``cache_``."""
 
 from __future__ import annotations
 
-import hashlib
 from importlib.resources import files
 
-_FOLDER = files("responses_mw.cache")
+from ..lua import Script
+
+__all__ = ["FLIGHT", "FORGET", "KEEP", "LOOKUP", "PURGE", "READ", "SEARCH", "SINCE", "STATS", "Script"]
 
 
-class Script:
-    """A script's ``name`` in spans, its ``text``, and the ``sha`` that the server knows it by."""
-
-    __slots__ = ("name", "sha", "text")
-
-    def __init__(self, name: str) -> None:
-        """Reads ``<name>.lua``."""
-        self.name = f"cache_{name}"
-        lib = (_FOLDER / "lib.lua").read_text()
-        self.text = f"{lib}\n{(_FOLDER / f'{name}.lua').read_text()}"
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+def _script(name: str) -> Script:
+    return Script(files("responses_mw.cache"), name, prefix="cache_")
 
 
-LOOKUP, READ, FLIGHT, KEEP = (Script(name) for name in ("lookup", "read", "flight", "keep"))
-SINCE, SEARCH, FORGET, PURGE, STATS = (Script(name) for name in ("since", "search", "forget", "purge", "stats"))
+LOOKUP, READ, FLIGHT, KEEP = (_script(name) for name in ("lookup", "read", "flight", "keep"))
+SINCE, SEARCH, FORGET, PURGE, STATS = (_script(name) for name in ("since", "search", "forget", "purge", "stats"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .scripts import Script
+from .scripts import script
 
 if TYPE_CHECKING:
     from .client import Client
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backlog", "backlog"]
 
-_DEPTH = Script("queue_depth")
+_DEPTH = script("queue_depth")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from .errors import StateUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from .scripts import Script
+    from ..lua import Script
 
 __all__ = ["Client", "connect"]
 

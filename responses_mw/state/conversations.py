@@ -10,7 +10,7 @@ from .codec import json_size, pack, unpack
 from .errors import Missing, NewerRecord, OverBound
 from .keys import conversation_key, conversation_tag
 from .pages import no_such_cursor
-from .scripts import Script
+from .scripts import script
 from .values import VERSION, Bounds, Chain, Conversation, Item, Page
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversations"]
 
-_CREATE = Script("conversation_create")
-_UPDATE = Script("conversation_update")
-_DELETE = Script("conversation_delete")
-_APPEND = Script("conversation_append")
-_ITEMS = Script("conversation_items")
-_DELETE_ITEM = Script("conversation_item_delete")
+_CREATE = script("conversation_create")
+_UPDATE = script("conversation_update")
+_DELETE = script("conversation_delete")
+_APPEND = script("conversation_append")
+_ITEMS = script("conversation_items")
+_DELETE_ITEM = script("conversation_item_delete")
 
 
 class Conversations:

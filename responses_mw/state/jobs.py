@@ -11,7 +11,7 @@ from .codec import pack, unpack
 from .errors import Deleted, Missing, NewerRecord, OverBound
 from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
-from .scripts import Script
+from .scripts import script
 from .values import Batch, Bounds, Item, Job, Taken
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Jobs", "announced"]
 
-_CREATE, _TAKE, _RENEW, _RELEASE = Script("job_create"), Script("job_take"), Script("job_renew"), Script("job_release")
-_APPEND, _PUBLISH = Script("log_append"), Script("publish")
+_CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
+_APPEND, _PUBLISH = script("log_append"), script("publish")
 # So many batches are read of a log at a time.
 PAGE = 100
 # So many logs are appended to by one call of the script.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from .scripts import Script
+from .scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = ["Kind", "Rate", "Usage"]
 
 Kind: TypeAlias = Literal["streams", "background"]
 
-_RATE, _ENTER, _RENEW, _LEAVE = Script("limit_rate"), Script("limit_enter"), Script("limit_renew"), Script("limit_leave")
+_RATE, _ENTER, _RENEW, _LEAVE = script("limit_rate"), script("limit_enter"), script("limit_renew"), script("limit_leave")
 
 
 @dataclass(frozen=True, slots=True)

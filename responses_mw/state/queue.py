@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from .keys import Partition
-from .scripts import Script
+from .scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Queue"]
 
-_RESERVE, _READY, _CLAIM = Script("queue_reserve"), Script("queue_ready"), Script("queue_claim")
-_RENEW, _DROP, _RESTORE = Script("queue_renew"), Script("queue_drop"), Script("queue_restore")
+_RESERVE, _READY, _CLAIM = script("queue_reserve"), script("queue_ready"), script("queue_claim")
+_RENEW, _DROP, _RESTORE = script("queue_renew"), script("queue_drop"), script("queue_restore")
 
 
 class Queue:

@@ -13,7 +13,7 @@ from .codec import json_size, pack, pack_turn, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
 from .keys import Address, conversation_key, item_address, response_address
 from .pages import page
-from .scripts import Script
+from .scripts import script
 from .segments import Segments
 from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn
 
@@ -33,7 +33,7 @@ TOMBSTONE_SECONDS = 24 * 60 * 60
 # In place of a response's random part: the first turn of a root that holds what a conversation had before.
 BASE = "0" * RANDOM_LENGTH
 
-_COMMIT, _DELETE, _GET, _RESOLVE = Script("commit"), Script("delete"), Script("get"), Script("resolve")
+_COMMIT, _DELETE, _GET, _RESOLVE = script("commit"), script("delete"), script("get"), script("resolve")
 
 
 class Responses:

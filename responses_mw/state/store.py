@@ -11,7 +11,7 @@ from .keys import KEY_CHECK
 from .limits import Usage
 from .queue import Queue
 from .responses import Responses
-from .scripts import Script
+from .scripts import script
 from .values import Bounds
 from .wakeups import Wakeups
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["State"]
 
-_CHECK_KEYS = Script("keys_check")
+_CHECK_KEYS = script("keys_check")
 
 DAY = 24 * 60 * 60
 WEEK = 7 * DAY
