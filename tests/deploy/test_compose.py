@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ SANDBOX: dict[str, dict[str, Any]] = load("compose.sandbox.yaml")["services"]
 OURS = {"server": SERVICES["server"], "demo": SERVICES["demo"], "sandbox": SANDBOX["sandbox"]}
 
 
+# What must not be guessed, and so has no value in the files.
+SECRETS = ("GRAFANA_PASSWORD", "SANDBOX_TOKEN", "SECRET_KEYS")
+FILLED_IN = "0123456789abcdef" * 4
+
+
 def environment(service: dict[str, Any], prefix: str) -> dict[str, str]:
-    """The settings that a service is given, with what stands where the user sets nothing."""
-    given = {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in service.get("environment", {}).items()}
+    """The settings that a service is given where the user sets nothing but the secrets."""
+    given = {
+        name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", re.sub(r"\$\{\w+:\?.*?\}", FILLED_IN, value))
+        for name, value in service.get("environment", {}).items()
+    }
     return {name.removeprefix(prefix).lower(): value for name, value in given.items() if name.startswith(prefix)}
 
 
@@ -50,6 +59,35 @@ def test_the_sandbox_has_no_way_out() -> None:
     assert load("compose.sandbox.yaml")["networks"] == {"sandbox": {"internal": True}}
     assert SANDBOX["sandbox"]["networks"] == ["sandbox"]
     assert "ports" not in SANDBOX["sandbox"]
+
+
+def test_secrets_have_no_value_in_the_files_and_compose_says_how_to_make_them() -> None:
+    text = "".join((DEPLOY / name).read_text() for name in ("compose.yaml", "compose.sandbox.yaml"))
+    required = re.findall(r"\$\{(\w+):\?(.*?)\}", text)
+    assert {name for name, _ in required} == set(SECRETS)
+    assert {message for _, message in required} == {"create deploy/.env first, as the head of deploy/compose.yaml says"}
+    given = [service["environment"].items() for service in [*SERVICES.values(), *SANDBOX.values()] if "environment" in service]
+    secret = [value for pairs in given for name, value in pairs if re.search("TOKEN|PASSWORD|SECRET|API_KEY", name)]
+    assert len(secret) == 4
+    assert all(re.fullmatch(r"\$\{\w+:\?[^}]+\}", value) for value in secret)
+
+
+def test_the_line_that_makes_the_secrets_makes_strong_ones_once_for_the_user_alone(tmp_path: Path) -> None:
+    [line] = re.findall(r"^#   (test -e deploy/\.env .*)$", (DEPLOY / "compose.yaml").read_text(), re.MULTILINE)
+    assert line in (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
+    (tmp_path / "deploy").mkdir()
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    made = tmp_path / "deploy" / ".env"
+    text = made.read_text()
+    values = dict(line.split("=") for line in text.splitlines())
+    assert sorted(values) == sorted(SECRETS)
+    assert len(set(values.values())) == len(SECRETS)
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in values.values())
+    assert made.stat().st_mode & 0o777 == 0o600
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert made.read_text() == text
+    ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/.env"], cwd=DEPLOY.parent, check=False)
+    assert ignored.returncode == 0
 
 
 def test_ports_are_open_to_this_machine_only() -> None:
