@@ -1,6 +1,7 @@
 """Runs a command as one that the kernel grants less: ``confine.py LEVEL COMMAND...``, as root.
 
     user            an ordinary user, who may make user namespaces
+    restricted      an ordinary user, where nobody may make namespaces: the chart's default
     weak            a root without rights, in a place where nobody may make namespaces
     weak-users      the same, but it may change its user: what a root in a common container is
 
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 4096, 16384, 1 << 18
+USERS = {"user": 65432, "restricted": 65532}
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,10 +52,10 @@ def enter_user_namespace() -> None:
 def main(level: str, *command: str) -> None:
     show_interpreter()
     rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin" if level == "weak-users" else "--bounding-set=-all"]
-    if level == "user":
-        rights = ["setpriv", "--reuid=65432", "--regid=65432", "--clear-groups", "--bounding-set=-all"]
-    else:
+    if level != "user":
         enter_user_namespace()
+    if level in USERS:
+        rights = ["setpriv", f"--reuid={USERS[level]}", f"--regid={USERS[level]}", "--clear-groups", "--bounding-set=-all"]
     os.execvp("setpriv", [*rights, *command])
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SERVE = "from responses_mw.sandbox import SandboxSettings, serve; serve(SandboxSettings())"
 SECRET = "a-secret-of-the-service"
 STRONG = ("root", "user")
-WEAK = ("weak", "weak-users")
+WEAK = ("weak", "weak-users", "restricted")
 
 
 @dataclass
@@ -135,6 +135,15 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A sandbox that all tests share: each must leave it well."""
     with ExitStack() as stack:
         yield launcher(stack)(request.param)
+
+
+@pytest.fixture(scope="session")
+def restricted() -> Iterator[Sandbox]:
+    """The chart's default: all containers have the service's user, and there are no namespaces."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to take rights away")
+    with ExitStack() as stack:
+        yield launcher(stack)("restricted")
 
 
 @pytest.fixture(scope="session")

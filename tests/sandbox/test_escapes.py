@@ -30,7 +30,7 @@ def attempt(*attempts):
 @pytest.fixture(autouse=True)
 async def _the_service_survives(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     yield
-    for name in ("sandbox", "best"):
+    for name in ("sandbox", "best", "restricted"):
         if name in request.fixturenames:
             survivor = request.getfixturevalue(name)
             assert survivor.process.poll() is None

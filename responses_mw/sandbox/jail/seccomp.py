@@ -2,6 +2,9 @@
 
 The filter is there whatever the kernel grants besides, and namespaces are the first line where there are any: then it keeps
 the code from the kernel's rarely used parts. Without them it is what keeps the code from the network and from processes.
+
+A filter sees a call's arguments as 64 bits, of which the kernel reads 32 for an int: only those are compared, since a caller
+may set the others at will. Pointers are never followed.
 """
 
 from __future__ import annotations
@@ -10,8 +13,13 @@ import ctypes
 import errno
 import os
 import struct
+from typing import NamedTuple
 
 from .isolation import checked, libc
+
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_WITHOUT_EFFECT = 0x00050000  # an error of 0: the caller is answered success, and nothing was done
 
 # name: number on x86_64 (None: it has no such call), on aarch64
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
@@ -25,6 +33,11 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424),
     "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "get_robust_list": (274, 100),
     # namespaces and mounts
     "unshare": (272, 97),
     "setns": (308, 268),
@@ -44,10 +57,32 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # memory that no limit counts
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    # System V and POSIX objects: another's can be used, and removed, by its id without ever being opened
     "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "mq_timedsend": (242, 182),
+    "mq_timedreceive": (243, 183),
+    "mq_notify": (244, 184),
+    "mq_getsetattr": (245, 185),
+    # what others do with files that all can read; Landlock does not look at it
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    # a quota of the whole machine's
+    "io_setup": (206, 0),
     # parts of the kernel that no such code needs, and that had faults
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -60,6 +95,9 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "keyctl": (250, 219),
     "personality": (135, 92),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
     "acct": (163, 89),
     "syslog": (103, 116),
     "swapon": (167, 224),
@@ -72,10 +110,13 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "delete_module": (176, 106),
 }
 
-# Where there is no process namespace: no other process can be made (it would outlive the container), or reached.
+# Where there is no process namespace: no other process can be made (it would outlive the container), or reached; and no file
+# outside, which has the same user, be changed by the calls that Landlock does not look at.
 _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
+    "execve": (59, 221),  # the new program could be looked into by others of the user
+    "execveat": (322, 281),
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
@@ -87,24 +128,80 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
     "ioprio_set": (251, 30),
+    "timer_create": (222, 107),  # takes from the user's quota of signals
     # sockets of the machine: one of a socketpair reaches them by their names where there is no network namespace
     "connect": (42, 203),
     "bind": (49, 200),
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
+    # files
+    "truncate": (76, 45),  # Landlock looks at it since its third version
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
 }
 
-# machine: column of the tables, AUDIT_ARCH, clone, prlimit64, sendto
-_MACHINES = {"x86_64": (0, 0xC000003E, 56, 302, 44), "aarch64": (1, 0xC00000B7, 220, 261, 206)}
-_CLONE3 = 435
-_X32 = 0x40000000  # x86_64 has every call a second time, with this bit
+# There too: what copies files or unpacks archives expects these to succeed, and nothing in a container depends on them.
+_NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+}
+
+
+class _Rule(NamedTuple):
+    """What becomes of a call that an argument decides: its lower 32 bits, masked, are one of ``values`` or not."""
+
+    numbers: tuple[int, int]
+    argument: int
+    values: tuple[int, ...]
+    listed: int = _REFUSE
+    others: int = _ALLOW
+    mask: int = 0xFFFFFFFF
+
+
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
+_SOCKET_IOCTLS = 0x8900  # FIOSETOWN, SIOCSPGRP; the machine's network interfaces
+_AF_UNIX = 1
+_PR_SCHED_CORE = 62
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020000
+_CLONE, _PRLIMIT64 = (56, 220), (302, 261)
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT, _FIFTH_ARGUMENT = 0, 4, 16, 48  # offsets in struct seccomp_data
-_ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_RULES = (
+    # the owner of a descriptor is sent signals by the kernel, and may be any process of the same user
+    _Rule((72, 25), 1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY)),  # fcntl
+    _Rule((16, 29), 1, (_SOCKET_IOCTLS,), mask=0xFF00),  # ioctl
+    _Rule((53, 199), 0, (_AF_UNIX,), _ALLOW, _REFUSE),  # socketpair
+    _Rule((157, 167), 0, (_PR_SCHED_CORE,)),  # prctl: takes a process
+)
+_RULES_NAMESPACES = (_Rule(_CLONE, 0, (0,), _ALLOW, _REFUSE, mask=_CLONE_NAMESPACES),)
+_RULES_ALONE = (
+    _Rule(_CLONE, 0, (0,), mask=_CLONE_THREAD),  # threads only
+    _Rule(_PRLIMIT64, 0, (0,), _ALLOW, _REFUSE),  # its own limits
+)
+
+# machine: column of the tables, AUDIT_ARCH, sendto
+_MACHINES = {"x86_64": (0, 0xC000003E, 44), "aarch64": (1, 0xC00000B7, 206)}
+_CLONE3 = 435
+_FIRST_UNKNOWN = 457  # from here on, calls that are newer than this table
+_X32 = 0x40000000  # x86_64 has every call a second time, with this bit
+
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_ARGUMENT_BYTES = 8  # little-endian: the lower half comes first
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
@@ -119,29 +216,30 @@ def install(*, alone: bool) -> None:
     ``alone`` is for where there is no process namespace: it refuses new processes and signals too. Raises OSError where the
     kernel has no seccomp or the machine is not one of those known.
     """
-    program = _program(os.uname().machine, alone=alone)
-    checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(program) // 8, program)), 0, 0))
+    filtered = program(os.uname().machine, alone=alone)
+    checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(filtered) // 8, filtered)), 0, 0))
 
 
-def _program(machine: str, *, alone: bool) -> bytes:
+def program(machine: str, *, alone: bool) -> bytes:
+    """The filter for a machine (``x86_64`` or ``aarch64``), as the kernel takes it."""
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
-    column, arch, clone, prlimit, sendto = _MACHINES[machine]
-    table = _NUMBERS | _NUMBERS_ALONE if alone else _NUMBERS
-    refused = [numbers[column] for numbers in table.values()]
+    column, arch, sendto = _MACHINES[machine]
+    refused = _NUMBERS | _NUMBERS_ALONE if alone else _NUMBERS
     lines = [
         _line(_LOAD, _ARCH),
         _line(_EQUAL, arch, 1, 0),
         _line(_RETURN, _KILL),
         _line(_LOAD, _NUMBER),
         *_answer(_AT_LEAST, _X32, _REFUSE),
+        *_answer(_AT_LEAST, _FIRST_UNKNOWN, _UNKNOWN),
         *_answer(_EQUAL, _CLONE3, _UNKNOWN),  # its flags lie in memory, where a filter cannot look; libc then takes clone
-        *(line for number in refused if number is not None for line in _answer(_EQUAL, number, _REFUSE)),
+        *_answers(refused, column, _REFUSE),
     ]
     if alone:
-        lines += [*_if_called(clone, _ANY_BIT, _CLONE_THREAD), *_if_called(prlimit, _EQUAL, 0), *_without_address(sendto)]
-    else:
-        lines += _if_called(clone, _ANY_BIT, _CLONE_NAMESPACES, _REFUSE, _ALLOW)
+        lines += [*_answers(_NUMBERS_WITHOUT_EFFECT, column, _WITHOUT_EFFECT), *_without_address(sendto)]
+    for rule in (*_RULES, *(_RULES_ALONE if alone else _RULES_NAMESPACES)):
+        lines += _decided(rule, column)
     return b"".join([*lines, _line(_RETURN, _ALLOW)])
 
 
@@ -153,24 +251,29 @@ def _answer(test: int, value: int, answer: int) -> list[bytes]:
     return [_line(test, value, 0, 1), _line(_RETURN, answer)]
 
 
-def _if_called(number: int, test: int, value: int, then: int = _ALLOW, otherwise: int = _REFUSE) -> list[bytes]:
-    """What becomes of a call whose first argument decides."""
-    return [
-        _line(_EQUAL, number, 0, 4),
-        _line(_LOAD, _FIRST_ARGUMENT),
-        _line(test, value, 0, 1),
-        _line(_RETURN, then),
-        _line(_RETURN, otherwise),
+def _answers(table: dict[str, tuple[int | None, int | None]], column: int, answer: int) -> list[bytes]:
+    numbers = [numbers[column] for numbers in table.values()]
+    return [line for number in numbers if number is not None for line in _answer(_EQUAL, number, answer)]
+
+
+def _decided(rule: _Rule, column: int) -> list[bytes]:
+    body = [
+        _line(_LOAD, _ARGUMENTS + _ARGUMENT_BYTES * rule.argument),
+        _line(_AND, rule.mask),
+        *(line for value in rule.values for line in _answer(_EQUAL, value, rule.listed)),
+        _line(_RETURN, rule.others),
     ]
+    return [_line(_EQUAL, rule.numbers[column], 0, len(body)), *body]
 
 
 def _without_address(sendto: int) -> list[bytes]:
     """``sendto`` is how ``send`` is called as well: then its fifth argument, the address, is null in both halves."""
+    fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),
-        _line(_LOAD, _FIFTH_ARGUMENT),
+        _line(_LOAD, fifth),
         _line(_EQUAL, 0, 0, 2),
-        _line(_LOAD, _FIFTH_ARGUMENT + 4),
+        _line(_LOAD, fifth + 4),
         _line(_EQUAL, 0, 1, 0),
         _line(_RETURN, _REFUSE),
         _line(_RETURN, _ALLOW),
