@@ -1,6 +1,4 @@
-"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick] [--search index]`.
-
-With `--search index`, the Valkey has RediSearch (`scripts/redisearch` fetches it), and `FT.SEARCH` finds the nearest.
+"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
 
 Real processes: a Valkey in memory, a paced upstream, a server of embeddings without a model, and `responses-mw serve`. Of a
 request, the time is that from its sending to its last byte, as one connection that is kept open sees it.
@@ -13,12 +11,10 @@ import asyncio
 import contextlib
 import hashlib
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,8 +28,8 @@ from benchmarks.upstream import MODEL
 from responses_mw.cache import Cache, Embeddings, Entries, record
 from responses_mw.cache.guard import signature
 from responses_mw.cache.key import Key
-from responses_mw.cache.search import Index, Scan, choose
-from responses_mw.cache.vectors import directions, packed, unpacked, vector_of
+from responses_mw.cache.search import Scan
+from responses_mw.cache.vectors import decode_vectors, encode_vector, unit_vector
 from responses_mw.config import Settings
 from responses_mw.owner import ANONYMOUS
 from responses_mw.protocol.request import parse
@@ -45,7 +41,6 @@ ENTRIES = 10_000
 FILLED_AT_ONCE = 50
 ROUNDS = 10
 SEARCHES = 200
-SEARCH_MODULE = Path(sys.prefix) / "redisearch.so"
 
 
 @dataclass(slots=True)
@@ -80,18 +75,16 @@ class Searched:
 
 
 @contextlib.contextmanager
-def servers(search: str, delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
+def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
     """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
     with contextlib.ExitStack() as stack:
-        module = ("--loadmodule", str(SEARCH_MODULE)) if search == "index" else ()
-        _, redis = stack.enter_context(valkey(*module))
+        _, redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
         embeddings = stack.enter_context(running("benchmarks.embeddings", f"--delay={delay}"))
         embedding = (
             f"--cache-embedding-url={embeddings.url}",
             "--cache-embedding-model=hashing",
             "--cache-embedding-timeout=5",
-            f"--cache-search={search}",
         )
         own = (f"--upstream={upstream.url}", f"--redis={redis}", "--log-level=error")
         yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))
@@ -157,16 +150,14 @@ def other(number: int) -> str:
     return question(FILLED_AT_ONCE + number).lower().rstrip("?")
 
 
-async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, search: Any) -> Searched:
+async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> Searched:
     """Keeps so many answers in the partition that the server's requests lie in, as the server would; then searches in it."""
-    settings = Settings(
-        upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing", cache_search=search
-    )
+    settings = Settings(upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing")
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
         embedding = Embeddings(transport, upstream.url, settings)
         kept = Entries(client, settings)
-        found = await choose(kept, client, embedding.space, settings)
+        found = Scan(kept, embedding.space, settings)
         cache = Cache(client, embedding, UNSEALED, settings)
 
         def key_of(text: str) -> Key:
@@ -178,7 +169,7 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int, s
         async def keep(number: int) -> None:
             text = question(number)
             key = key_of(text)
-            vector = await found.keepable(vector_of(embed(text)))
+            vector = found.stored(unit_vector(embed(text)))
             packed = record.pack(
                 record.Entry((("content", "x" * 1000),), None, 3600, signature(text, salt=key.partition)), key, UNSEALED
             )
@@ -206,12 +197,12 @@ def question(number: int) -> str:
 CONSONANTS, VOWELS = "bcdfghjklmnprtvz", "aeiu"
 
 
-async def searched(found: Index | Scan, key: Key, entries: int) -> Searched:
+async def searched(found: Scan, key: Key, entries: int) -> Searched:
     """Searches in a filled partition."""
-    kept = directions(unpacked([packed(vector_of(embed(question(number)))) for number in range(entries)], DIMENSIONS))
+    kept = decode_vectors([encode_vector(unit_vector(embed(question(number)))) for number in range(entries)], DIMENSIONS)
     times, right, threshold = [], 0, Settings().cache_threshold
     for number in range(SEARCHES + 1):
-        asked = vector_of(embed(question(number * 37) + " Tell me."))
+        asked = unit_vector(embed(question(number * 37) + " Tell me."))
         begun = time.perf_counter()
         await found.nearest(key, asked, threshold)
         times.append((time.perf_counter() - begun) * 1000)
@@ -223,7 +214,7 @@ async def searched(found: Index | Scan, key: Key, entries: int) -> Searched:
     return Searched(statistics.median(times[1:]), right)  # the first reads the partition
 
 
-def report(costs: dict[str, Cost], entries: int, search: str, alone: Searched) -> None:
+def report(costs: dict[str, Cost], entries: int, alone: Searched) -> None:
     print(f"{'':30}{'ms':>10}{'CPU us':>10}")
     for name, one in costs.items():
         print(f"{name:30}{one.ms:10.2f}{one.cpu_us:10.0f}")
@@ -233,7 +224,7 @@ def report(costs: dict[str, Cost], entries: int, search: str, alone: Searched) -
     missed = costs["the same, an exact miss"].ms - costs["JSON of 1 token"].ms
     print(f"an exact hit takes {exact.ms:.2f} ms (at most 2)")
     print(f"a streamed answer of {TOKENS} tokens costs {stream.cpu_us / exact.cpu_us:.0f} times its CPU (at least 20)")
-    print(f"a semantic hit among {entries} entries ({search}) takes {semantic:.2f} ms more than the embedding (at most 3)")
+    print(f"a semantic hit among {entries} entries takes {semantic:.2f} ms more than the embedding (at most 3)")
     print(f"the first of each answer takes {first:.2f} ms more than the embedding (at most 3)")
     print(f"a search alone takes {alone.ms:.2f} ms; {alone.right} of {SEARCHES} found what comparing with all finds")
     print(f"an exact miss that is then kept adds {missed:.2f} ms to a request")
@@ -242,14 +233,13 @@ def report(costs: dict[str, Cost], entries: int, search: str, alone: Searched) -
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
     parser.add_argument("--quick", action="store_true", help="a short round: to see that all works")
-    parser.add_argument("--search", choices=("scan", "index"), default="scan", help="who finds the nearest entries")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model of embeddings would take")
     options = parser.parse_args()
     repeats, entries = (5, 500) if options.quick else (100, ENTRIES)
-    with servers(options.search, options.delay) as (redis, upstream, embeddings, ours):
-        alone = asyncio.run(fill(redis, upstream, embeddings, entries, options.search))
+    with servers(options.delay) as (redis, upstream, embeddings, ours):
+        alone = asyncio.run(fill(redis, upstream, embeddings, entries))
         costs = asyncio.run(measure(ours, embeddings, repeats))
-    report(costs, entries, options.search, alone)
+    report(costs, entries, alone)
 
 
 if __name__ == "__main__":

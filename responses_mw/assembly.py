@@ -186,7 +186,6 @@ async def open_cache(
         except ModuleNotFoundError as missing:
             raise UnfitCache(f"cache_embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(state.client, embeddings, sealer, settings)
-        await cache.start()
         try:
             yield cache
         finally:

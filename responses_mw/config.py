@@ -201,10 +201,7 @@ class Settings(BaseSettings):
     )
     cache_longest_text: int = Field(1000, gt=0, description="longest text, in characters, that is compared by its meaning")
     cache_memory: int = Field(
-        256 * MIB, gt=0, description="most bytes of vectors and records kept in this process, where it searches itself"
-    )
-    cache_search: Literal["auto", "index", "scan"] = Field(
-        "auto", description="who searches: Redis (index, where it has FT.SEARCH), or this process (scan)"
+        256 * MIB, gt=0, description="maximum bytes of vectors and records held in memory for semantic search"
     )
     cache_embedding_model: str | None = Field(None, description="model of the embeddings; needed for the semantic cache")
     cache_embedding_url: str | None = Field(

@@ -1,11 +1,10 @@
-"""What is kept of an answer, and how it is laid down.
+"""The stored form of an answer: its texts, its usage, and the signature of its question.
 
-An entry is the answer's texts, its usage, and the signature of its question for the guard. It is neither the question nor the
-instructions: these are in Redis as hashes only. The texts have a form in which an answer can be told again exactly; a document
-that has anything else in it is not kept.
+Neither the question nor the instructions are stored; the keys contain hashes of them. An answer is stored only if it can be
+replayed exactly. A hit is replayed as chat chunks, so ids, events and document are made as for an answer of the upstream.
 
-    C<json>       as it is
-    S<envelope>   sealed (``secret_keys``), for the purpose of this very entry of this owner
+    C<json>       in clear
+    S<envelope>   sealed with ``secret_keys``, bound to this entry of this owner
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ..protocol.types import Document
+from ..protocol.types import Chunk, Document
 from ..sealing import Sealer, Unsealable
 from .guard import Signature
 from .key import VERSION, Key
@@ -23,23 +22,25 @@ from .key import VERSION, Key
 Text = tuple[str, str]
 """A kind (``reasoning`` or ``content``) and the text."""
 
+MARK = "cache"
+"""Member of ``usage`` in a hit: its tokens were counted when the answer was computed."""
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
-_COME_AGAIN = {
+_REPLAYED = {
     "message": frozenset({"id", "type", "status", "role", "content"}),
     "reasoning": frozenset({"id", "type", "status", "content", "summary", "encrypted_content"}),
     "part": frozenset({"type", "text"}),
 }
-"""The members that an assembler gives back."""
+"""The members that a replay restores."""
 
 
-class Unreadable(ValueError):
-    """A kept entry that cannot be read here: damaged, sealed by another key, or in another form."""
+class UnreadableRecord(ValueError):
+    """A stored record is damaged, sealed with another key, or in another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kept answer: its ``texts`` in order, its ``usage`` as counted, and for how many seconds it is kept."""
+    """A cached answer: its ``texts`` in order, its ``usage`` and its lifetime in seconds."""
 
     texts: tuple[Text, ...]
     usage: dict[str, Any] | None
@@ -47,11 +48,15 @@ class Entry:
     signature: Signature | None = None
 
 
-def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
-    """The texts of a finished answer, as an assembler takes them in; None where it is not kept: it failed, was cut or refused,
-    called a tool, or has anything in it that would not come again in the same form.
+# -- from a document, and back -----------------------------------------------------------------------------------------------
 
-    ``summary`` is for an answer that no assembler of ours made: whether reasoning would come again as a summary.
+
+def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
+    """Return the texts of a finished answer; None if it is not cacheable.
+
+    An answer is not cacheable if it failed, was cut or refused, called a tool, or contains anything that a replay would lose.
+    ``summary`` is given for an answer of an upstream that speaks the Responses API: whether a replay would turn reasoning
+    into a summary.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -66,27 +71,64 @@ def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, 
 
 def _text_of(item: dict[str, Any], summary: bool | None) -> Text | None:
     lists = _ITEMS.get(item["type"])
-    if lists is None or _has_more(item, item["type"]) or item.get("status") not in (None, "completed"):
+    if lists is None or _loses_members(item, item["type"]) or item.get("status") not in (None, "completed"):
         return None
     parts = [part for name in lists for part in item.get(name) or ()]
-    if len(parts) != 1 or _has_more(parts[0], "part"):
+    if len(parts) != 1 or _loses_members(parts[0], "part"):
         return None
     (part,) = parts
     kind = _PARTS.get(part["type"])
     if kind == "reasoning" and summary is not None:
         is_summary = part["type"] == "summary_text"
-        if is_summary != summary or item.get("encrypted_content"):  # sealed by others, it is nothing that we could make
+        if is_summary != summary or item.get("encrypted_content"):  # a replay cannot restore what the upstream encrypted
             return None
     return (kind, part["text"]) if kind else None
 
 
-def _has_more(value: dict[str, Any], kind: str) -> bool:
-    """Whether there is anything in it that would be lost."""
-    return any(member for name, member in value.items() if name not in _COME_AGAIN[kind])
+def _loses_members(value: dict[str, Any], kind: str) -> bool:
+    return any(member for name, member in value.items() if name not in _REPLAYED[kind])
+
+
+def replay(entry: Entry) -> list[Chunk]:
+    """Return one turn: a chunk for each text, and the last chunk with the usage."""
+    chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in entry.texts]
+    end: Chunk = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    if entry.usage is not None:
+        end["usage"] = _chat_usage(entry.usage)
+    return [*chunks, end]
+
+
+def mark(document: Document, kind: str) -> None:
+    """Mark the usage of a replayed document with the ``kind`` of the hit. Call this after the end of the turn."""
+    if document["usage"] is not None:
+        document["usage"] = {**document["usage"], MARK: kind}
+
+
+def unmarked(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return ``usage`` without the mark of a hit."""
+    return None if usage is None else {name: value for name, value in usage.items() if name != MARK}
+
+
+def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Convert a usage of the Responses API to Chat Completions."""
+    details = usage["input_tokens_details"]
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {
+            "cached_tokens": details["cached_tokens"],
+            "cache_write_tokens": details.get("cache_write_tokens", 0),
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage["output_tokens_details"]["reasoning_tokens"]},
+    }
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------------
 
 
 def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
-    """The stored form of ``entry``, sealed where the sealer's keys are shared by all replicas."""
+    """Return the stored form of ``entry``, sealed if the sealer's keys are shared by all replicas."""
     data = orjson.dumps({"v": VERSION, "owner": key.owner, "key": key.exact, **asdict(entry)})
     if sealer.is_shared:
         return b"S" + sealer.seal(data, purpose=_purpose(key.exact), owner=key.owner).encode()
@@ -94,24 +136,26 @@ def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
 
 
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool = True) -> Entry:
-    """The entry of ``owner`` under ``exact``, with its signature if that is wanted (``signed``). Raises ``Unreadable`` also for
-    one that was made for another place."""
+    """Return the entry of ``owner`` under ``exact``, with its signature if ``signed``.
+
+    Raises ``UnreadableRecord``, also for a record that was stored under another key or owner.
+    """
     try:
         data = orjson.loads(_opened(blob, owner, exact, sealer))
         if (data["v"], data["owner"], data["key"]) != (VERSION, owner, exact):
-            raise Unreadable("it belongs elsewhere, or to another version")
+            raise UnreadableRecord("the record belongs to another entry or version")
         signature = Signature.of(data["signature"]) if signed and data["signature"] else None
         texts = tuple((str(kind), str(text)) for kind, text in data["texts"])
         return Entry(texts, data["usage"], int(data["ttl"]), signature)
     except (Unsealable, ValueError, LookupError, TypeError) as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableRecord(str(error)) from error
 
 
 def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
     if blob[:1] == b"S":
         return sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
-    if blob[:1] != b"C" or sealer.is_shared:  # with keys, what is not sealed is not ours
-        raise Unreadable("it is in no form that is read here")
+    if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, a record in clear is not trusted
+        raise UnreadableRecord("the record is in an unknown form")
     return blob[1:]
 
 

@@ -1,28 +1,35 @@
-"""The entries of a partition that are nearest to a vector: found by Redis (``Index``), or by this process (``Scan``).
+"""Search for the entries of a partition that are nearest to a vector.
 
-Both compare the same numbers exactly, and so give the same: neither is approximate. An index needs ``FT.SEARCH`` (Redis 8,
-Redis Stack, valkey-search) on a server that is no cluster; a scan needs nothing.
+Each process holds the vectors of the partitions that it searched, and before each search reads what was added to them since.
+The search is exact and needs nothing of Redis but scripts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import Settings
-from ..errors import Unavailable
 from .key import Key
-from .matrix import Matrix
-from .store import Entries, Kept, Page, Redis
-from .vectors import Vector, headed, packed, similarities
+from .store import Entries, Page, StoredVector
+from .vectors import Vector, VectorTable, encode_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+MAX_MATCHES = 4
+"""How many of the nearest entries are returned: the guard may refuse the first ones."""
+PAGE = 2000
+"""How many vectors are read at a time."""
+_MAX_RECORD_BYTES = 4 * 1024 * 1024
+"""Records held for each partition."""
 
 
-class Near(NamedTuple):
-    """An entry that was found: its id, its cosine similarity, its record, and for how many seconds more it is kept."""
+class Match(NamedTuple):
+    """An entry near to a vector: its id, cosine similarity, record and remaining seconds."""
 
     entry: str
     similarity: float
@@ -30,230 +37,166 @@ class Near(NamedTuple):
     left: float
 
 
-NEAREST = 4
-"""How many are looked at: the guard may refuse the first."""
-
-
-async def choose(store: Entries, redis: Redis, space: str, settings: Settings) -> Index | Scan:
-    """Who is to search. Raises ``Unavailable`` where the server does not tell."""
-    wanted = settings.cache_search
-    if wanted == "scan" or (wanted == "auto" and (redis.is_cluster or not await _has_index(store))):
-        return Scan(store, space, settings)
-    return Index(store, space)
-
-
-_NO_SEARCH = ("unknown", "block", "permission")
-"""Words of the errors of a server that has no ``FT.SEARCH``, has it not in scripts (shards behind a proxy), or not for us."""
-
-
-async def _has_index(store: Entries) -> bool:
-    """Whether the server searches: asked for an index that nobody made, it misses that index."""
-    nowhere = Key("0", "0", "", "")
-    try:
-        await store.search(nowhere, "rmw-no-index", "", "vector", b"", 1, 0.0)
-    except Unavailable as error:
-        told = str(error.__cause__).lower()
-        if "index" not in told and not any(word in told for word in _NO_SEARCH):
-            raise
-        return "index" in told
-    return True
-
-
-# -- by Redis --------------------------------------------------------------------------------------------------------------
-
-
-_SPARE = 4
-"""So many more are asked of an index, which rounds otherwise than we do."""
-_HEADLESS = 20
-"""So many searches do without heads after one that they told nothing of: some models take all texts for quite similar."""
-_ROUNDING = 3e-3
-"""More than a similarity is wrong by where each number is rounded to float16, and once more to be of length 1."""
-
-
-class Index:
-    """``FT.SEARCH``: one index for each space and size of vectors, with the partition as a tag; an index for each partition
-    would explode. It is made when it is missed. It has each vector twice: its head, by which it finds what can be near, and the
-    whole, by which it finds what is near where that is too much. What it finds is compared again here."""
-
-    def __init__(self, store: Entries, space: str, types: Sequence[str] = ("FLOAT16", "FLOAT32")) -> None:
-        """``types`` are those of vectors: the first is used, or the last where the server refuses that. (Redis has the narrow
-        one since 7.4, valkey-search has it not: there a search takes twice the time.)"""
-        self._store = store
-        self._space = space
-        self._types = list(types)
-        self._made: set[str] = set()
-        self._headless: dict[str, int] = {}
-        """Of a space, so many searches are to come without heads."""
-
-    async def keepable(self, vector: Vector) -> Kept:
-        """``vector`` as it is to be kept."""
-        if self._of_size(len(vector)) not in self._made:
-            await self._make(len(vector))
-        form = self._types[0]
-        return Kept(self._of_size(len(vector)), "index", packed(vector, form), packed(headed(vector), form))
-
-    def known(self, key: Key) -> None:
-        """Nothing is held here."""
-
-    async def nearest(
-        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
-    ) -> list[Near]:
-        """At most ``count`` entries of the partition with at least that similarity, the nearest first."""
-        try:
-            found = await self._found(key, vector, count + _SPARE, threshold - _ROUNDING)
-        except Unavailable as error:
-            if "index" not in str(error.__cause__).lower():
-                raise
-            await self._make(len(vector))
-            return []  # what it finds, it has to read first
-        similar = similarities([kept for _, kept, _, _ in found], vector, self._types[0])
-        near = [Near(one[0], similarity, *one[2:]) for one, similarity in zip(found, similar, strict=True)]
-        near.sort(key=lambda one: -one.similarity)
-        return await self._whole(key, [one for one in near[:count] if one.similarity >= threshold])
-
-    async def _found(self, key: Key, vector: Vector, most: int, least: float) -> list[tuple[str, bytes, bytes, float]]:
-        """What may be near: by heads, or by the whole vectors where heads tell nothing."""
-        space, form = self._of_size(len(vector)), self._types[0]
-        index = _index(space)
-        if not self._headless.get(space, 0):
-            found = await self._store.search(key, index, space, "head", packed(headed(vector), form), 2 * most, least)
-            if found is not None:
-                return found
-            self._headless[space] = _HEADLESS + 1
-        self._headless[space] -= 1
-        found = await self._store.search(key, index, space, "vector", packed(vector, form), most, least)
-        assert found is not None
-        return found
-
-    async def _whole(self, key: Key, near: Sequence[Near]) -> list[Near]:
-        """``near``, with the records that did not come along."""
-        missing = [one.entry for one in near if not one.record]
-        read = dict(zip(missing, await self._store.read(key, missing), strict=True)) if missing else {}
-        whole = [one._replace(record=kept[0], left=kept[1]) if (kept := read.get(one.entry)) else one for one in near]
-        return [one for one in whole if one.record]
-
-    def _of_size(self, dimensions: int) -> str:
-        return f"{self._space}{dimensions:x}{self._types[0].lower()}"
-
-    async def _make(self, dimensions: int) -> None:
-        space = self._of_size(dimensions)
-        try:
-            await self._store.commands(
-                ("FT.CREATE", _index(space), "ON", "HASH", "PREFIX", 1, f"rmw:v2:{space}:", "SCHEMA", "partition", "TAG",
-                 *self._field("head", dimensions // 4 + 1), *self._field("vector", dimensions))
-            )  # fmt: skip
-        except Unavailable as error:
-            told = str(error.__cause__).lower()
-            if "type" in told and self._types[0] != self._types[-1]:
-                self._types = self._types[-1:]
-                await self._make(dimensions)
-                return
-            if "exists" not in told:
-                raise
-        self._made.add(space)  # one that is dropped is missed by the next search
-
-    def _field(self, name: str, dimensions: int) -> tuple[str | int, ...]:
-        return name, "VECTOR", "FLAT", 6, "TYPE", self._types[0], "DIM", dimensions, "DISTANCE_METRIC", "COSINE"
-
-
-def _index(space: str) -> str:
-    return f"rmw-v2-{space}"
-
-
-# -- by this process -------------------------------------------------------------------------------------------------------
-
-
-PAGE = 2000
-"""So many entries are read at a time."""
-
-
 class Scan:
-    """A scan of the partition's vectors, which are held in this process, with the records that were found lately: a search
-    reads only what was added since, and records that it does not hold. At most ``cache_memory`` bytes of both; the partition
-    that was not asked for longest goes first."""
+    """Linear search in the vectors of a partition, which are held in this process.
+
+    Records that matched lately are held too: that saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
+    records take up to ``cache_memory`` bytes; the least recently used partition is dropped first.
+    """
 
     def __init__(self, store: Entries, space: str, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._space = space
-        self._most_bytes = settings.cache_memory
-        self._most_rows = settings.cache_partition_entries
+        self._max_bytes = settings.cache_memory
+        self._max_entries = settings.cache_partition_entries
         self._clock = clock
-        self._partitions: OrderedDict[tuple[str, int], Matrix] = OrderedDict()
+        self._partitions: OrderedDict[tuple[str, int], _Partition] = OrderedDict()
         self._dimensions: int | None = None
-        """Those of the last vector that was seen."""
+        """Size of the last vector; unknown before the first."""
 
-    async def keepable(self, vector: Vector) -> Kept:
-        """``vector`` as it is to be kept."""
-        return Kept(self._of_size(len(vector)), "scan", packed(vector))
+    def stored(self, vector: Vector) -> StoredVector:
+        """Return ``vector`` in the form in which it is stored."""
+        return StoredVector(self._sized_space(len(vector)), encode_vector(vector))
 
     def known(self, key: Key) -> tuple[str, int] | None:
-        """How far the partition was read: a space, and the last number in it. None where no vector was seen yet."""
+        """Return the space and the last entry number read of the partition; None before the first search."""
         if self._dimensions is None:
             return None
-        matrix = self._partitions.get((key.partition, self._dimensions))
-        return self._of_size(self._dimensions), matrix.number if matrix is not None else 0
+        partition = self._partitions.get((key.partition, self._dimensions))
+        return self._sized_space(self._dimensions), partition.last if partition is not None else 0
 
     async def nearest(
-        self, key: Key, vector: Vector, threshold: float, count: int = NEAREST, page: Page | None = None
-    ) -> list[Near]:
-        """At most ``count`` entries of the partition with at least that similarity, the nearest first, as they were when
-        ``page`` was read (None: as they are). That begins after what was ``known``; more is read where it is not all."""
+        self, key: Key, vector: Vector, threshold: float, count: int = MAX_MATCHES, page: Page | None = None
+    ) -> list[Match]:
+        """Return up to ``count`` entries that reach the threshold, nearest first.
+
+        ``page`` is what the exact lookup has read after ``known``; if that is not all, the rest is read here.
+        """
         self._dimensions = len(vector)
         place = key.partition, self._dimensions
-        matrix = self._partitions.setdefault(place, Matrix(self._dimensions))
-        if page is None or not self._takes_in(matrix, page):
-            await self._read_on(key, matrix)
+        partition = self._partitions.setdefault(place, _Partition(self._dimensions))
+        if page is None or not self._update(partition, page):
+            await self._read_rest(key, partition)
         if place in self._partitions:
             self._partitions.move_to_end(place)
-        self._make_room()
-        near = matrix.nearest(vector, threshold, count, self._now())
-        records = await self._records(key, matrix, [entry for entry, _ in near])
-        return [Near(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
+        self._evict()
+        near = partition.vectors.nearest(vector, threshold, count, self._now())
+        records = await self._records(key, partition, [entry for entry, _ in near])
+        return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
-    async def _records(self, key: Key, matrix: Matrix, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
-        """The records of those ``entries`` that are still kept, and how many seconds each is: read, unless they are held."""
-        now, state = self._now(), matrix.state
-        held = {entry: known for entry in entries if (known := matrix.records.get(entry)) is not None}
+    async def _records(self, key: Key, partition: _Partition, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
+        """Return record and remaining seconds of each entry that still exists; read those that are not held."""
+        now, state = self._now(), partition.state
+        held = {entry: known for entry in entries if (known := partition.records.get(entry)) is not None}
         records = {entry: (record, (expiry - now) / 1000) for entry, (record, expiry) in held.items()}
         missing = [entry for entry in entries if entry not in held]
-        for entry, kept in zip(missing, await self._store.read(key, missing) if missing else (), strict=True):
-            if kept is None:
-                matrix.remove(entry)  # it is gone before its time: it was evicted, or deleted
+        for entry, read in zip(missing, await self._store.read(key, missing) if missing else (), strict=True):
+            if read is None:
+                partition.remove(entry)  # evicted or deleted
                 continue
-            records[entry] = kept
-            if matrix.state == state:
-                matrix.records.put(entry, kept[0], now + int(kept[1] * 1000))
+            records[entry] = read
+            if partition.state == state:
+                partition.records.put(entry, read[0], now + int(read[1] * 1000))
         return records
 
-    async def _read_on(self, key: Key, matrix: Matrix) -> None:
-        async with matrix.reading:
+    async def _read_rest(self, key: Key, partition: _Partition) -> None:
+        async with partition.reading:
             while True:
-                page = await self._store.since(key, self._of_size(matrix.dimensions), matrix.number, PAGE)
-                if self._takes_in(matrix, page):
+                space = self._sized_space(partition.vectors.dimensions)
+                page = await self._store.since(key, space, partition.last, PAGE)
+                if self._update(partition, page):
                     return
 
-    def _takes_in(self, matrix: Matrix, page: Page) -> bool:
-        """Has ``matrix`` hold what it does not yet of ``page``. Whether it holds all then that there was."""
-        if page.space != self._of_size(matrix.dimensions):
+    def _update(self, partition: _Partition, page: Page) -> bool:
+        """Add a page to ``partition``; return whether the partition is complete now."""
+        if page.space != self._sized_space(partition.vectors.dimensions):
             return False
-        matrix.note_removals(page.removals)
-        if page.generation == matrix.generation and page.last < matrix.number > page.after:
-            return True  # more was read since
-        if page.generation != matrix.generation or page.last < matrix.number:
-            matrix.clear(page.generation)  # the cache was emptied
-        if page.after > matrix.number:
-            return False  # what lies between is not known here
-        matrix.add([entry for entry in page.entries if entry[1] > matrix.number])
-        matrix.forget_before(page.first)
-        matrix.bound(self._most_rows, self._now())
-        return not page.full
+        return partition.update(page, self._max_entries, self._now())
 
-    def _of_size(self, dimensions: int) -> str:
+    def _sized_space(self, dimensions: int) -> str:
         return f"{self._space}{dimensions:x}"
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
 
-    def _make_room(self) -> None:
-        while len(self._partitions) > 1 and sum(matrix.nbytes for matrix in self._partitions.values()) > self._most_bytes:
+    def _evict(self) -> None:
+        while len(self._partitions) > 1 and sum(one.nbytes for one in self._partitions.values()) > self._max_bytes:
             self._partitions.popitem(last=False)
+
+
+class _Partition:
+    """What this process has read of a partition, up to entry number ``last``."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.reading = asyncio.Lock()
+        self.removals = ""
+        self._reset("", dimensions)
+
+    def _reset(self, generation: str, dimensions: int) -> None:
+        self.generation = generation
+        self.last = 0
+        self.vectors = VectorTable(dimensions)
+        self.records = _Records()
+
+    @property
+    def nbytes(self) -> int:
+        return self.vectors.nbytes + self.records.nbytes
+
+    @property
+    def state(self) -> tuple[str, int, str]:
+        """While it is unchanged, no record was replaced or deleted."""
+        return self.generation, self.last, self.removals
+
+    def remove(self, entry: str) -> None:
+        self.vectors.remove(entry)
+        self.records.remove(entry)
+
+    def update(self, page: Page, limit: int, now: int) -> bool:
+        """Add a page, which may arrive late or twice; return whether everything up to its end is known now."""
+        if page.removals != self.removals:
+            self.removals, self.records = page.removals, _Records()
+        same = page.generation == self.generation
+        if same and page.last < self.last > page.after:
+            return True  # more has been read meanwhile
+        if not same or page.last < self.last:
+            self._reset(page.generation, self.vectors.dimensions)  # the cache was purged
+        if page.after > self.last:
+            return False  # the entries in between are unknown
+        new = [entry for entry in page.entries if entry[1] > self.last]
+        self.vectors.put((entry, *_split(vector)) for entry, _, vector in new if vector)
+        for entry, _, _ in new:
+            self.records.remove(entry)
+        if new:
+            self.last = new[-1][1]
+        self.vectors.shrink(limit, now)
+        return not page.full
+
+
+class _Records:
+    """Recently used records with their expiry (ms), up to ``_MAX_RECORD_BYTES``."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._records: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
+
+    def get(self, entry: str) -> tuple[bytes, int] | None:
+        if entry in self._records:
+            self._records.move_to_end(entry)
+        return self._records.get(entry)
+
+    def put(self, entry: str, record: bytes, expiry: int) -> None:
+        self.remove(entry)
+        self._records[entry] = record, expiry
+        self.nbytes += len(record)
+        while self.nbytes > _MAX_RECORD_BYTES:
+            self.remove(next(iter(self._records)))
+
+    def remove(self, entry: str) -> None:
+        record, _ = self._records.pop(entry, (b"", 0))
+        self.nbytes -= len(record)
+
+
+def _split(stored: bytes) -> tuple[int, bytes]:
+    """Split an expiry (ms) from a vector."""
+    expiry, _, vector = stored.partition(b":")
+    return int(expiry), vector

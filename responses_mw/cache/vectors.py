@@ -1,12 +1,8 @@
-"""Vectors of texts: of length 1, in float32 where they are compared, in float16 where they are kept.
-
-All that is kept is rounded to float16 first, whoever searches: so an index and a scan see the same numbers.
-"""
+"""Embedding vectors: length 1, float32 in memory, float16 in Redis; and an exact nearest-neighbour search among them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,59 +10,163 @@ from numpy.typing import NDArray
 
 Vector: TypeAlias = NDArray[np.float32]
 
+_STORED = np.dtype("<f2")
+_TINY = np.float32(1e-30)  # avoids a division by zero
+_FIRST_SLICE = 64
+_ROUNDING = 1e-4  # upper bound of the error of similarities and lengths
+_MIN_GROWTH = 128
 
-class NoVector(ValueError):
-    """What should be a vector is none, or has no direction."""
+
+class InvalidVector(ValueError):
+    """Not a list of numbers, or one without a direction."""
 
 
-def vector_of(numbers: object) -> Vector:
-    """The direction of ``numbers``. Raises ``NoVector``."""
-    with np.errstate(over="ignore"):  # what is beyond float32 has no direction either
+def unit_vector(numbers: object) -> Vector:
+    """Return ``numbers`` as a vector of length 1. Raises ``InvalidVector``."""
+    with np.errstate(over="ignore"):  # an overflow is reported below
         try:
             vector = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError, OverflowError):
-            raise NoVector("the embedding is no list of numbers") from None
-        length = math.sqrt(np.dot(vector, vector)) if vector.ndim == 1 else 0.0
-    if not math.isfinite(length) or length == 0:
-        raise NoVector("the embedding has no direction")
-    return vector / np.float32(length)
+            raise InvalidVector("the embedding is not a list of numbers") from None
+        length = np.linalg.norm(vector) if vector.ndim == 1 else np.float32(0)
+    if not np.isfinite(length) or length == 0:
+        raise InvalidVector("the embedding has no direction")
+    return vector / length
 
 
-_TINY = np.float32(1e-30)
-"""More than nothing: to divide by."""
-FORMS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
+def encode_vector(vector: Vector) -> bytes:
+    """Return ``vector`` as little-endian float16."""
+    return vector.astype(_STORED).tobytes()
 
 
-def packed(vector: Vector, form: str = "FLOAT16") -> bytes:
-    """The form in which a vector is kept, little-endian; in the wide one it holds no more than in the other."""
-    return vector.astype("<f2").astype(FORMS[form], copy=False).tobytes()
+def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
+    """Return encoded vectors as the rows of a matrix, scaled to length 1 again. Raises ``InvalidVector`` for another size."""
+    if any(len(blob) != _STORED.itemsize * dimensions for blob in blobs):
+        raise InvalidVector("a stored vector has another size")
+    rows = np.frombuffer(b"".join(blobs), _STORED).astype(np.float32).reshape(len(blobs), dimensions)
+    unit_rows: Vector = rows / np.sqrt(np.vecdot(rows, rows) + _TINY)[:, np.newaxis]
+    return unit_rows
 
 
-def headed(vector: Vector) -> Vector:
-    """The first quarter of a vector's numbers, and how long the rest is. The cosine of two of these is the most that the whole
-    vectors' can be (Cauchy and Schwarz)."""
-    head = np.empty(len(vector) // 4 + 1, np.float32)
-    head[:-1] = vector[: len(vector) // 4]
-    head[-1] = math.sqrt(max(0.0, 1.0 - float(np.dot(head[:-1], head[:-1]))))
-    return head
+class VectorTable:
+    """Vectors by id, each with an expiry (ms), in the order in which they were put.
+
+    The columns are split into slices of 64, 128, 256, ... numbers. A search compares slice by slice. After each slice, the
+    Cauchy-Schwarz inequality limits what the remaining numbers can add to a similarity, and rows that cannot reach the
+    threshold any more are skipped. Among 10,000 vectors of 384 (1536) numbers this takes 0.1 (0.3 to 1.5) ms, comparing all
+    numbers 0.3 (2.4) ms.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self._rows: dict[str, int] = {}
+        self._ids: list[str] = []
+        """The id of each row."""
+        self._free: list[int] = []
+        self._expiries = np.empty(0, np.int64)
+        """Of each row; 0 if the row is free."""
+        self._slices = _slices(dimensions)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.dimensions * len(self._expiries)
+
+    def put(self, entries: Iterable[tuple[str, int, bytes]]) -> None:
+        """Add entries (id, expiry and encoded vector), or replace them; skip vectors of another size."""
+        fitting = [entry for entry in entries if len(entry[2]) == _STORED.itemsize * self.dimensions]
+        if not fitting:
+            return
+        rows = [self._row(id_) for id_, _, _ in fitting]
+        self._grow()
+        vectors = decode_vectors([vector for _, _, vector in fitting], self.dimensions)
+        for part in self._slices:
+            part.set(rows, vectors)
+        self._expiries[rows] = [expiry for _, expiry, _ in fitting]
+
+    def remove(self, id_: str) -> None:
+        """Remove an entry, if it is there."""
+        row = self._rows.pop(id_, None)
+        if row is not None:
+            self._expiries[row] = 0
+            self._free.append(row)
+
+    def shrink(self, limit: int, now: int) -> None:
+        """If there are more than ``limit`` entries, remove the expired ones, and then the oldest."""
+        if len(self._rows) <= limit:
+            return
+        for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:
+            self.remove(id_)
+        for id_ in list(self._rows)[: max(0, len(self._rows) - limit)]:
+            self.remove(id_)
+
+    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
+        """Return ids and similarities of up to ``count`` unexpired entries that reach the threshold, nearest first."""
+        rows = np.flatnonzero(self._expiries > now)
+        similarities = np.zeros(len(rows), np.float32)
+        for part in self._slices:
+            similarities += part.products(rows, vector)
+            likely = similarities + part.limits(rows, vector) >= threshold - _ROUNDING
+            rows, similarities = rows[likely], similarities[likely]
+        best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
+        return [(self._ids[rows[place]], float(similarities[place])) for place in best]
+
+    def _row(self, id_: str) -> int:
+        """Return a row for ``id_``, which becomes the newest entry."""
+        row = self._rows.pop(id_, None)
+        if row is None and self._free:
+            row = self._free.pop()
+        if row is None:
+            row = len(self._ids)
+            self._ids.append("")
+        self._ids[row] = id_
+        self._rows[id_] = row
+        return row
+
+    def _grow(self) -> None:
+        """Allocate the rows that have an id, and half as many again."""
+        missing = len(self._ids) - len(self._expiries)
+        if missing > 0:
+            more = max(missing, len(self._expiries) // 2, _MIN_GROWTH)
+            self._expiries = np.concatenate([self._expiries, np.zeros(more, np.int64)])
+            for part in self._slices:
+                part.grow(more)
 
 
-def unpacked(blobs: Sequence[bytes], dimensions: int, form: str = "FLOAT16") -> Vector:
-    """The rows of a matrix, out of what ``packed`` made of them. Raises ``NoVector`` where the sizes differ."""
-    numbers = np.dtype(FORMS[form])
-    if any(len(blob) != numbers.itemsize * dimensions for blob in blobs):
-        raise NoVector("a kept vector has another size")
-    return np.frombuffer(b"".join(blobs), numbers).astype(np.float32).reshape(len(blobs), dimensions)
+class _Slice:
+    """The columns ``start`` to ``stop`` of all vectors, and the length of what follows them in each."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.values = np.empty((0, stop - start), np.float32)
+        self.rests = np.empty(0, np.float32)
+
+    def set(self, rows: Sequence[int], vectors: Vector) -> None:
+        self.values[rows] = vectors[:, self.start : self.stop]
+        self.rests[rows] = np.linalg.norm(vectors[:, self.stop :], axis=1)
+
+    def grow(self, more: int) -> None:
+        self.values = np.concatenate([self.values, np.zeros((more, self.stop - self.start), np.float32)])
+        self.rests = np.concatenate([self.rests, np.zeros(more, np.float32)])
+
+    def products(self, rows: NDArray[np.intp], vector: Vector) -> Vector:
+        """Return the dot products of this slice of ``rows`` and of ``vector``."""
+        other = vector[self.start : self.stop]
+        products: Vector
+        if len(rows) > len(self.values) // 4:  # copying many rows costs more than multiplying all
+            products = np.vecdot(self.values, other)[rows]
+        else:
+            products = np.vecdot(self.values[rows], other)
+        return products
+
+    def limits(self, rows: NDArray[np.intp], vector: Vector) -> Vector:
+        """Return the most that the columns after this slice can add to a similarity."""
+        limits: Vector = self.rests[rows] * (np.linalg.norm(vector[self.stop :]) + _ROUNDING)
+        return limits
 
 
-def directions(rows: Vector) -> Vector:
-    """``rows``, each of length 1 again after it was rounded; one of zeros stays as it is."""
-    lengths = np.sqrt(np.vecdot(rows, rows) + _TINY)
-    of_length_1: Vector = rows / lengths[:, np.newaxis]
-    return of_length_1
-
-
-def similarities(kept: Sequence[bytes], vector: Vector, form: str) -> list[float]:
-    """Those of kept vectors with ``vector``."""
-    similar: list[float] = np.vecdot(directions(unpacked(kept, len(vector), form)), vector).tolist()
-    return similar
+def _slices(dimensions: int) -> list[_Slice]:
+    slices, start, width = [], 0, _FIRST_SLICE
+    while start < dimensions:
+        slices.append(_Slice(start, min(start + width, dimensions)))
+        start, width = start + width, 2 * width
+    return slices

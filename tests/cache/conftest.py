@@ -1,11 +1,8 @@
-"""Caches on a Valkey without and with search, and a real server of embeddings."""
+"""Caches on a real Valkey, and a real embeddings server."""
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
 
     OpenCache = Callable[..., Cache]
 
-SEARCH_MODULE = Path(os.environ.get("RESPONSES_MW_TEST_SEARCH_MODULE", f"{sys.prefix}/redisearch.so"))
-"""RediSearch, as ``scripts/redisearch`` fetches it; it is not ours to distribute."""
-
 
 @pytest.fixture(scope="session")
 def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -38,31 +32,19 @@ def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def searching_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if not SEARCH_MODULE.exists():
-        pytest.skip("no RediSearch: scripts/redisearch fetches it")
-    server = Server(tmp_path_factory.mktemp("searching"), "--loadmodule", str(SEARCH_MODULE))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def server(plain_server: Server) -> Iterator[Plain]:
-    """A plain client of the empty server without search."""
+    """A plain client of the empty server."""
     with plain_server.client() as client:
         client.flushall()
         yield client
 
 
-@pytest.fixture(params=["scan", "index"])
-def url(request: pytest.FixtureRequest) -> str:
-    """An empty server of either kind."""
-    server: Server = request.getfixturevalue("plain_server" if request.param == "scan" else "searching_server")
-    with server.client() as client:
-        client.flushall()
-    return server.url
+@pytest.fixture
+def url(plain_server: Server, server: Plain) -> str:
+    """The URL of the empty server."""
+    assert server.dbsize() == 0
+    return plain_server.url
 
 
 @pytest.fixture
@@ -89,6 +71,6 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIt
 
 @pytest.fixture
 def cache(open_cache: OpenCache, plain_server: Server, server: Plain) -> Cache:
-    """A cache in the empty server without search."""
+    """A cache in the empty server."""
     assert server.dbsize() == 0
     return open_cache(plain_server.url)

@@ -279,7 +279,6 @@ async def test_an_exact_hit_costs_one_round_trip_and_no_embedding(
     assert server.dbsize() == 0
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
-        await cache.start()
         await ask(cache, key(cache), SEMANTIC, answer="Paris.")
         embedding_server.requests.clear()
         before = counted.trips
@@ -292,7 +291,6 @@ async def test_the_embedding_is_made_beside_the_exact_look_up(
 ) -> None:
     assert server.dbsize() == 0
     cache = open_cache(plain_server.url)
-    await cache.start()
     server.client_pause(20_000, all=False)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC))
     async with asyncio.timeout(20):
@@ -332,7 +330,6 @@ async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: 
     assert server.dbsize() == 0
     async with wire(plain_server.port) as counted:
         cache = open_cache(counted.url)
-        await cache.start()
         await ask(cache, key(cache, "Who?"), policy, answer="Me.")
         before = counted.trips
         assert isinstance(await cache.lookup(key(cache), policy), Miss)
@@ -342,19 +339,18 @@ async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: 
         assert counted.trips - before == 2, "a partition that was not read yet"
 
 
-@pytest.mark.parametrize(("search", "again"), [("scan", 1), ("index", 2)])
 async def test_a_semantic_hit_costs_two_round_trips_and_one_where_its_record_is_held(
-    open_cache: OpenCache, searching_server: Server, embedding_server: EmbeddingServer, search: str, again: int
+    open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
+    assert server.dbsize() == 0
     embedding_server.near(Q, SAME, 0.97)
-    async with wire(searching_server.port) as counted:
-        cache = open_cache(counted.url, cache_search=search, cache_namespace=search)
-        await cache.start()
+    async with wire(plain_server.port) as counted:
+        cache = open_cache(counted.url)
         await ask(cache, key(cache), SEMANTIC, answer="Paris.")
         reading = replace(SEMANTIC, write=False)
         assert told(await cache.lookup(key(cache, SAME), reading)) == "Paris.", "the server knows the scripts now"
         await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris!")
-        for trips in (2, again):
+        for trips in (2, 1):
             before = counted.trips
             assert told(await cache.lookup(key(cache, SAME), reading)) == "Paris!"
             assert counted.trips - before == trips
@@ -365,7 +361,6 @@ async def test_a_semantic_hit_costs_two_round_trips_and_one_where_its_record_is_
 
 async def test_a_redis_that_is_away_is_a_miss(open_cache: OpenCache) -> None:
     cache = open_cache("redis://127.0.0.1:1")
-    await cache.start()
     assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris.") == "Paris."
     assert (cache.counts["failed"], cache.counts["miss"]) == (2, 2)
@@ -438,16 +433,7 @@ async def test_that_embeddings_fail_is_said_once_in_a_while(
     for n in range(3):
         await ask(cache, key(cache, f"A confidential question, {n}?"), SEMANTIC)
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warned == ["no semantic cache: the server of embeddings answered 401"]
-
-
-async def test_where_the_server_has_no_index_an_answer_is_found_by_its_text(
-    open_cache: OpenCache, plain_server: Server, server: Plain
-) -> None:
-    assert server.dbsize() == 0
-    cache = open_cache(plain_server.url, cache_search="index")
-    assert await ask(cache, key(cache), SEMANTIC, answer="Paris.") == "Paris."
-    assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
+    assert warned == ["no semantic cache: the embeddings server answered 401"]
 
 
 async def test_an_entry_that_vanished_is_a_miss(cache: Cache, server: Plain, embedding_server: EmbeddingServer) -> None:
@@ -486,11 +472,10 @@ async def test_what_is_deleted_is_not_told_again(open_cache: OpenCache, url: str
     assert (await cache.stats(ALICE)).bytes == 0
 
 
-@pytest.mark.parametrize("search", ["scan", "index"])
 async def test_what_another_deletes_purges_or_makes_anew_is_not_told_as_it_was(
-    open_cache: OpenCache, searching_server: Server, embedding_server: EmbeddingServer, search: str
+    open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
 ) -> None:
-    here, another = (open_cache(searching_server.url, cache_search=search, cache_namespace=f"{search} 2") for _ in range(2))
+    here, another = open_cache(url), open_cache(url)
     embedding_server.near(Q, SAME, 1.0)
     refreshing, reading = replace(SEMANTIC, read=False), replace(SEMANTIC, write=False)
     await ask(another, key(another, "Who wrote Faust?"), SEMANTIC, answer="Goethe.")

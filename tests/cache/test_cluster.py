@@ -24,7 +24,6 @@ async def test_everything_works_in_a_cluster(
     embedding_server: EmbeddingServer,
 ) -> None:
     cache = open_cache(cluster_url(cluster), cache_partition_entries=2)
-    await cache.start()
     embedding_server.near(Q, SAME, 0.97)
     for owner in (ALICE, BOB):
         for n in range(4):

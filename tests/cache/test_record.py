@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from responses_mw.cache.guard import signature
 from responses_mw.cache.key import VERSION, Key
-from responses_mw.cache.record import Entry, Unreadable, pack, texts_of, unpack
-from responses_mw.cache.replay import replay
+from responses_mw.cache.record import Entry, UnreadableRecord, pack, replay, texts_of, unpack
 from responses_mw.sealing import Sealer
 
 from .asking import ALICE, BOB, SECRET, answered, asked, run
@@ -118,21 +117,21 @@ def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
 def test_nothing_of_a_sealed_record_can_be_read() -> None:
     packed = pack(entry(), KEY, SEALING)
     assert b"confidential" not in packed
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
 
 
 @pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
 def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
     packed = pack(entry(), KEY, sealer)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, "f" * 40, sealer)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         unpack(packed, BOB, KEY.exact, sealer)
 
 
 def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         unpack(pack(entry(), KEY, PLAIN), ALICE, KEY.exact, SEALING)
 
 
@@ -143,11 +142,11 @@ def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
 )
 def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
     for sealer in (PLAIN, SEALING):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableRecord):
             unpack(junk, ALICE, KEY.exact, sealer)
 
 
 def test_a_record_of_another_version_is_not_read() -> None:
     packed = pack(entry(), KEY, PLAIN).replace(b'"v":%d' % VERSION, b'"v":0', 1)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, KEY.exact, PLAIN)

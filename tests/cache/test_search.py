@@ -1,4 +1,4 @@
-"""Search by Redis and by this process: both find what comparing with every vector finds."""
+"""The search finds what a comparison with every vector finds, and follows what is stored, deleted and purged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.key import Key
-from responses_mw.cache.matrix import Matrix
-from responses_mw.cache.search import Index, Scan, choose
+from responses_mw.cache.search import Scan
 from responses_mw.cache.store import Entries, Page
-from responses_mw.cache.vectors import FORMS, directions, headed, packed, unpacked, vector_of
+from responses_mw.cache.vectors import VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from responses_mw.cache.vectors import Vector
     from responses_mw.state import Client
-    from state.servers import Plain, Server
+    from state.servers import Plain
 
 DIMENSIONS = 6
 
@@ -45,26 +44,26 @@ def key_in(partition: str, name: str, owner: str = ALICE) -> Key:
     return Key(owner, partition, name, name)
 
 
-async def add(store: Entries, search: Index | Scan, key: Key, vector: Vector, *, record: bytes = b"C{}", **told: Any) -> None:
-    kept = await search.keepable(vector)
+async def add(store: Entries, search: Scan, key: Key, vector: Vector, *, record: bytes = b"C{}", **told: Any) -> None:
+    kept = search.stored(vector)
     facts = {"generation": "0", "token": "", "ttl": 60, "response": f"resp_{key.exact}", **told}
     assert await store.keep(key, record, vector=kept, **facts) == "kept"
 
 
-async def opened(client: Client, **given: Any) -> tuple[Entries, Index | Scan]:
+def opened(client: Client, **given: Any) -> tuple[Entries, Scan]:
     chosen = settings(**given)
     store = Entries(client, chosen)
-    return store, await choose(store, client, "space", chosen)
+    return store, Scan(store, "space", chosen)
 
 
 def brute_force(kept: dict[str, Vector], vector: Vector, threshold: float, count: int) -> list[tuple[str, float]]:
-    rounded = {name: unpacked([packed(one)], DIMENSIONS)[0].astype(np.float64) for name, one in kept.items()}
-    near = [(name, float(one @ vector / np.linalg.norm(one))) for name, one in rounded.items()]
+    rounded = {name: decode_vectors([encode_vector(one)], DIMENSIONS)[0].astype(np.float64) for name, one in kept.items()}
+    near = [(name, float(one @ vector)) for name, one in rounded.items()]
     return sorted((one for one in near if one[1] >= threshold), key=lambda one: -one[1])[:count]
 
 
 numbers = st.integers(-9, 9)
-vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any).map(vector_of)
+vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any).map(unit_vector)
 
 
 @trying(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -74,7 +73,7 @@ vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any
 async def test_what_is_found_is_what_comparing_with_all_finds(
     client: Client, kept: list[Vector], later: list[Vector], asked: Vector, threshold: float, count: int
 ) -> None:
-    store, search = await opened(client)
+    store, search = opened(client)
     here = partition()
     elsewhere = partition()
     by_name: dict[str, Vector] = {}
@@ -96,36 +95,28 @@ async def test_what_is_found_is_what_comparing_with_all_finds(
             assert 0 < near.left <= 60
 
 
-async def test_the_server_decides_who_searches_unless_a_setting_does(plain_server: Server, searching_server: Server) -> None:
-    for server, expected in ((plain_server, Scan), (searching_server, Index)):
-        client = connect(server.url)
-        assert isinstance((await opened(client))[1], expected)
-        assert isinstance((await opened(client, cache_search="scan"))[1], Scan)
-        await client.aclose()
-
-
 async def test_an_entry_is_found_under_its_last_vector(client: Client) -> None:
-    store, search = await opened(client)
+    store, search = opened(client)
     here = partition()
     for vector in ([1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]):
-        await add(store, search, key_in(here, "e"), vector_of(vector))
-        assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of(vector), 0.9)] == ["e"]
-    assert await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9) == []
+        await add(store, search, key_in(here, "e"), unit_vector(vector))
+        assert [near.entry for near in await search.nearest(key_in(here, ""), unit_vector(vector), 0.9)] == ["e"]
+    assert await search.nearest(key_in(here, ""), unit_vector([1, 0, 0, 0, 0, 0]), 0.9) == []
 
 
-async def test_a_vector_of_another_size_is_another_space(client: Client) -> None:
-    store, search = await opened(client)
+async def test_a_unit_vector_another_size_is_another_space(client: Client) -> None:
+    store, search = opened(client)
     here = partition()
-    await add(store, search, key_in(here, "six"), vector_of([1, 0, 0, 0, 0, 0]))
-    await add(store, search, key_in(here, "two"), vector_of([1, 0]))
-    assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of([1, 0]), 0.9)] == ["two"]
-    assert [near.entry for near in await search.nearest(key_in(here, ""), vector_of([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
+    await add(store, search, key_in(here, "six"), unit_vector([1, 0, 0, 0, 0, 0]))
+    await add(store, search, key_in(here, "two"), unit_vector([1, 0]))
+    assert [near.entry for near in await search.nearest(key_in(here, ""), unit_vector([1, 0]), 0.9)] == ["two"]
+    assert [near.entry for near in await search.nearest(key_in(here, ""), unit_vector([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
 
 
 async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(client: Client) -> None:
-    store, search = await opened(client)
-    other_store, other = await opened(client)
-    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+    store, search = opened(client)
+    other_store, other = opened(client)
+    here, vector = partition(), unit_vector([1, 0, 0, 0, 0, 0])
     await add(store, search, key_in(here, "e"), vector)
     assert [near.entry for near in await other.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
     assert await store.purge(ALICE) == 1
@@ -136,115 +127,19 @@ async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(clien
 
 
 async def test_a_vector_in_another_owners_keys_is_never_found(client: Client) -> None:
-    store, search = await opened(client)
-    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+    store, search = opened(client)
+    here, vector = partition(), unit_vector([1, 0, 0, 0, 0, 0])
     await add(store, search, key_in(here, "poison", BOB), vector)
     assert await search.nearest(key_in(here, ""), vector, 0.5) == []
-
-
-async def test_an_index_of_a_server_without_narrow_vectors_has_wide_ones(
-    searching_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FORMS, "FLOAT8", "<f2")  # no server has it
-    client = connect(searching_server.url)
-    store, here = Entries(client, settings()), partition()
-    vector, other = vector_of([1, 2, 0, 0, 0, 3]), vector_of([1, 2, 1, 0, 0, 3])
-    index = Index(store, random_part()[:16], ("FLOAT8", "FLOAT32"))
-    assert await index.nearest(key_in(here, ""), vector, 0.5) == []
-    await add(store, index, key_in(here, "e"), vector)
-    found = await index.nearest(key_in(here, ""), other, 0.5)
-    assert [near.similarity for near in found] == pytest.approx([float(vector @ other)], abs=1e-3)
-    await client.aclose()
-
-
-@pytest.mark.parametrize(("near", "threshold", "wholes"), [(0, 0.3, 1), (6, 0.9, 0), (30, 0.9, 1), (0, 0.9, 0)])
-async def test_an_index_and_a_scan_tell_the_same_similarities(
-    searching_server: Server, near: int, threshold: float, wholes: int
-) -> None:
-    """Whole vectors are compared by the server only where too many have near heads."""
-    client, random = connect(searching_server.url), np.random.default_rng(1)
-    told = []
-    spreads = [0.2] * (1 + near) + [2.0] * (40 - near)  # similarities of 0.96 and 0.44
-    vectors = [vector_of(1 + spread * random.normal(size=384)) for spread in spreads]
-    calls = 0
-    for search in ("index", "scan"):
-        store, one = await opened(client, cache_search=search)
-        here = partition()
-        for number, vector in enumerate(vectors[1:]):
-            await add(store, one, key_in(here, f"e{number}"), vector)
-        before = await searches(client)
-        found = await one.nearest(key_in(here, ""), vectors[0], threshold)
-        told.append({one.entry: one.similarity for one in found})
-        calls += await searches(client) - before
-    assert len(told[0]) == (0 if (near, threshold) == (0, 0.9) else 4)
-    assert told[0] == pytest.approx(told[1], abs=1e-6)
-    assert calls == 1 + wholes
-    await client.aclose()
-
-
-async def test_heads_that_told_nothing_are_left_out_for_a_while(searching_server: Server) -> None:
-    client = connect(searching_server.url)
-    store = Entries(client, settings())
-    index = Index(store, random_part()[:16])
-    here, vector = partition(), vector_of(range(1, 13))
-    for number in range(16):
-        await add(store, index, key_in(here, f"e{number}"), vector)
-    made = []
-    for _ in range(23):
-        before = await searches(client)
-        assert len(await index.nearest(key_in(here, ""), vector, 0.9)) == 4
-        made.append(await searches(client) - before)
-    assert made == [2] + 20 * [1] + [2, 1]
-    await client.aclose()
-
-
-async def test_of_large_records_those_that_are_near_are_read(searching_server: Server) -> None:
-    client = connect(searching_server.url)
-    store = Entries(client, settings())
-    index = Index(store, random_part()[:16])
-    here, asked = partition(), vector_of([1, 1, 1, 1, 0, 0, 0, 0])
-    for number in range(6):  # alike by their heads; the last is near
-        vector = vector_of([1, 1, *((1, 1, 0, 0) if number == 5 else (0, 0, 1, 1)), 0, 0])
-        await add(store, index, key_in(here, f"e{number}"), vector, record=bytes([number]) * 40_000)
-    space, _, _, head = await index.keepable(asked)
-    told = await store.search(key_in(here, ""), f"rmw-v2-{space}", space, "head", head, 16, 0.9)
-    assert told is not None
-    assert sorted(len(record) for _, _, record, _ in told) == [0, 0, 0, 0, 40_000, 40_000]
-    (found,) = await index.nearest(key_in(here, ""), asked, 0.9)
-    assert (found.entry, found.record) == ("e5", b"\x05" * 40_000)
-    assert 0 < found.left <= 60
-    await client.aclose()
-
-
-async def searches(client: Client) -> int:
-    """How many the server has made."""
-    stats: dict[str, Any] = await client.redis.info("commandstats")
-    return sum(told["calls"] for name, told in stats.items() if name.lower() == "cmdstat_ft.search")
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(0, 3))
-def test_heads_are_at_least_as_similar_as_vectors(seed: int, dimensions: int, spread: float) -> None:
-    random = np.random.default_rng(seed)
-    one, other = (vector_of(1 + spread * random.normal(size=dimensions)) for _ in range(2))
-    heads = headed(one), headed(other)
-    assert [len(head) for head in heads] == [dimensions // 4 + 1] * 2
-    assert [float(np.linalg.norm(head)) for head in heads] == pytest.approx([1, 1], abs=1e-5)
-    assert float(np.dot(*heads)) >= float(np.dot(one, other)) - 1e-5
 
 
 # -- what the scan holds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def scanned(plain_server: Server, server: Plain) -> str:
-    assert server.dbsize() == 0
-    return plain_server.url
-
-
-async def test_a_scan_reads_only_what_was_added_since(scanned: str, server: Plain) -> None:
-    client = connect(scanned)
-    store, search = await opened(client)
-    here, vector = partition(), vector_of([1, 0, 0, 0, 0, 0])
+async def test_a_scan_reads_only_what_was_added_since(url: str, server: Plain) -> None:
+    client = connect(url)
+    store, search = opened(client)
+    here, vector = partition(), unit_vector([1, 0, 0, 0, 0, 0])
     for number in range(20):
         await add(store, search, key_in(here, f"e{number}"), vector)
     await search.nearest(key_in(here, ""), vector, 0.9)
@@ -262,10 +157,10 @@ steps = st.tuples(st.sampled_from(["keep", "page", "search", "purge"]), st.integ
 
 @trying(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(steps, max_size=12))
-async def test_pages_that_come_late_or_again_take_nothing_away(scanned: str, steps: list[tuple[str, int]]) -> None:
-    client = connect(scanned)
-    store, search = await opened(client)
-    here, vector = key_in(partition(), ""), vector_of([1, 0, 0, 0, 0, 0])
+async def test_pages_that_come_late_or_again_take_nothing_away(url: str, steps: list[tuple[str, int]]) -> None:
+    client = connect(url)
+    store, search = opened(client)
+    here, vector = key_in(partition(), ""), unit_vector([1, 0, 0, 0, 0, 0])
     await search.nearest(here, vector, 0.9)
     kept: set[str] = set()
     pages: list[tuple[Page | None, set[str]]] = [(None, kept)]
@@ -293,10 +188,10 @@ async def generation(store: Entries, key: Key) -> str:
     return (await store.lookup(key, None, 0)).generation
 
 
-async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_rest(scanned: str) -> None:
-    client = connect(scanned)
-    store, search = await opened(client)
-    here, vector = key_in(partition(), ""), vector_of([1, 0, 0, 0, 0, 0])
+async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_rest(url: str) -> None:
+    client = connect(url)
+    store, search = opened(client)
+    here, vector = key_in(partition(), ""), unit_vector([1, 0, 0, 0, 0, 0])
     for number in range(250):
         await add(store, search, key_in(here.partition, f"e{number}"), vector)
     page = (await store.lookup(here, None, 0, ("space6", 0))).page
@@ -306,11 +201,10 @@ async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_re
     await client.aclose()
 
 
-async def test_a_scan_holds_no_more_bytes_than_it_may(scanned: str) -> None:
-    client = connect(scanned)
-    store, search = await opened(client, cache_memory=1)
-    assert isinstance(search, Scan)
-    vector = vector_of([1, 0, 0, 0, 0, 0])
+async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
+    client = connect(url)
+    store, search = opened(client, cache_memory=1)
+    vector = unit_vector([1, 0, 0, 0, 0, 0])
     for here in (partition(), partition()):
         await add(store, search, key_in(here, "e"), vector)
         assert [near.entry for near in await search.nearest(key_in(here, ""), vector, 0.9)] == ["e"]
@@ -324,42 +218,41 @@ def test_long_vectors_are_found_as_by_comparing_with_all_though_few_are_compared
 ) -> None:
     random = np.random.default_rng(seed)
     centre = random.normal(size=500)
-    vectors = [vector_of(centre + spread * random.normal(size=500)) for _ in range(30)]
-    asked = vector_of(centre + spread * random.normal(size=500))
-    matrix = Matrix(500)
-    matrix.add([(str(n), n + 1, b"1000:" + packed(vector)) for n, vector in enumerate(vectors)])
-    rows = directions(unpacked([packed(vector) for vector in vectors], 500))
+    vectors = [unit_vector(centre + spread * random.normal(size=500)) for _ in range(30)]
+    asked = unit_vector(centre + spread * random.normal(size=500))
+    table = VectorTable(500)
+    table.put((str(n), 1000, encode_vector(vector)) for n, vector in enumerate(vectors))
+    rows = decode_vectors([encode_vector(vector) for vector in vectors], 500)
     expected = sorted((float(one) for one in rows @ asked if one >= threshold), reverse=True)[:count]
-    found = [similarity for _, similarity in matrix.nearest(asked, threshold, count, 0)]
+    found = [similarity for _, similarity in table.nearest(asked, threshold, count, 0)]
     near = [one for one in expected if one >= threshold + 1e-5]
     assert found[: len(near)] == pytest.approx(near, abs=1e-5)
 
 
-def kept(vector: list[int], expiry: int = 1000) -> bytes:
-    return b"%d:" % expiry + packed(vector_of(vector))
+def encoded(*numbers: float) -> bytes:
+    return encode_vector(unit_vector(numbers))
 
 
-def test_a_matrix_forgets_what_expired_what_was_evicted_and_what_is_over_its_bound() -> None:
-    matrix = Matrix(2)
-    matrix.add(
-        [("a", 1, kept([1, 0])), ("b", 2, kept([1, 0], expiry=10)), ("c", 3, kept([1, 0])), ("d", 4, b""), ("e", 5, b"9:xx")]
+def test_a_table_forgets_what_expired_and_what_is_over_its_limit() -> None:
+    table = VectorTable(2)
+    table.put(
+        [("a", 1000, encoded(1, 0)), ("b", 10, encoded(1, 0)), ("c", 1000, encoded(1, 0)), ("d", 1000, b""), ("e", 1000, b"xx")]
     )
-    asked = vector_of([1, 0])
+    asked = unit_vector([1, 0])
 
     def names(now: int = 5) -> set[str]:
-        return {name for name, _ in matrix.nearest(asked, 0.5, 9, now)}
+        return {name for name, _ in table.nearest(asked, 0.5, 9, now)}
 
     assert names() == {"a", "b", "c"}
     assert names(now=10) == {"a", "c"}
-    assert matrix.number == 5
-    matrix.bound(2, now=10)
+    table.shrink(2, now=10)
     assert names() == {"a", "c"}
-    matrix.bound(1, now=10)
+    table.shrink(1, now=10)
     assert names() == {"c"}
-    matrix.add([("f", 6, kept([0, 1])), ("g", 7, kept([1, 0]))])
-    assert names() == {"c", "g"}, "rows that became free are used again, with nothing of before"
-    matrix.forget_before(7)
-    assert names() == {"g"}
-    matrix.remove("g")
-    matrix.remove("g")
+    table.put([("f", 1000, encoded(0, 1)), ("g", 1000, encoded(1, 0))])
+    assert names() == {"c", "g"}, "free rows are used again, with nothing of before"
+    table.put([("c", 1000, encoded(0, 1))])
+    assert names() == {"g"}, "an entry has one vector"
+    table.remove("g")
+    table.remove("g")
     assert names() == set()

@@ -1,6 +1,7 @@
--- Goes on with a flight, or ends it; nothing happens to that of another.
+-- Renews or ends a flight; does nothing if another request holds it.
 -- KEYS: generation
--- ARGV: id, token, what ('renew', 'release', or 'mark' as not to be kept), ms
+-- ARGV: id, token, action ('renew', 'release', or 'mark': nobody should wait for this answer), ms
+-- Returns whether the request held the flight
 
 local flight = prefix .. 'f:' .. ARGV[1]
 if redis.call('GET', flight) ~= ARGV[2] then return 0 end

@@ -1,7 +1,7 @@
 -- Reads entries.
 -- KEYS: generation
 -- ARGV: ids
--- Answers {record, ms left} for each; {} for one that is not there
+-- Returns {record, remaining ms} for each id; {} for one that is gone
 
 local found = {}
 for i, id in ipairs(ARGV) do

@@ -1,6 +1,6 @@
--- How much a shard holds.
+-- Counts the contents of a shard.
 -- KEYS: generation
--- Answers: entries, bytes, partitions
+-- Returns entries, bytes, partitions
 
 local entries = redis.call('ZCOUNT', prefix .. 'i', '(' .. now_ms(), '+inf')
 local bytes = tonumber(redis.call('HGET', prefix .. 't', 'all') or 0)

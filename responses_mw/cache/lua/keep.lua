@@ -1,11 +1,12 @@
--- Keeps an answer, in place of what was there, and removes what stands over the bounds: of a partition the oldest, of a shard what expires first.
+-- Stores an answer, replacing the previous one, then evicts what exceeds the limits: the oldest entries of the partition, and the
+-- entries of the shard that expire first.
 -- KEYS: generation
--- ARGV: 1 facts as JSON, 2 record, 3 vector, 4 its head for an index ('' for none)
--- Answers: 'kept'; 'purged' (the cache was emptied since the answer was begun); 'bound' (it is larger than all the room there is)
+-- ARGV: 1 facts as JSON, 2 record, 3 vector ('' for none)
+-- Returns 'kept', 'purged' (the cache was purged since the lookup) or 'bound' (the entry alone exceeds a limit)
 
-local SWEPT = 100  -- at most so many are removed at a time, for each reason
+local MAX_EVICTED = 100  -- per call and reason
 local new = cjson.decode(ARGV[1])
-local size = #ARGV[2] + #ARGV[3] + #ARGV[4]
+local size = #ARGV[2] + #ARGV[3]
 if generation() ~= new.generation then return 'purged' end
 if size > new.partition_bytes or size > new.shard_bytes then return 'bound' end
 
@@ -16,16 +17,12 @@ local function add()
   redis.call('ZADD', members, next_number('n'), new.id)
   redis.call('SET', prefix .. 'b:' .. new.id, generation() .. ':' .. ARGV[2], 'PX', new.ttl)
   redis.call('ZADD', prefix .. 'i', now + new.ttl, new.id)
-  redis.call('HSET', prefix .. 'e', new.id, table.concat({size, new.partition, new.response, new.space, new.form}, '|'))
+  redis.call('HSET', prefix .. 'e', new.id, table.concat({size, new.partition, new.response, new.space}, '|'))
   redis.call('HSET', prefix .. 'r', new.response, new.id)
   count('all', size)
   count(new.partition, size)
-  if new.form == 'scan' then
+  if new.space ~= '' then
     redis.call('HSET', prefix .. 'v:' .. new.partition .. ':' .. new.space, new.id, now + new.ttl .. ':' .. ARGV[3])
-  elseif new.form == 'index' then
-    local vector = vector_key(new.space, new.id)
-    redis.call('HSET', vector, 'partition', new.partition, 'head', ARGV[4], 'vector', ARGV[3])
-    redis.call('PEXPIRE', vector, new.ttl)
   end
 end
 
@@ -34,24 +31,24 @@ local function over(zset, entries, field, bytes)
 end
 
 local function shrink(zset, entries, field, bytes)
-  local swept = 0
-  while swept < SWEPT and over(zset, entries, field, bytes) do
+  local evicted = 0
+  while evicted < MAX_EVICTED and over(zset, entries, field, bytes) do
     local id = redis.call('ZRANGE', zset, 0, 0)[1]
     if not id then return end
     drop(id)
-    redis.call('ZREM', zset, id)  -- should its facts have been lost
-    swept = swept + 1
+    redis.call('ZREM', zset, id)  -- in case its facts were lost
+    evicted = evicted + 1
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGE', prefix .. 'i', '-inf', now, 'BYSCORE', 'LIMIT', 0, SWEPT)) do drop(id) end
+for _, id in ipairs(redis.call('ZRANGE', prefix .. 'i', '-inf', now, 'BYSCORE', 'LIMIT', 0, MAX_EVICTED)) do drop(id) end
 drop(new.id)
 add()
 shrink(members, new.partition_entries, new.partition, new.partition_bytes)
 shrink(prefix .. 'i', new.shard_entries, 'all', new.shard_bytes)
 for _, name in ipairs({'i', 'e', 't', 'r', 'n', 'p:' .. new.partition, 'v:' .. new.partition .. ':' .. new.space}) do
-  redis.call('PEXPIRE', prefix .. name, new.longest, 'NX')
-  redis.call('PEXPIRE', prefix .. name, new.longest, 'GT')
+  redis.call('PEXPIRE', prefix .. name, new.index_ttl, 'NX')
+  redis.call('PEXPIRE', prefix .. name, new.index_ttl, 'GT')
 end
 local flight = prefix .. 'f:' .. new.id
 if redis.call('GET', flight) == new.token then redis.call('DEL', flight) end

@@ -1,8 +1,8 @@
--- Reads an entry by its whole key; where there is none, says who makes it, and what was kept in its partition since.
+-- Reads an entry; if there is none, decides who computes the answer, and returns what is new in its partition.
 -- KEYS: generation
--- ARGV: 1 id, 2 token of one who would make it ('' for none), 3 ms for which nobody else does;
---   then, of one who holds the partition's vectors: 4 partition, 5 space, 6 the last number that is known, 7 at most so many
--- Answers: {'hit', generation, record, ms left}; {'lead' | 'wait' | 'alone', generation, what 'since' tells}
+-- ARGV: 1 id, 2 token of a request that would compute the answer ('' for none), 3 ms for which the flight is leased to it;
+--   optional: 4 partition, 5 space, 6 the last number known to the caller, 7 limit
+-- Returns {'hit', generation, record, remaining ms} or {'lead' | 'wait' | 'alone', generation, result of 'since'}
 
 local record, left = read(ARGV[1])
 if record then return {'hit', generation(), record, left} end

@@ -1,0 +1,77 @@
+-- Shared by the scripts of the cache; prepended to each of them.
+-- All keys of a script lie in one cluster slot, that of one shard of one owner. KEYS[1] is the shard's generation; the other keys
+-- share its prefix:
+--   g                 generation: entries stored under another one are gone
+--   b:<id>            body of an entry: generation, colon, record
+--   f:<id>            flight: token of the request that computes the answer, or '-' if the answer turned out not to be cacheable
+--   i                 zset: ids by expiry (ms)
+--   e                 hash: id -> 'size|partition|response|space'
+--   t                 hash: bytes in total ('all') and by partition
+--   r                 hash: response id -> entry id
+--   n                 number of the newest entry
+--   x                 removal counter: incremented when an entry is removed because its response was deleted
+--   p:<part>          zset: ids of a partition by their number
+--   v:<part>:<space>  hash: id -> expiry, colon, vector
+-- Every script can be repeated.
+
+local prefix = string.match(KEYS[1], '^rmw:{c:[a-z0-9]+:%d+}:')
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function generation()
+  return redis.call('GET', KEYS[1]) or '0'
+end
+
+-- Returns the record of an entry and its remaining ms; nil if there is none in this generation.
+local function read(id)
+  local body = redis.call('GET', prefix .. 'b:' .. id)
+  if not body then return nil end
+  local head = generation() .. ':'
+  if string.sub(body, 1, #head) ~= head then return nil end
+  return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
+end
+
+-- Increments a counter that starts at the time in ms, so a number is never given out twice, even if the counter was lost.
+local function next_number(name)
+  redis.call('SET', prefix .. name, now_ms(), 'NX')
+  return redis.call('INCR', prefix .. name)
+end
+
+local function count(field, bytes)
+  if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
+end
+
+-- Returns up to 'limit' entries of a partition with a number above 'after': the newest number, the removal counter, then id,
+-- number, and expiry with vector ('' without a vector) of each entry.
+local function since(partition, space, after, limit)
+  local found = redis.call('ZRANGE', prefix .. 'p:' .. partition, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+  local answer = {redis.call('GET', prefix .. 'n') or '0', redis.call('GET', prefix .. 'x') or '0'}
+  local ids = {}
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  if #ids == 0 then return answer end
+  local vectors = redis.call('HMGET', prefix .. 'v:' .. partition .. ':' .. space, unpack(ids))
+  for i, id in ipairs(ids) do
+    answer[#answer + 1] = id
+    answer[#answer + 1] = found[2 * i]
+    answer[#answer + 1] = vectors[i] or ''
+  end
+  return answer
+end
+
+-- Removes an entry with everything that refers to it; its body may have expired already.
+local function drop(id)
+  local facts = redis.call('HGET', prefix .. 'e', id)
+  if not facts then return end
+  local size, partition, response, space = string.match(facts, '^(%d+)|([^|]*)|([^|]*)|([^|]*)')
+  redis.call('UNLINK', prefix .. 'b:' .. id)
+  redis.call('ZREM', prefix .. 'i', id)
+  redis.call('ZREM', prefix .. 'p:' .. partition, id)
+  redis.call('HDEL', prefix .. 'e', id)
+  redis.call('HDEL', prefix .. 'r', response)
+  if space ~= '' then redis.call('HDEL', prefix .. 'v:' .. partition .. ':' .. space, id) end
+  count('all', -size)
+  count(partition, -size)
+end

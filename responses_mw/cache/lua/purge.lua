@@ -1,0 +1,12 @@
+-- Empties a shard. The first call hides all entries and prevents answers computed before it from being stored.
+-- KEYS: generation
+-- ARGV: 1 '1' on the first call, ms for which the new generation is kept, maximum number of entries to remove
+-- Returns the number of removed entries and the number of remaining ones
+
+if ARGV[1] == '1' then
+  redis.call('INCR', KEYS[1])
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+local ids = redis.call('ZRANGE', prefix .. 'i', 0, ARGV[3] - 1)
+for _, id in ipairs(ids) do drop(id) end
+return {#ids, redis.call('ZCARD', prefix .. 'i')}
