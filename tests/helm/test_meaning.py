@@ -115,15 +115,55 @@ def test_a_secret_key_that_is_not_given_is_made_long_enough_and_kept() -> None:
     assert [one["metadata"]["name"] for one in render(SECRETS).kind("Secret")] == [NAME + "-sandbox", NAME]
 
 
-def test_pods_begin_anew_when_a_setting_or_a_secret_changes() -> None:
-    def checksums(*values: dict[str, Any]) -> dict[str, str]:
-        return render(SECRETS, *values).pods()["proxy"]["metadata"]["annotations"]  # type: ignore[no-any-return]
+REVISION = "responses-mw/secret-revision"
 
-    before = checksums()
-    assert checksums() == before
-    assert checksums({"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
-    for change in ({"redis": {"url": "redis://other"}}, {"secretKeys": ["k" * 32]}, {"sandbox": {"token": "t" * 16}}):
-        assert checksums(change)["checksum/secret"] != before["checksum/secret"]
+
+def annotations(component: str, *values: dict[str, Any]) -> dict[str, str]:
+    return render(*values).pods()[component]["metadata"]["annotations"] or {}
+
+
+def test_pods_begin_anew_when_a_setting_changes() -> None:
+    before = annotations("proxy", SECRETS)
+    assert annotations("proxy", SECRETS) == before
+    assert annotations("proxy", SECRETS, {"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"redis": {"url": "redis://:an0ther@redis:6379/0"}},
+        {"secretKeys": ["k" * 32]},
+        {"secretSettings": {"upstream_api_key": "an0ther"}},
+        {"mcpServers": {"docs": {"authorization": "an0ther"}}},
+        {"connectors": {"mail": {"authorization": "an0ther"}}},
+        {"sandbox": {"token": "t" * 16}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_nothing_outside_of_the_secrets_depends_on_a_secret_so_that_none_can_be_guessed_from_it(change: dict[str, Any]) -> None:
+    def others(*values: dict[str, Any]) -> list[dict[str, Any]]:
+        return [one for one in render(SECRETS, *values).objects if one["kind"] != "Secret"]
+
+    assert others(change) == others()
+    assert render(SECRETS, change).kind("Secret") != render(SECRETS).kind("Secret")
+
+
+@pytest.mark.parametrize("component", ["proxy", "worker", "sandbox"])
+def test_pods_begin_anew_with_every_revision_of_a_release_that_holds_secrets_or_when_told(component: str) -> None:
+    assert annotations(component, SECRETS)[REVISION] == "1"  # the release's, which helm template takes for the first
+    assert annotations(component, SECRETS, {"secretRevision": "2026-07"})[REVISION] == "2026-07"
+    assert annotations(component, SECRETS, {"secretRevision": 7})[REVISION] == "7"
+
+
+def test_pods_whose_secrets_are_the_users_own_begin_anew_only_when_told() -> None:
+    own: dict[str, Any] = {
+        "upstream": REQUIRED["upstream"],
+        "existingSecret": "mine",
+        "sandbox": {"enabled": True, "existingSecret": "mine-too"},
+    }
+    for component in ("proxy", "sandbox"):
+        assert REVISION not in annotations(component, own)
+        assert annotations(component, own, {"secretRevision": 2})[REVISION] == "2"
 
 
 # -- settings

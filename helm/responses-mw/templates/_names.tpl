@@ -51,6 +51,17 @@ responses-mw/observed: "true"
 {{- .Values.sandbox.existingSecret | default (printf "%s-sandbox" (include "responses-mw.fullname" .)) -}}
 {{- end }}
 
+{{/*
+What makes pods begin anew when a secret changes. In: root, held (whether the values hold a secret that the pod has). Not a checksum:
+whoever may read Deployments, but not Secrets, could try passwords against it until one fits.
+*/}}
+{{- define "responses-mw.secretRevision" -}}
+{{- $told := include "responses-mw.value" .root.Values.secretRevision -}}
+{{- with $told | default (ternary (.root.Release.Revision | toString) "" (not (empty .held))) -}}
+responses-mw/secret-revision: {{ . | quote }}
+{{- end -}}
+{{- end }}
+
 {{/* The secret that this release has already under a name and key, or a new one. Where charts are only rendered it is new each time. */}}
 {{- define "responses-mw.kept" -}}
 {{- $data := (lookup "v1" "Secret" .namespace .secret).data | default dict -}}

@@ -13,7 +13,8 @@ metadata:
     {{- end }}
   annotations:
     checksum/config: {{ printf "%s%s" (include "responses-mw.settings" $root) (include "responses-mw.telemetry" $root) | sha256sum }}
-    checksum/secret: {{ printf "%s%s" (include "responses-mw.secrets" $root) $values.sandbox.token | sha256sum }}
+    {{- $held := or (include "responses-mw.secrets" $root | trim) $values.sandbox.token }}
+    {{- include "responses-mw.secretRevision" (dict "root" $root "held" $held) | nindent 4 }}
     {{- with $values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
