@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from .rendering import EXAMPLES, NAME, REQUIRED, Rendered, merged, render
 from .test_examples import EVERYTHING, LEAST
@@ -314,12 +316,36 @@ def test_our_pods_reach_the_sandbox_and_the_names_of_things_whatever_else_is_sai
         ({"mcpServers": {"docs": {"url": "https://docs.example.com/mcp"}}}, [443, 6379, 8000]),
         ({"networkPolicy": {"egressPorts": [443, 8000]}}, [443, 6379, 8000]),
         ({"settings": {"cache_embedding_url": "http://embeddings:8001"}}, [6379, 8000, 8001]),
+        ({"settings": {"web_search": "searxng", "web_search_url": "http://searxng:8888"}}, [6379, 8000, 8888]),
+        ({"settings": {"web_search": "brave"}}, [443, 6379, 8000]),
+        ({"telemetry": {"env": {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4319"}}}, [4319, 6379, 8000]),
+        ({"connectors": {"mail": {"url": "http://mail:8002/mcp"}}}, [6379, 8000, 8002]),
+        ({"upstream": {"url": "http://vllm"}}, [80, 6379]),
+        ({"upstream": {"url": "http://[fd00::1]:8003"}}, [6379, 8003]),
+        ({"redis": {"url": ""}, "existingSecret": "mine"}, [6379, 8000]),
+        ({"redis": {"url": "redis://[fd00::12]:6390/0"}}, [6379, 6390, 8000]),
     ],
 )
-def test_outside_of_the_cluster_only_the_ports_that_are_named_can_be_reached(values: Any, ports: list[int]) -> None:
-    [outside] = [rule for rule in render(REQUIRED, values)("NetworkPolicy")["spec"]["egress"] if "ipBlock" in str(rule)]
-    assert [one["port"] for one in outside["ports"]] == ports
-    assert "169.254.0.0/16" in outside["to"][0]["ipBlock"]["except"]
+def test_only_the_ports_of_what_is_configured_can_be_reached_in_the_cluster_or_outside(values: Any, ports: list[int]) -> None:
+    names, named = render(REQUIRED, values)("NetworkPolicy")["spec"]["egress"]
+    assert [one["port"] for one in names["ports"]] == [53, 53]
+    assert [one["port"] for one in named["ports"]] == ports
+    inside, *outside = named["to"]
+    assert inside == {"namespaceSelector": {}}
+    assert "169.254.0.0/16" in outside[0]["ipBlock"]["except"]
+
+
+@each_set
+def test_no_rule_of_ours_lets_out_to_all_ports(values: Any) -> None:
+    rules = [rule for one in render(values).kind("NetworkPolicy") for rule in one["spec"]["egress"]]
+    own = yaml.safe_load(values.read_text()) if isinstance(values, Path) else values
+    assert all("ports" in rule for rule in rules if rule not in own.get("networkPolicy", {}).get("egress", []))
+
+
+def test_what_is_configured_can_be_narrowed_to_peers() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}}}]
+    _, named = render(REQUIRED, {"networkPolicy": {"egressTo": peers}})("NetworkPolicy")["spec"]["egress"]
+    assert named == {"ports": [{"port": 6379}, {"port": 8000}], "to": peers}
 
 
 def test_the_admin_port_is_closed_until_somebody_watches() -> None:

@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "networkPolicy.metricsFrom": [{"podSelector": {}}],
     "networkPolicy.egress": [{"to": [{"podSelector": {}}]}],
     "networkPolicy.egressPorts": [443, 9999],
+    "networkPolicy.egressTo": [{"podSelector": {}}],
     "tolerations": [{"key": "other", "operator": "Exists"}],
     "sandbox.tolerations": [{"key": "other", "operator": "Exists"}],
     "affinity": {"podAffinity": {}},

@@ -70,28 +70,37 @@ RESPONSES_MW_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }
 {{- ternary (get .Values.settings "drain_seconds") 30 (hasKey .Values.settings "drain_seconds") -}}
 {{- end }}
 
-{{/* Ports outside of the cluster: those that the URLs name, or their scheme's. With Sentinels, their master has one of its own. */}}
+{{/*
+The ports of all that is configured: those that the URLs name, or their scheme's. 6379 is always one: a URL may be in a Secret that we
+do not see, and the master that Sentinels name has a port of its own.
+*/}}
 {{- define "responses-mw.ports" -}}
-{{- $ports := .Values.networkPolicy.egressPorts -}}
-{{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get .Values.settings "cache_embedding_url") (get .Values.settings "web_search_url") -}}
+{{- $settings := .Values.settings -}}
+{{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $settings "cache_embedding_url") (get $settings "web_search_url") -}}
+{{- if and (has (get $settings "web_search") (list "tavily" "brave")) (not (get $settings "web_search_url")) -}}
+{{- $urls = append $urls "https://the-providers-own" -}}
+{{- end -}}
 {{- range concat (values (.Values.mcpServers | default dict)) (values (.Values.connectors | default dict)) -}}
 {{- $urls = append $urls (get . "url") -}}
 {{- end -}}
+{{- range $name, $value := .Values.telemetry.env -}}
+{{- if hasSuffix "_ENDPOINT" $name -}}
+{{- $urls = append $urls $value -}}
+{{- end -}}
+{{- end -}}
+{{- $ports := append .Values.networkPolicy.egressPorts 6379 -}}
 {{- range compact $urls -}}
 {{- $port := regexFind ":[0-9]+$" (urlParse (toString .)).host | trimPrefix ":" -}}
 {{- $ports = append $ports (int ($port | default (ternary 443 80 (hasPrefix "https:" (toString .))))) -}}
 {{- end -}}
-{{- if .Values.redis.url -}}
-{{- range regexFindAll ":[0-9]+" (regexReplaceAll "^[^/]*//([^/]*@)?" .Values.redis.url "") -1 -}}
-{{- $ports = append $ports (int (trimPrefix ":" .)) -}}
-{{- end -}}
-{{- $ports = append $ports 6379 -}}
+{{- range regexFindAll ":[0-9]+([,/?]|$)" (regexReplaceAll "^[^/]*//([^/]*@)?" .Values.redis.url "") -1 -}}
+{{- $ports = append $ports (int (regexFind "[0-9]+" .)) -}}
 {{- end -}}
 {{- $sorted := list -}}
 {{- range $ports -}}
 {{- $sorted = append $sorted (printf "%05d" (int .)) -}}
 {{- end -}}
 {{- range sortAlpha (uniq $sorted) }}
-- port: {{ trimPrefix "0" (trimPrefix "00" (trimPrefix "000" .)) }}
+- port: {{ regexReplaceAll "^0+" . "" }}
 {{- end }}
 {{- end }}
