@@ -1,15 +1,16 @@
-"""May the answer to one text be given to another that is near to it? A vector tells that two texts are about the same, not that
-they ask the same: a number, a negation, two names in the other order hardly move it.
+"""The guard: decides whether the answer to one text may be reused for a similar one.
 
-1. Two texts go together only if numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses),
-   names, and the words that bind and compare are the same, and what they share stands in the same order.
-2. The guard is strict by default: all other words have to be the same too, up to a spelling, a synonym, a plural and the
-   ways to ask. The vector then finds what to compare; it does not decide. ``loose`` leaves these words to the vector.
-3. A text in another script than Latin, or that looks like code, or that has no word with a meaning of its own, goes only
-   with one that is the same.
-4. A wrong refusal costs an answer of the upstream, a wrong hit gives a wrong answer: in doubt it refuses.
+Similar embeddings say that two texts have the same topic, not that they ask the same: a number, a negation or swapped names
+hardly change a vector.
 
-What it has to know of a text is its ``Signature``: hashes of words, salted. The text is not kept.
+1. Numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and
+   compare must be the same in both texts, and the words in both must have the same order.
+2. A strict guard (the default) requires all other words to be the same too, except for spelling, synonyms, plurals and ways of
+   asking: the vector finds candidates, but does not decide. A ``loose`` one leaves these words to the vector.
+3. A text in a script other than Latin, one that looks like code, and one without any content word match only themselves.
+4. A wrong refusal costs a call of the upstream, a wrong hit gives a wrong answer: in doubt the guard refuses.
+
+The guard compares ``Signature``s, which contain salted hashes of words. The text itself is not stored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LIKE_CODE = re.compile(r"[{}\[\]<>=|\\^~`;]|\n\s|\w\(|//|/\*")
 _PLAIN = str.maketrans(
     {"’": "'", "‘": "'", "`": "'", "“": '"', "”": '"', "„": '"', "–": "-", "—": "-", "−": "-", "\u00a0": " "}
 )
-_OF_ANOTHER_SENSE = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")
+_CHANGES_MEANING = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")
 
 Digest = Callable[[str], str]
 Hashes = tuple[str, ...]
@@ -37,7 +38,7 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the guard compares of a text, as hashes. ``plain`` tells that it may be compared word by word."""
+    """What the guard compares of a text, as hashes. If a text is not ``plain``, only ``whole`` is compared."""
 
     whole: str
     plain: bool
@@ -53,33 +54,33 @@ class Signature:
     articles: Hashes = ()
     names: Hashes = ()
     careful: bool = False
-    """Whether it is written with capitals where they belong."""
+    """Whether the text uses capitals where they belong."""
     proper: Hashes = ()
-    """Names within a sentence."""
+    """Capitalized words within a sentence."""
     bare: Hashes = ()
-    """Singulars without an article: a mass, a name, or a verb."""
+    """Singulars without an article: mass nouns, names and verbs."""
     plurals: Hashes = ()
     definite: Hashes = ()
-    """Words after "the", and after "a"."""
+    """Words after "the"; ``indefinite``: after "a"."""
     indefinite: Hashes = ()
     forms: Hashes = ()
-    """Words as they stand in the text, for the other's names."""
+    """Words as written, to be compared with the other text's names."""
     content: Hashes = ()
     words: Hashes = ()
-    """All that counts, in the text's order."""
+    """Everything that counts, in the order of the text."""
 
     @classmethod
     def of(cls, members: dict[str, Any]) -> Signature:
-        """The signature whose members were written as JSON. Raises ``KeyError`` and ``TypeError`` for what is none."""
-        lists = {field.name: tuple(members[field.name]) for field in fields(cls) if field.name not in _NO_LISTS}
+        """Restore a signature from JSON. Raises ``KeyError`` or ``TypeError`` if it is invalid."""
+        lists = {field.name: tuple(members[field.name]) for field in fields(cls) if field.name not in _SCALARS}
         return cls(whole=str(members["whole"]), plain=members["plain"] is True, careful=members["careful"] is True, **lists)
 
 
-_NO_LISTS = frozenset({"whole", "plain", "careful"})
+_SCALARS = frozenset({"whole", "plain", "careful"})
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """The first reason why the two texts do not go together; None if they do."""
+    """Return the first reason why the two texts differ; None if one answer serves both."""
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in KINDS:
@@ -96,30 +97,33 @@ def difference(one: Signature, other: Signature, *, strict: bool = True) -> str 
 
 
 def _names_differ(one: Signature, other: Signature) -> bool:
-    """Whether a name of ``one`` is missing in ``other``, or is no name there although its writer knows capitals."""
+    """Return whether a name of ``one`` is missing in ``other``, or not capitalized there although others are."""
     if not set(one.names) <= set(other.forms):
         return True
     return one.careful and other.careful and not set(one.proper) <= set(other.names)
 
 
 def _number_matters(one: Signature, other: Signature) -> bool:
-    """Whether ``one`` has the plural of a word that stands without an article in ``other``, which is another word then (damage
-    and damages, http and https), or speaks of "the" one where ``other`` speaks of any."""
+    """Return whether singular and plural, or definite and indefinite, make a difference.
+
+    That is so if ``one`` has the plural of a word without an article in ``other`` (damage and damages, http and https), or
+    "the" where ``other`` has "a".
+    """
     return not (set(one.plurals).isdisjoint(other.bare) and set(one.definite).isdisjoint(other.indefinite))
 
 
 def signature(text: str, *, salt: str = "") -> Signature:
-    """The signature of ``text``; signatures compare only under the same ``salt``."""
+    """Return the signature of ``text``. Signatures are comparable only under the same ``salt``."""
     digest = _digest(salt)
     ascii_only = text.isascii()
     plain_text = " ".join((text if ascii_only else unicodedata.normalize("NFKC", text).translate(_PLAIN)).split())
-    if _LIKE_CODE.search(text) or not (ascii_only or all(map(_keeps_its_sense, text))):
+    if _LIKE_CODE.search(text) or not (ascii_only or all(map(_keeps_meaning, text))):
         return Signature(digest(text.strip()), plain=False)
-    whole = digest(_uncapitalized(plain_text.strip(EDGES + " ")) + _mark_that_counts(plain_text))
+    whole = digest(_uncapitalized(plain_text.strip(EDGES + " ")) + _question_mark(plain_text))
     if not (plain_text.isascii() or all(map(_is_latin, plain_text))):
         return Signature(whole, plain=False)
     reading = Reading(plain_text)
-    if not reading.tells_something:
+    if not reading.has_content:
         return Signature(whole, plain=False)
     hashes = {
         name: tuple(map(digest, values if name in _ORDERED else sorted(values))) if values else ()
@@ -129,37 +133,27 @@ def signature(text: str, *, salt: str = "") -> Signature:
 
 
 def _digest(salt: str) -> Digest:
-    """The hash of a word under ``salt``, made once for each word: one is in several lists."""
-    keyed = hashlib.blake2b(key=hashlib.sha256(salt.encode()).digest(), digest_size=6)
-    made: dict[str, str] = {}
-
-    def digest(word: str) -> str:
-        known = made.get(word)
-        if known is None:
-            own = keyed.copy()
-            own.update(word.encode("utf-8", "surrogatepass"))
-            known = made[word] = own.hexdigest()
-        return known
-
-    return digest
+    """Return the function that hashes a word under ``salt``."""
+    key = hashlib.sha256(salt.encode()).digest()
+    return lambda word: hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=6).hexdigest()
 
 
 _ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
 
 
 def _uncapitalized(text: str) -> str:
-    """``text`` with a small first letter; further capitals may make other words."""
+    """Return ``text`` with a lower-case first letter; other capitals may change the meaning."""
     return text[:1].lower() + text[1:]
 
 
-def _mark_that_counts(text: str) -> str:
-    """The question mark of a text that nothing else makes a question."""
+def _question_mark(text: str) -> str:
+    """Return the question mark of a text that is a question only by it."""
     return "?" if text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN) else ""
 
 
-def _keeps_its_sense(letter: str) -> bool:
-    """Whether NFKC leaves what ``letter`` means: 10² is not 102."""
-    return not unicodedata.decomposition(letter).startswith(_OF_ANOTHER_SENSE)
+def _keeps_meaning(letter: str) -> bool:
+    """Return whether NFKC preserves the meaning of ``letter``: 10² is not 102."""
+    return not unicodedata.decomposition(letter).startswith(_CHANGES_MEANING)
 
 
 def _is_latin(letter: str) -> bool:

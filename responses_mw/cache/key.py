@@ -1,11 +1,11 @@
-"""What makes two requests one question: the partition, the last user text, and the hash of both.
+"""The cache key of a request: the partition, the last user text, and the hash of both.
 
-The partition is a hash of everything that shapes an answer, but for the last user text. It holds more than it must: what is in
-it by mistake costs a hit, what is missing gives a wrong answer. Every member of ``CreateResponse`` is either named in
-``NEUTRAL``, or part of it.
+The partition is a hash of everything that shapes an answer except the last user text. In doubt a field belongs to it: a
+superfluous one costs hits, a missing one gives wrong answers. Every field of ``CreateResponse`` is hashed unless it is in
+``NEUTRAL``.
 
-A request is not cacheable (its key is None) whose last turn is not the text of a user and nothing else, whose model could call
-a tool (one that its history brings, too), or that has an image, a file, sound or a film anywhere: what is behind a URL changes.
+A request is cacheable only if its last turn is exactly one user text, the model cannot call a tool (including those that the
+history brings), and there is no image, file, audio or video anywhere: the content behind a URL may change.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..protocol.request import CreateResponse
 from ..protocol.types import Item
 
 VERSION = 3
-"""Of what is hashed and kept. What another version keeps is never found."""
+"""Version of hashes and records. Entries of other versions are never found."""
 
 NEUTRAL = frozenset(
     {
-        "items",  # hashed as the history that the model sees, previous responses included
+        "items",  # hashed as the history that the model sees, including previous responses
         "previous_response_id",
         "conversation",
         "background",  # never cached
@@ -35,27 +35,27 @@ NEUTRAL = frozenset(
         "store",
         "stream",
         "stream_options",
-        "prompt",  # what it stands for is in the rest
+        "prompt",  # already expanded into the other fields
         "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
         "cache",
     }
 )
-"""Members of a request that its answer does not depend on."""
+"""Fields of a request that do not affect its answer."""
 
 NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
-"""Forwarded headers that an answer does not depend on; the credential is the owner's business."""
+"""Forwarded headers that do not affect an answer; the credential is represented by the owner."""
 
 _TEXT_PARTS = frozenset({"input_text", "text", "output_text", "refusal", "reasoning_text", "summary_text"})
-_OF_AN_ITEM_ALONE = frozenset({"id", "status"})
+_ITEM_IDENTITY = frozenset({"id", "status"})
 _APPROVAL = "mcp_approval_response"
-"""The call that it lets pass runs before the model is asked."""
+"""The approved call runs before the model is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where an answer lies: whose it is, its ``partition`` and, within that, the ``text``; ``exact`` stands for all of it."""
+    """``exact`` is the hash of ``partition`` and ``text``."""
 
     owner: str
     partition: str
@@ -72,16 +72,16 @@ def key_of(
     headers: Mapping[str, str] | None = None,
     deployment: str = "",
 ) -> Key | None:
-    """The key of ``request``; None where it is not cacheable.
+    """Return the key of ``request``; None if it is not cacheable.
 
-    ``items`` is all that the model is to see, the input last; ``model`` the upstream's name of it; ``headers`` are those that
-    go on to the upstream, and ``deployment`` is what else tells one upstream from another.
+    ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name of the model; ``headers``
+    are the forwarded ones; ``deployment`` distinguishes upstreams.
     """
-    if not _may_be_kept(request, items) or not items:
+    if not items or not _is_cacheable(request, items):
         return None
-    *before, last = items
-    text = _only_text(last)
-    if text is None or not all(_is_text(item) for item in before):
+    *history, last = items
+    text = _user_text(last)
+    if text is None or not all(_has_only_text(item) for item in history):
         return None
     shape = {
         "version": VERSION,
@@ -89,31 +89,31 @@ def key_of(
         "model": model,
         "deployment": deployment,
         "headers": {name: value for name, value in (headers or {}).items() if name.lower() not in NEUTRAL_HEADERS},
-        "request": {name: _plain(request, name) for name in _COUNTING},
-        "history": [_without_own(item) for item in before],
-        "last": {**_without_own(last), "content": _without(last["content"][0], {"text"})},
+        "request": {name: _field(request, name) for name in _HASHED_FIELDS},
+        "history": [_without(item, _ITEM_IDENTITY) for item in history],
+        "last": {**_without(last, _ITEM_IDENTITY), "content": _without(last["content"][0], {"text"})},
     }
     partition = _hash(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
     return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
 
 
-_COUNTING = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
+_HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
 
 
 def text_of(request: CreateResponse) -> str | None:
-    """The text by which a request is compared, as far as it tells by itself: without what it stands on."""
-    return _only_text(request.items[-1]) if request.items and _may_be_kept(request, request.items) else None
+    """Return the text of the key of ``request`` before its history is known; None if the request is certainly not cacheable."""
+    return _user_text(request.items[-1]) if request.items and _is_cacheable(request, request.items) else None
 
 
-def _may_be_kept(request: CreateResponse, items: Sequence[Item]) -> bool:
+def _is_cacheable(request: CreateResponse, items: Sequence[Item]) -> bool:
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
     could_run = (has_tools and request.tool_choice != "none") or _APPROVAL in types
     return not (request.background or could_run or request.wants_logprobs)
 
 
-def _only_text(item: Item) -> str | None:
-    """The text of a user's message that is nothing else."""
+def _user_text(item: Item) -> str | None:
+    """Return the text of a user message with one text part."""
     if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
         return None
     part = item["content"][0]
@@ -121,14 +121,14 @@ def _only_text(item: Item) -> str | None:
     return text if part["type"] in ("input_text", "text") and isinstance(text, str) and text.strip() else None
 
 
-def _is_text(item: Item) -> bool:
+def _has_only_text(item: Item) -> bool:
     if item["type"] == "item_reference":
-        return False  # it was not resolved: what it stands for is not known
+        return False  # an unresolved reference
     lists = [value for value in (item.get("content"), item.get("output"), item.get("summary")) if isinstance(value, list)]
     return all(part.get("type") in _TEXT_PARTS for parts in lists for part in parts)
 
 
-def _plain(request: CreateResponse, name: str) -> Any:
+def _field(request: CreateResponse, name: str) -> Any:
     value = getattr(request, name)
     if name == "extra":
         return {member: _in_order(given) for member, given in value.items() if member not in NEUTRAL}
@@ -136,13 +136,8 @@ def _plain(request: CreateResponse, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    """A value whose order counts: what a schema names first, a constrained model writes first."""
+    """Preserve the order of members: a constrained model writes them in the order of the schema."""
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
-
-
-def _without_own(item: Item) -> Item:
-    """An item without what tells it from another that says the same."""
-    return _without(item, _OF_AN_ITEM_ALONE)
 
 
 def _without(value: Mapping[str, Any], names: frozenset[str] | set[str]) -> dict[str, Any]:

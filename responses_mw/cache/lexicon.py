@@ -1,5 +1,7 @@
-"""The words that the guard knows, read from ``words.txt``. A list that is too short costs hits only: a word that is not known
-has to be there on both sides."""
+"""The words that the guard knows, read from ``words.txt``.
+
+A missing word only costs hits: an unknown word must be in both texts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ Group = list[str]
 
 
 def _sections() -> dict[str, list[Group]]:
-    """The groups of words of each section."""
+    """Return the groups of words of each section."""
     sections: dict[str, list[Group]] = {}
     groups: list[Group] = []
     for line in (files("responses_mw.cache") / "words.txt").read_text("utf-8").splitlines():
@@ -31,20 +33,20 @@ def _to_first(section: str) -> dict[str, str]:
     return {word: group[0] for group in _SECTIONS[section] for word in group}
 
 
-def _counted(section: str) -> dict[str, str]:
-    """What each word counts: the first of a group is the number of the second, from which on it goes up."""
-    counted: dict[str, str] = {}
+def _numbers(section: str) -> dict[str, str]:
+    """Return the number of each word: a group starts with the number of its first word, and counts up from there."""
+    numbers: dict[str, str] = {}
     for first, *words in _SECTIONS[section]:
-        counted |= {word: first if place == 0 else str(int(first) + place) for place, word in enumerate(words)}
-    return counted
+        numbers |= {word: first if place == 0 else str(int(first) + place) for place, word in enumerate(words)}
+    return numbers
 
 
 def _phrases(section: str) -> frozenset[tuple[str, ...]]:
     return frozenset(map(tuple, _SECTIONS[section]))
 
 
-NUMBERS = _counted("numbers")
-ORDINALS = _counted("ordinals")
+NUMBERS = _numbers("numbers")
+ORDINALS = _numbers("ordinals")
 UNITS = _to_first("units")
 DATES = _to_first("dates")
 NEGATIONS = _set("negations")

@@ -1,12 +1,11 @@
-"""What of the cache a request uses: what it asks for, within what the operator allows.
+"""The cache policy of a request: what it asks for, within what the operator allows.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
-The header says the same as the body; where both speak, the body counts. A request may always ask for less than it would get:
-for no cache, a shorter life, a higher threshold. It gets no more than is allowed: the operator's ``cache_highest`` mode,
-``cache_ttl`` and ``cache_threshold`` bound it.
+The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
+higher threshold. The operator's ``cache_highest``, ``cache_ttl`` and ``cache_threshold`` limit what it gets.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ..protocol.checks import Check
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``mode`` is one of ``MODES``, ``ttl`` in seconds; ``read`` and ``write`` tell whether it may be asked, and given."""
+    """``mode`` is one of ``MODES``, ``ttl`` in seconds; ``read`` and ``write`` say whether to look up and to store answers."""
 
     mode: str
     ttl: int
@@ -53,14 +52,14 @@ _MEMBERS: dict[str, Check] = {
 
 
 def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool) -> Policy:
-    """The policy of a request whose ``cache`` is ``body``, and whose ``X-Responses-Cache`` is ``header`` (None: not given).
+    """Return the policy of a request with this ``cache`` field and ``X-Responses-Cache`` header (None: not given).
 
-    ``stored`` is the request's ``store``: what is not to be stored is not cached either, unless the request itself asks for
-    the cache. Raises ``BadRequest`` for what means nothing.
+    ``stored`` is the request's ``store``: with ``store: false`` nothing is cached, unless the request itself names a mode.
+    Raises ``BadRequest`` for an invalid value.
     """
     asked = {
-        **_heard(_of_header(header), listens="header" in settings.cache_ask),
-        **_heard(_of_body(body), listens="body" in settings.cache_ask),
+        **_permitted(_parse_header(header), trusted="header" in settings.cache_ask),
+        **_permitted(_parse_body(body), trusted="body" in settings.cache_ask),
     }
     return Policy(
         mode=_lower(asked.get("mode", settings.cache), _highest(settings)),
@@ -71,9 +70,9 @@ def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool
     )
 
 
-def _heard(told: dict[str, Any], *, listens: bool) -> dict[str, Any]:
-    """What counts of what was told in a way that the operator may not listen to: all that asks for less."""
-    return told if listens or told.get("mode") == "off" else {name: told[name] for name in told.keys() - {"mode"}}
+def _permitted(asked: dict[str, Any], *, trusted: bool) -> dict[str, Any]:
+    """Drop a mode other than ``off`` if it was given in a way that ``cache_ask`` does not list."""
+    return asked if trusted or asked.get("mode") == "off" else {name: asked[name] for name in asked.keys() - {"mode"}}
 
 
 def _highest(settings: Settings) -> str:
@@ -85,7 +84,7 @@ def _lower(one: str, other: str) -> str:
     return min(one, other, key=MODES.index)
 
 
-def _of_body(value: Any) -> dict[str, Any]:
+def _parse_body(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, str):
@@ -93,19 +92,19 @@ def _of_body(value: Any) -> dict[str, Any]:
     return checks.members(value, BODY, _MEMBERS, others="refuse")
 
 
-def _of_header(value: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+def _parse_header(value: str | None) -> dict[str, Any]:
+    directives: dict[str, Any] = {}
     for directive in (value or "").split(";"):
-        name, given, text = (piece.strip().lower() for piece in directive.partition("="))
+        name, equals, text = (piece.strip().lower() for piece in directive.partition("="))
         if not name:
             continue
-        if not given and name in MODES:
-            told["mode"] = name
+        if not equals and name in MODES:
+            directives["mode"] = name
         elif name in _DIRECTIVES:
-            told[name.replace("-", "_")] = _DIRECTIVES[name](text if given else None, f"{HEADER}: {name}")
+            directives[name.replace("-", "_")] = _DIRECTIVES[name](text if equals else None, f"{HEADER}: {name}")
         else:
-            _not_a("directive of the cache", directive.strip(), HEADER)
-    return told
+            _not_a("cache directive", directive.strip(), HEADER)
+    return directives
 
 
 def _flag(text: str | None, path: str) -> bool:
@@ -113,7 +112,7 @@ def _flag(text: str | None, path: str) -> bool:
 
 
 def _ttl(text: str | None, path: str) -> int:
-    if not text or not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+    if not text or not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
         _not_a("number of seconds", text, path)
     return checks.integer(int(text), path, least=1)
 

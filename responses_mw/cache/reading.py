@@ -1,7 +1,7 @@
-"""A text as the guard reads it: its words in order, each under what it is.
+"""Classifies the words of a text for the guard.
 
-English is read closely: what a question is asked with is left out, a plural and a few synonyms are one word. A text in another
-language, or one about words themselves (spell, translate, a programming language), is read word by word.
+English text is normalized: the way of asking is removed, plurals and a few synonyms become one word. A text in another
+language, or one about words (spell, translate, a programming language), is read word by word.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 
 from . import lexicon
-from .asking import article, unframed
+from .question import article, unframed
 from .tokens import Word, literals, spelled, tokens, without_commas
 
 KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
-"""The lists of a reading that two texts must share, in the order in which they are compared."""
+"""The lists that must be equal in two texts, in the order of comparison."""
 
 _QUOTED = re.compile(r"\"[^\"]+\"|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _PERCENT = re.compile(r"(?<=\d) ?%(?=\s+[^\W\d]{2}|[\s?.!,;:)]*$)")
@@ -22,8 +22,7 @@ _LOWER_I = re.compile(r"\bi\b")
 
 
 class Reading:
-    """One text, taken apart: ``lists`` of what it holds, ``words`` of all that counts in the text's order, ``forms`` of its
-    words as they stand there."""
+    """The words of one text in ``lists`` by their class; ``words`` has everything that counts in the order of the text."""
 
     def __init__(self, text: str) -> None:
         self.lists: dict[str, list[str]] = {name: [] for name in (*KINDS, *_OF_CONTENT, "words")}
@@ -43,20 +42,20 @@ class Reading:
         self.lists["kind"] = [kind]
         if self._closely:
             self.lists["articles"] = [article(kind, words)]
-        words = _with_letters(_with_commas_that_count(words))
+        words = _with_letters(_without_plain_commas(words))
         self._clashing = _clashing(words)
         self._determined = 0
         self._article: str | None = None
         for place, word in enumerate(words):
-            self._sort_in(word, after_number=place > 0 and _counts(words[place - 1].text))
+            self._classify(word, after_number=place > 0 and _is_number(words[place - 1].text))
 
     @property
-    def tells_something(self) -> bool:
-        """Whether there is more in it than words that point elsewhere."""
+    def has_content(self) -> bool:
+        """Whether there is more than words that refer to something else."""
         return any(self.lists[name] for name in ("content", "numbers", "units", "dates", "quoted", "literals"))
 
-    def _sort_in(self, word: Word, *, after_number: bool) -> None:
-        """Notes a word under what it is."""
+    def _classify(self, word: Word, *, after_number: bool) -> None:
+        """Add a word to the list of its class."""
         kind = _kind_of(word, after_number=after_number)
         self._determined = _REACH if word.text in lexicon.DETERMINERS else self._determined - 1
         if kind is not None:
@@ -68,13 +67,13 @@ class Reading:
             self.lists[name].append(noted)
             self.lists["words"].append(noted)
         elif not (self._closely and word.text in lexicon.EMPTY):
-            self._note_content(word)
+            self._add_content(word)
             if self._article is not None:
                 self.lists[self._article].append(self.lists["content"][-1])
         self._article = _ARTICLES.get(word.text)
 
-    def _note_content(self, word: Word) -> None:
-        """Notes a word that tells what is asked about."""
+    def _add_content(self, word: Word) -> None:
+        """Add a content word."""
         lists = self.lists
         form = _cased(word, spelled(word.text) if self._closely else word.text)
         stem = form
@@ -97,20 +96,20 @@ class Reading:
 _OF_CONTENT = ("names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms")
 _ARTICLES = {"the": "definite", "a": "indefinite", "an": "indefinite"}
 _REACH = 4
-"""So many words further a determiner may belong to a noun: a very big red car."""
+"""Maximum distance of a determiner from its noun: a very big red car."""
 
 
-def _with_commas_that_count(words: list[Word]) -> list[Word]:
-    """``words`` without the commas that tell nothing: at an edge, after a number, or before what joins two parts."""
+def _without_plain_commas(words: list[Word]) -> list[Word]:
+    """Remove commas without a meaning: at an edge, after a number, or before a conjunction."""
 
-    def counts(place: int) -> bool:
+    def is_significant(place: int) -> bool:
         inside = 0 < place < len(words) - 1
         return inside and not words[place - 1].text.startswith("#") and words[place + 1].text not in lexicon.JOINS
 
-    return [word for place, word in enumerate(words) if word.text != "," or counts(place)]
+    return [word for place, word in enumerate(words) if word.text != "," or is_significant(place)]
 
 
-# -- what a word is ----------------------------------------------------------------------------------------------------------
+# -- classes of words ----------------------------------------------------------------------------------------------------------
 
 
 _KNOWN = {
@@ -123,7 +122,7 @@ _BINDING = {**{text: text for text in lexicon.CRITICAL | lexicon.DIRECTIONS}, **
 
 
 def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
-    """The list in which a word that has a meaning of its own for the guard is noted, and as what."""
+    """Return list and normalized form of a word with a meaning of its own for the guard; None for a content word."""
     text = word.text
     if text.startswith("#"):
         return "numbers", text
@@ -140,12 +139,12 @@ def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
     return None if text[0].isalpha() else ("symbols", text)
 
 
-def _counts(text: str) -> bool:
+def _is_number(text: str) -> bool:
     return text.startswith("#") or text in lexicon.NUMBERS
 
 
 def _unit(word: Word, *, after_number: bool) -> str | None:
-    """What a unit is called; a single letter is one only after a number, and M is not m."""
+    """Return the name of a unit. A single letter is a unit only after a number, and M is not m."""
     if len(word.text) == 1 and not after_number:
         return None
     unit = lexicon.UNITS.get(word.text) or lexicon.UNITS.get(_singular(word.text))
@@ -153,15 +152,15 @@ def _unit(word: Word, *, after_number: bool) -> str | None:
 
 
 def _cased(word: Word, noted: str) -> str:
-    """``noted``, with its capital where that makes it another word (Turkey and turkey, G and g)."""
+    """Mark ``noted`` as capitalized if that makes it another word (Turkey and turkey, G and g)."""
     if len(word.text) == 1:
         return noted + "^" if word.case else noted
     return noted + word.case if word.text in lexicon.CASED else noted
 
 
 def _with_letters(words: list[Word]) -> list[Word]:
-    """``words``, in which each "a" that is no article and each "I" that is no pronoun (vitamin A, a few, World War I) is a
-    letter, and a letter that numbers (vitamin D, plan B) has no case."""
+    """Mark each "a" that is not an article and each "I" that is not a pronoun as a letter (vitamin A, a few, World War I), and
+    ignore the case of a letter that enumerates (vitamin D, plan B)."""
 
     def read(place: int, word: Word) -> Word:
         if _is_letter(words, place):
@@ -183,7 +182,7 @@ def _is_letter(words: list[Word], place: int) -> bool:
 
 
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
-    """Words of which the text has a synonym too: there they are not the same (What is the difference of delete and remove?)."""
+    """Return words whose synonym is in the text too: there the two differ (the difference between delete and remove)."""
     by_stem: dict[str, set[str]] = {}
     for word in words:
         singular = _singular(word.text)

@@ -1,4 +1,4 @@
-"""A text as tokens: words in lower case with what their capitals tell, numbers, symbols, and literals."""
+"""Splits a text into tokens: lower-case words that remember their capital, numbers, symbols and literals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*[+#]*)|(?P<symbol>[^\w\s])"
 )
 _LITERAL = re.compile(r"(?<!\S)--?[^\W\d_]|[@_/\\#$%&*+]|\w[.:]\w|[a-z][A-Z]|[A-Z]{2}|[^\W\d]\d|\d[^\W\d]")
-_MAY_BE_LITERAL = re.compile(r"[^\w\s,?!'\"]|_|\d|[A-Z](?<=\w[A-Z])")
-"""Without one of these in a text, there is no literal in it."""
 _DOTTED = re.compile(r"(\.[^\W\d_].*)")
-"""A word after a dot: .net is not a net."""
+"""A word that starts with a dot: .net is not a net."""
 _PUNCTUATION = frozenset(".,;:?!'\"()-«»…¿¡")
-_COUNTS = re.compile(r"[()]|(?<=\d)['\"!]|(?<=\b\w)!|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
-"""Punctuation that changes what is asked: 6' and 6", 5!, n!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""
+_SIGNIFICANT = re.compile(r"[()]|(?<=\d)['\"!]|(?<=\b\w)!|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
+"""Punctuation that changes the meaning: 6' and 6", 5!, n!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""
 _SENTENCE_ENDS = frozenset(".?!:")
 _THOUSANDS = re.compile(r"#-?\d{1,3}(,\d{3})+(\.\d+)?\.?")
 _DOUBLED = re.compile(r"(\w+l)l(ed|ing|ers?)")
@@ -30,18 +28,21 @@ _BRITISH = (
     (re.compile(r"(?<=\w\w\w)is(?=(?:e[sd]?|ing|ers?|ations?)$)"), "iz"),
     (re.compile(r"(?<=ly)s(?=(?:e[sd]?|ing|ers?)$)"), "z"),
 )
-"""Where the word that is made is none, it harms nobody: it is compared only."""
+"""Where this produces no word, it does no harm: the result is only compared."""
 
 
 class Word(NamedTuple):
-    """A word in lower case, a number (``#`` and its digits), or a symbol. ``case`` is ``^`` where it has a capital, and ``?``
-    where it has one and begins a sentence."""
+    """A lower-case word, a number (``#`` and its digits), or a symbol.
+
+    ``case`` is ``^`` for a capitalized word, and ``?`` for one that begins a sentence.
+    """
 
     text: str
     case: str = ""
 
 
 def tokens(text: str) -> list[Word]:
+    """Return the words, numbers and significant symbols of ``text``."""
     words: list[Word] = []
     begins = True
     for match in _TOKEN.finditer(text):
@@ -53,17 +54,17 @@ def tokens(text: str) -> list[Word]:
             words.append(Word(f"#{number}." if ordinal else f"#{number}"))
             begins = False
         else:
-            if symbol not in _PUNCTUATION or _COUNTS.match(text, match.start()):
+            if symbol not in _PUNCTUATION or _SIGNIFICANT.match(text, match.start()):
                 words.append(Word(symbol))
             begins = symbol in _SENTENCE_ENDS
     return words
 
 
 def literals(text: str) -> Iterator[str]:
-    """Paths, identifiers, options, addresses, abbreviations: what has to be the same to the letter. Not the names that are
-    written in more ways than one (iPhone, iphone)."""
-    if not _MAY_BE_LITERAL.search(text):
-        return
+    """Return paths, identifiers, options, addresses and abbreviations, which must be the same to the letter.
+
+    Names with more than one spelling (iPhone, iphone) are not among them.
+    """
     for chunk in text.split():
         dotted = _DOTTED.match(chunk)
         bare = dotted[1].rstrip(EDGES) if dotted else chunk.strip(EDGES)
@@ -72,28 +73,26 @@ def literals(text: str) -> Iterator[str]:
 
 
 def without_commas(number: str) -> str:
-    """A number as English writes it: there a comma parts thousands."""
+    """Remove the thousands separators of an English number."""
     return number.replace(",", "") if _THOUSANDS.fullmatch(number) else number
 
 
 def spelled(text: str) -> str:
-    """The one spelling of an English word that has more (colour, color)."""
+    """Return one spelling of an English word that has several (colour, color)."""
     known = lexicon.SPELLINGS.get(text)
     if known is not None:
         return known
     if len(text) > 4:
-        doubled = _DOUBLED.fullmatch(text) if "ll" in text else None
+        doubled = _DOUBLED.fullmatch(text)
         if doubled and doubled[1] in lexicon.DOUBLED:
             return doubled[1] + doubled[2]
-        if "our" in text or "is" in text or "lys" in text:
-            for pattern, american in _BRITISH:
-                text = pattern.sub(american, text)
+        for pattern, american in _BRITISH:
+            text = pattern.sub(american, text)
     return text
 
 
 def _words(text: str, case: str) -> list[Word]:
-    """The words that one stands for: contractions are written out, and French elisions taken apart. ``case`` is that of a
-    capital here."""
+    """Split a word: expand contractions, separate French elisions and hyphenated words. ``case`` is that of a capital here."""
     lower = text.casefold() if "ß" not in text else text.lower()
     if lower in lexicon.CONTRACTIONS:
         return [Word(word) for word in lexicon.CONTRACTIONS[lower]]
@@ -101,14 +100,14 @@ def _words(text: str, case: str) -> list[Word]:
     if lower.isalpha():
         return [Word(lower, case)]
     if "'" in lower:
-        return _apart(lower, case)
+        return _split_apostrophe(lower, case)
     if "-" in lower and lower not in lexicon.SPELLINGS:
         return [Word(part, case) for part in lower.split("-")]
     return [Word(lower, case)]
 
 
-def _apart(lower: str, case: str) -> list[Word]:
-    """What a word with an apostrophe stands for."""
+def _split_apostrophe(lower: str, case: str) -> list[Word]:
+    """Expand a word with an apostrophe."""
     stem, _, suffix = lower.rpartition("'")
     if lower.endswith("n't") and lower != "n't":
         return [Word(lower[:-3]), Word("not")]

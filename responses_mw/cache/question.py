@@ -1,7 +1,7 @@
-"""What an English question is asked with, and what is left when that is taken away.
+"""Removes the way of asking from an English question.
 
-"How do I", "how can I" and "how to" ask the same; so do "which time zone is" and "what time zone is". What is left out decides
-the ``kind`` of the question, which both texts must share.
+"How do I", "how can I" and "how to" ask the same; so do "which time zone is" and "what time zone is". The removed words
+determine the ``kind`` of the question, which must be the same in both texts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Phrase = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Phrases that a question may begin with, and that are left out; only where a word of ``before`` follows (and then
-    one of ``then``), and none of ``unless``. What is left is a question of that ``kind``."""
+    """Phrases at the beginning of a question that are removed; the rest is a question of this ``kind``.
+
+    A word of ``before`` must follow, then one of ``then``, and none of ``unless``; an empty set demands nothing.
+    """
 
     phrases: frozenset[Phrase]
     kind: str = ""
@@ -33,14 +35,14 @@ class Frame:
         object.__setattr__(self, "lengths", tuple(sorted({len(phrase) for phrase in self.phrases}, reverse=True)))
 
     def length(self, texts: Sequence[str]) -> int:
-        """How many of ``texts`` are such a phrase; 0 for none."""
+        """Return the length of the phrase with which ``texts`` begin; 0 for none."""
         for length in self.lengths:
             begins = length <= len(texts) and tuple(texts[:length]) in self.phrases
-            if begins and self._goes_before(texts[length : length + 2]):
+            if begins and self._fits(texts[length : length + 2]):
                 return length
         return 0
 
-    def _goes_before(self, texts: Sequence[str]) -> bool:
+    def _fits(self, texts: Sequence[str]) -> bool:
         after, next_but_one = (*texts, "", "")[:2]
         follows = (not self.before or after in self.before) and after not in self.unless
         return follows and (not self.then or next_but_one in self.then)
@@ -64,22 +66,21 @@ _BOUND = lexicon.CRITICAL | lexicon.DIRECTIONS | lexicon.POLAR | lexicon.BE
 
 
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
-    """The kind of question that ``words`` ask, and the words without what they are asked with. ``asked``: a question mark
-    ends them."""
-    words = _in_one_form(words)
+    """Return the kind of question, and the words without the way of asking. ``asked``: the text ends with a question mark."""
+    words = _normalized(words)
     texts = [word.text for word in words]
-    end = len(texts) - _ends(texts)
+    end = len(texts) - _thanks(texts)
     begin, kind = 0, ""
     while begin < end and kind not in ("how", "how you", "where"):
-        frame, length = _begins(texts[begin:end])
+        frame, length = _first_frame(texts[begin:end])
         if not length:
             break
         kind = frame.kind or kind
-        if kind == "how" and _to_somebody(texts[begin : begin + length], texts[begin + length : end]):
+        if kind == "how" and _addresses_reader(texts[begin : begin + length], texts[begin + length : end]):
             kind = "how you"
         begin += length
     if not kind:
-        kind, front, back = _ends_in_kind(texts[begin:end])
+        kind, front, back = _kind_by_last_word(texts[begin:end])
         begin, end = begin + front, end - back
     rest = words[begin:end] or words
     if not kind:
@@ -87,13 +88,15 @@ def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
     if asked and not (kind or begin) and lexicon.ASKS.isdisjoint(texts) and not _VERBS.isdisjoint(texts):
         kind = "asked so"
     if kind == "tell" and _BOUND.isdisjoint(word.text for word in rest):
-        kind = ""  # "explain entropy" asks what it is; "describe the capital of Peru" does not ask which city it is
+        kind = ""  # "explain entropy" is "what is entropy"; "describe the capital of Peru" is not "what is the capital ..."
     return kind, rest
 
 
 def article(kind: str, words: Sequence[Word]) -> str:
-    """With what article the one thing stands that a question asks for (the time, time; a light, light), if there is one only:
-    ``the``, ``none``, or nothing for "a" and for more than one."""
+    """Return the article of the one thing that a question asks for: ``the``, ``none``, or nothing for "a" and for plurals.
+
+    It distinguishes *the time* from *time*, and *a light* from *light*.
+    """
     if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
         return ""
     if words[0].text == "the":
@@ -101,8 +104,8 @@ def article(kind: str, words: Sequence[Word]) -> str:
     return "" if words[0].text in ("a", "an") or words[-1].text.endswith("s") else "none"
 
 
-def _begins(texts: list[str]) -> tuple[Frame, int]:
-    """The frame with which ``texts`` begin, and how long it is: 0 for none. A comma belongs to what stands before it."""
+def _first_frame(texts: list[str]) -> tuple[Frame, int]:
+    """Return the frame with which ``texts`` begin and its length with a following comma; length 0 for none."""
     for frame in _FRAMES:
         length = frame.length(texts) if texts[0] in frame.firsts else 0
         if length:
@@ -110,14 +113,14 @@ def _begins(texts: list[str]) -> tuple[Frame, int]:
     return _FRAMES[-1], 0
 
 
-def _to_somebody(phrase: Sequence[str], rest: Sequence[str]) -> bool:
-    """Whether a "you" in ``phrase`` is the one who is asked: How do you store my data? is not How do I store my data?"""
+def _addresses_reader(phrase: Sequence[str], rest: Sequence[str]) -> bool:
+    """Return whether "you" in ``phrase`` is the model: How do you store my data? is not How do I store my data?"""
     return "you" in phrase and not lexicon.PERSONS.isdisjoint(rest)
 
 
-def _ends_in_kind(texts: Sequence[str]) -> tuple[str, int, int]:
-    """The kind of a question that its last word tells (what does it mean, how much does it cost), and how many words at its
-    front and its back go with that."""
+def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
+    """Return the kind of a question by its last word (what does it mean, how much does it cost), and how many words to remove
+    at its front and at its back."""
     if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
         return texts[-1], 2, 1
     if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
@@ -125,8 +128,8 @@ def _ends_in_kind(texts: Sequence[str]) -> tuple[str, int, int]:
     return "", 0, 0
 
 
-def _ends(texts: list[str]) -> int:
-    """How many of ``texts`` are thanks at the end."""
+def _thanks(texts: list[str]) -> int:
+    """Return how many words at the end are thanks."""
     if not texts or texts[-1] not in _LAST:
         return 0
     ends = next((len(phrase) for phrase in lexicon.ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
@@ -136,8 +139,8 @@ def _ends(texts: list[str]) -> int:
 # -- forms that ask the same -------------------------------------------------------------------------------------------------
 
 
-def _in_one_form(words: list[Word]) -> list[Word]:
-    """``words`` with what may be said in two ways said in one."""
+def _normalized(words: list[Word]) -> list[Word]:
+    """Replace equivalent forms by one of them."""
     texts = [word.text for word in words]
     if not lexicon.CONVERSIONS.isdisjoint(texts):
         words = [Word("to") if word.text == "into" else word for word in words]
@@ -151,8 +154,8 @@ def _in_one_form(words: list[Word]) -> list[Word]:
 
 
 def _is_what(texts: Sequence[str], place: int) -> bool:
-    """Whether "which" asks as "what" does: before a noun and its verb (which time zone is), or a superlative (which is the
-    largest). Elsewhere it chooses (which is right?)."""
+    """Return whether "which" at ``place`` means "what": before a noun and its verb (which time zone is), or a superlative
+    (which is the largest). Elsewhere it asks for a choice (which is right?)."""
     if texts[place] != "which":
         return False
     verb = next((n for n in range(place + 1, len(texts)) if texts[n] in _BOUND or not texts[n].isalpha()), 0)
@@ -163,19 +166,19 @@ def _is_what(texts: Sequence[str], place: int) -> bool:
 
 
 def _is_filler(texts: Sequence[str], place: int) -> bool:
-    """Whether "there" points nowhere: how many planets are there in the solar system."""
+    """Return whether "there" at ``place`` has no meaning: how many planets are there in the solar system."""
     return texts[place] == "there" and place > 2 and texts[place - 1] in lexicon.BE and texts[place + 1 : place + 2] == ["in"]
 
 
 def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
-    """The question "How many ounces in a pound" with the verb that it does without."""
+    """Add the missing verb to questions like "How many ounces in a pound"."""
     place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
     lacks = 3 <= place <= 4 and texts[place] == "in" and lexicon.POLAR.isdisjoint(texts)
     return [*words[:place], Word("are"), *words[place:]] if lacks else words
 
 
 def _with_setting_last(words: list[Word]) -> list[Word]:
-    """``words`` with a language or a program that stands in front (in Python, how do I ...) at their end."""
+    """Move a language or a program at the front (in Python, how do I ...) to the end."""
     if len(words) < 5 or words[0].text != "in" or words[1].text not in lexicon.SETTINGS:
         return words
     rest = words[3:] if words[2].text == "," else words[2:]
