@@ -1,7 +1,8 @@
 """The tools that the client carries out: to the chat model each is a function; its calls are given back in their own form.
 
 1. A function's name follows from the tool alone (``flat_name``), so that calls of earlier turns keep theirs: ``history_name``.
-   Where two tools would have one name, the later one gets a number; ``namer`` finds it again.
+   Where two tools would have one name, that of an MCP server is called ``<label>__<name>``, and else the later one gets a
+   number; ``namer`` finds it again.
 2. Tools that stand in ``additional_tools`` and ``tool_search_output`` items may be called too. The last definition of a tool
    counts, at the place of its first: the upstream's prefix cache lives on an order that does not change.
 3. A deferred tool is not offered until a ``tool_search_output`` brings it.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,9 +102,12 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def distinct(functions: Iterable[Offered]) -> list[Offered]:
-    """The same functions, each under a name of its own that the chat form can have: of those with one name the first keeps it,
-    the others are numbered."""
+    """The same functions, each under a name of its own that the chat form can have. Of those with one name, an MCP server's are
+    called ``<label>__<name>``, so that the model can tell them apart; of those that are left, the first keeps the name, the
+    others are numbered."""
     listed = [_renamed(one, flat_name(None, one.name)) for one in functions]
+    held = Counter(one.name for one in listed)
+    listed = [_labelled(one) if held[one.name] > 1 else one for one in listed]
     taken = {one.name for one in listed}
     seen: set[str] = set()
     result = []
@@ -112,6 +117,11 @@ def distinct(functions: Iterable[Offered]) -> list[Offered]:
         seen.add(name)
         result.append(_renamed(one, name))
     return result
+
+
+def _labelled(one: Offered) -> Offered:
+    label = one.form.members.get("server_label")
+    return one if label is None else _renamed(one, flat_name(label, one.form.members["name"]))
 
 
 def _renamed(one: Offered, name: str) -> Offered:

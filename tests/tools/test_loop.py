@@ -211,13 +211,24 @@ async def test_two_servers_with_a_tool_of_one_name_are_told_apart(
     upstream.stream(*HELLO)
     await stream(ours, tools=[{**server, "allowed_tools": ["get_weather"]}, other])
     names = [tool["function"]["name"] for tool in upstream.requests[0].json["tools"]]
-    assert len(set(names)) == 2
+    assert names == ["w__get_weather", "v__get_weather"]
     upstream.stream(*_asks(names[1], city="Kiel"), finish("tool_calls"))
     upstream.stream(*HELLO)
     response = (await stream(ours, tools=[{**server, "allowed_tools": ["get_weather"]}, other])).response
     called = next(item for item in response["output"] if item["type"] == "mcp_call")
     assert (called["server_label"], called["name"]) == ("v", "get_weather")
     assert _messages(upstream, 2)[-2]["tool_calls"][0]["function"]["name"] == names[1]
+
+
+async def test_a_function_of_the_clients_keeps_the_name_that_a_server_has_too(
+    ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
+) -> None:
+    mine = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+    upstream.stream(*_asks(city="Kiel"), finish("tool_calls"))
+    output = (await stream(ours, tools=[{**server, "allowed_tools": ["get_weather", "sleep"]}, mine])).response["output"]
+    names = [tool["function"]["name"] for tool in upstream.requests[0].json["tools"]]
+    assert names == ["get_weather", "w__get_weather", "sleep"]
+    assert [item["type"] for item in output] == ["mcp_list_tools", "function_call"]
 
 
 async def test_a_forced_tool_is_free_again_in_the_next_turn(
