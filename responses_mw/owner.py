@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
 ANONYMOUS = "anonymous"
+CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
+"""Tells the sandbox whose containers a call may use. No request can set it."""
 
 
 def owner_of(headers: Headers, tenant_header: str | None) -> str:
@@ -27,3 +29,8 @@ def _canonical(authorization: str) -> str:
     """The header as most write it: a scheme is the same in any case, and a credential behind however many spaces."""
     scheme, _, credential = authorization.strip().partition(" ")
     return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # which is then the credential
+
+
+def container_owner(owner: str) -> str:
+    """The owner as the sandbox is told it: a hash, as a name may have characters that no header can."""
+    return sha256(f"container\0{owner}".encode(errors="surrogatepass")).hexdigest()[:32]

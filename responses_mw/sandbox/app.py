@@ -9,15 +9,16 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..owner import CONTAINER_OWNER_HEADER
 from .container import Isolation, Outcome, SandboxError
 from .containers import Containers
 from .jail.isolation import hide
@@ -67,14 +68,16 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
 
     @server.tool(description=_INSTRUCTIONS, structured_output=True)
     async def python(
+        context: Context[Any, Any],
         code: Annotated[str, Field(description="Python source")],
         container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
         memory_bytes: Annotated[
             int | None, Field(ge=LEAST_MEMORY, description="most memory of a new container, if it would have more")
         ] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
+        named = None if container_id == "auto" else container_id
         try:
-            used, outcome = await containers.run(code, None if container_id == "auto" else container_id, memory_bytes)
+            used, outcome = await containers.run(code, named, memory_bytes, owner=_owner(context))
         except SandboxError as error:
             raise ToolError(str(error)) from error
         return _tool_result(used, outcome)
@@ -84,6 +87,11 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
     if settings.token is None:
         return app
     return _BearerToken(app, settings.token.get_secret_value())
+
+
+def _owner(context: Context[Any, Any]) -> str:
+    """Whose containers the call may use. It is no argument, as the model writes those."""
+    return (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")
 
 
 async def _health(_: Request) -> Response:

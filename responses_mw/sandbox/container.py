@@ -87,8 +87,10 @@ class Container:
         slot: int,
         settings: SandboxSettings,
         isolation: Isolation,
+        owner: str = "",
     ) -> None:
         self.id = id
+        self.owner = owner
         self.slot = slot
         self.calls = 0  # that run or wait
         self.last_used = 0.0

@@ -81,13 +81,15 @@ class Containers:
         code: str,
         id: str | None = None,  # noqa: A002 (the field's name)
         memory_bytes: int | None = None,
+        owner: str = "",
     ) -> tuple[str, Outcome]:
-        """Runs ``code`` in the container ``id``, or in a new one (None), and gives the container's id and what came of it.
+        """Runs ``code`` in the ``owner``'s container ``id``, or in a new one (None), and gives the container's id and what came
+        of it.
 
         A new one has at most ``memory_bytes`` of memory, or what the settings give it, if that is less. Raises
-        UnknownContainer, NoRoom or NotStarted.
+        UnknownContainer (another owner's is none), NoRoom or NotStarted.
         """
-        container = await self._create(memory_bytes) if id is None else self._find(id)
+        container = await self._create(memory_bytes, owner) if id is None else self._find(id, owner)
         container.calls += 1
         try:
             return container.id, await container.run(code)
@@ -95,9 +97,9 @@ class Containers:
             container.calls -= 1
             self._used(container)
 
-    def _find(self, id: str) -> Container:  # noqa: A002
+    def _find(self, id: str, owner: str) -> Container:  # noqa: A002
         container = self._live.get(id)
-        if container is None or container.ended:
+        if container is None or container.ended or container.owner != owner:
             raise UnknownContainer(f"Container with id '{id}' not found: it expired, ended, or never was.")
         return container
 
@@ -108,11 +110,11 @@ class Containers:
             container.last_used = asyncio.get_running_loop().time()
             self._live[container.id] = self._live.pop(container.id)
 
-    async def _create(self, memory_bytes: int | None) -> Container:
+    async def _create(self, memory_bytes: int | None, owner: str) -> Container:
         settings = self._settings
         if memory_bytes is not None and memory_bytes < settings.memory_bytes:
             settings = settings.model_copy(update={"memory_bytes": memory_bytes})
-        container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation)
+        container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation, owner)
         self._live[container.id] = container
         container.calls += 1
         try:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..config import Settings
+from ..owner import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol import checks
 from ..protocol.types import Tool
 from .mcp import check_installed
@@ -72,8 +73,9 @@ def memory_limit(tool: Tool) -> int | None:
 
 class CodeInterpreter:
     """Runs code for one run, in one container; ``container_id`` is that of an earlier call in the chain, or one that the
-    request names; ``memory_bytes`` is the most that a new one may have, if the sandbox would give it more. An async context
-    manager; nothing is sent before the first call. Calls at the same time take turns.
+    request names, and for the sandbox it is there only if it is ``owner``'s; ``memory_bytes`` is the most that a new one may
+    have, if the sandbox would give it more. An async context manager; nothing is sent before the first call. Calls at the same
+    time take turns.
     """
 
     def __init__(
@@ -83,12 +85,13 @@ class CodeInterpreter:
         *,
         memory_bytes: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        owner: str = ANONYMOUS,
     ) -> None:
         from .connection import Connection
         from .session import Bounds, Target
 
         assert settings.sandbox_url is not None
-        headers = dict(trace_headers or {})
+        headers = {**(trace_headers or {}), CONTAINER_OWNER_HEADER: container_owner(owner)}
         if settings.sandbox_token is not None:
             headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
         target = Target("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
