@@ -164,7 +164,7 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         httpx.AsyncClient(trust_env=False) as http,
     ):
         chains = Chains(state, required=settings.state_required)
-        runner = Runner(upstream, chains, Tools(settings, http), sealer, settings, cache)
+        runner = Runner(upstream, chains, Tools(settings, http, sealer), sealer, settings, cache)
         yield Core(upstream, state, sealer, runner, cache)
 
 

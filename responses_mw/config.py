@@ -37,6 +37,10 @@ OF_EACH_CALL = frozenset(
 """Headers that say what one request is and how it travels; a caller's would be wrong in another."""
 
 
+EVERY_TOOL = "*"
+"""In a list of names, stands for each."""
+
+
 class ToolFilter(BaseModel):
     """Which tools of an MCP server are meant: those that fit all that is set."""
 
@@ -73,6 +77,11 @@ class ToolServer(BaseModel):
     @classmethod
     def _web(cls, value: str) -> str:
         return _http_url(value)
+
+    def excludes(self, name: str) -> bool:
+        """Whether ``allowed_tools`` rules out a tool by its name alone."""
+        names = self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
+        return names is not None and name not in names and EVERY_TOOL not in names
 
 
 ToolServers = Annotated[dict[str, ToolServer], NoDecode]
@@ -320,6 +329,8 @@ class Settings(BaseSettings):
                 raise ValueError("web_search_tool must be label/tool")
             if label not in self.mcp_servers:
                 raise ValueError(f"web_search_tool names '{label}', which is not among mcp_servers")
+            if self.mcp_servers[label].excludes(tool):
+                raise ValueError(f"web_search_tool names '{tool}', which allowed_tools of '{label}' does not allow")
         return self
 
     @field_validator("base_path")

@@ -199,7 +199,7 @@ class Runner:
             return Run(request, caller, model, ground, relaying)
         assembler = Assembler(created, ground.ids, options(request, ground, self._sealer, self._settings))
         headers = telemetry.carried(caller.headers) if request.tools else {}
-        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers)
+        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers, ground.owner)
         messages = ResponseMessages() if request.enable_response_messages else None
         return Run(request, caller, model, ground, assembler, toolbox, messages=messages)
 
@@ -322,7 +322,10 @@ class Runner:
         if run.toolbox.listings:
             yield run.assembler.list_tools(run.toolbox.listings)
         if run.toolbox.approved is not None:
+            rules = run.assembler.rules
+            rules.offer(run.toolbox.approved_functions, "auto")
             yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
+            rules.offer(run.offered, run.request.tool_choice)
             async for events in self._carry_out(run):
                 yield events
             await self._turns.begin(run)

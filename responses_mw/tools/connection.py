@@ -65,6 +65,10 @@ class Connection:
     def label(self) -> str:
         return self._target.label
 
+    @property
+    def url(self) -> str:
+        return self._target.url
+
     async def __aenter__(self) -> Self:
         return self
 

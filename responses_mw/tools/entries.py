@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
@@ -16,26 +16,33 @@ from ..protocol.forms import CallForm, Offered
 from ..protocol.toolcalls import parse_arguments
 from ..protocol.types import Item, Tool
 from . import web_search
+from .access import Access
 from .code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
+from .listings import Listings
 from .mcp import MCPServers, check_mcp_tool
 from .mcp import echo as mcp_echo
 from .result import Result
 from .search import open_provider
 from .web_search import WebSearch, check_web_search
 
-if TYPE_CHECKING:
-    from .connection import Connection
-
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What an entry stands on: the ``earlier`` items of the chain and of the input, and what goes along with its requests."""
+    """What an entry stands on: whose run it is, the ``earlier`` items of the chain and of the input, and what goes along with
+    its requests. The items are what clients sent back: an entry believes nothing of them that gives a right."""
 
     settings: Settings
     http: httpx.AsyncClient
     servers: MCPServers
+    listings: Listings
+    owner: str
     earlier: Sequence[Item]
     trace_headers: Mapping[str, str]
+
+    def access(self, tool: Tool) -> Access:
+        """The MCP server that a checked ``tool`` names."""
+        connection = self.servers.open(tool, trace_headers=self.trace_headers, owner=self.owner)
+        return Access(tool, self.servers, self.listings, connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +73,35 @@ class MCPEntry(Entry):
     """An MCP server."""
 
     def __init__(self, tool: Tool, ground: Ground) -> None:
-        self._tool = tool
-        self._servers = ground.servers
         self.label = str(tool["server_label"])
-        self._connection: Connection = ground.servers.open(tool, trace_headers=ground.trace_headers)
-        listed = (item for item in reversed(ground.earlier) if item["type"] == "mcp_list_tools")
-        self._known = next((item["tools"] for item in listed if item["server_label"] == self.label), None)
-        self.listing: Item | None = None
-        """The tools of the server, where it had to be asked for them."""
+        self._access = ground.access(tool)
+
+    @property
+    def listing(self) -> Item | None:
+        """The tools of the server, where the client has to be told them."""
+        return self._access.listing
 
     async def open(self) -> list[Served]:
-        tools = self._known
-        if tools is None:
-            listed = await self._connection.list_tools()
-            tools = [tool for tool in listed if self._servers.is_allowed(self._tool, tool["name"], tool.get("annotations"))]
-            self.listing = {"server_label": self.label, "tools": tools}
-        return [self._served(tool) for tool in tools if self._allows(tool)]
+        return [self._served(tool) for tool in await self._access.open()]
 
-    def approved(self, request: Item) -> Served:
-        """The call that an ``mcp_approval_request`` asked for, as a function of its own."""
-        name = request["name"]
-        form = self._form(name, approval_request_id=request["id"])
-        return Served(Offered({"type": "function", "name": request["id"]}, form), partial(self._call, name))
+    def approved(self, request: Item, name: str) -> Served | None:
+        """The call that an ``mcp_approval_request`` asked for, as a function of this ``name``; None where it may not be made.
+        After ``open``."""
+        if not self._access.is_callable(request["name"]):
+            return None
+        form = self._form(request["name"], approval_request_id=request["id"])
+        return Served(Offered({"type": "function", "name": name}, form), partial(self._call, request["name"], approved=True))
 
     async def aclose(self) -> None:
-        await self._connection.aclose()
-
-    def _allows(self, tool: dict[str, Any]) -> bool:
-        return self._servers.is_allowed(self._tool, tool["name"], tool.get("annotations"))
+        await self._access.aclose()
 
     def _served(self, tool: dict[str, Any]) -> Served:
         name = tool["name"]
         function = {"type": "function", "name": name, "parameters": tool["input_schema"]}
         if tool.get("description"):
             function["description"] = tool["description"]
-        waits = self._servers.needs_approval(self._tool, name, tool.get("annotations"))
-        form = self._approval_form(name) if waits else self._form(name)
-        return Served(Offered(function, form), partial(self._call, name))
+        form = self._approval_form(name) if self._access.needs_approval(name) else self._form(name)
+        return Served(Offered(function, form), partial(self._call, name, approved=False))
 
     def _form(self, name: str, **members: Any) -> CallForm:
         return CallForm(
@@ -124,11 +123,11 @@ class MCPEntry(Entry):
             item="mcp_approval_request", prefix="mcpr", members=members, made=lambda text: {"arguments": text or "{}"}
         )
 
-    async def _call(self, name: str, arguments: str) -> Result:
+    async def _call(self, name: str, arguments: str, *, approved: bool) -> Result:
         given = parse_arguments(arguments or "{}")
         if given is None:
             return _not_json(arguments)
-        return await self._connection.call(name, given)
+        return await self._access.call(name, given, approved=approved)
 
 
 class WebSearchEntry(Entry):
@@ -136,7 +135,7 @@ class WebSearchEntry(Entry):
 
     def __init__(self, tool: Tool, ground: Ground) -> None:
         self._offers = tool.get("external_web_access", True)
-        self._connection: Connection | None = None
+        self._access: Access | None = None
         if not self._offers:
             return
         provider = open_provider(ground.settings, ground.http, partial(self._call_mcp, ground))
@@ -162,15 +161,15 @@ class WebSearchEntry(Entry):
         return [Served(Offered(self._search.definition(), form), self._search.call)]
 
     async def aclose(self) -> None:
-        if self._connection is not None:
-            await self._connection.aclose()
+        if self._access is not None:
+            await self._access.aclose()
 
     async def _call_mcp(self, ground: Ground, arguments: dict[str, Any]) -> Result:
-        """For the provider ``mcp``: ``web_search_tool`` is a tool of one of the operator's servers."""
+        """For the provider ``mcp``: ``web_search_tool`` is a tool of one of the operator's servers, who has approved it so."""
         label, _, name = (ground.settings.web_search_tool or "").partition("/")
-        if self._connection is None:
-            self._connection = ground.servers.open({"type": "mcp", "server_label": label}, trace_headers=ground.trace_headers)
-        return await self._connection.call(name, arguments)
+        if self._access is None:
+            self._access = ground.access({"type": "mcp", "server_label": label})
+        return await self._access.call(name, arguments, approved=True)
 
 
 class CodeInterpreterEntry(Entry):
@@ -184,6 +183,7 @@ class CodeInterpreterEntry(Entry):
             named_container(tool) or last or None,
             memory_bytes=memory_limit(tool),
             trace_headers=ground.trace_headers,
+            owner=ground.owner,
         )
 
     async def open(self) -> list[Served]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..config import OF_EACH_CALL, Settings, ToolServer
+from ..config import EVERY_TOOL, OF_EACH_CALL, Settings, ToolServer
 from ..errors import BadRequest
+from ..owner import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol import checks
 from ..protocol.types import Tool
 from .guard import Resolve, fault_of, resolve
@@ -35,6 +36,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
 # Set by the connection, its transport or the protocol; or meant for one hop.
 _RESERVED_HEADERS = OF_EACH_CALL | {
+    CONTAINER_OWNER_HEADER,
     "accept",
     "keep-alive",
     "last-event-id",
@@ -175,13 +177,16 @@ class MCPServers:
         self._settings = settings
         self._resolve = resolve
 
-    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None) -> Connection:
-        """A connection for one run, which closes it. Nothing is sent yet. ``trace_headers`` go along with each request."""
+    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None, owner: str = ANONYMOUS) -> Connection:
+        """A connection for one run of ``owner``, which closes it. Nothing is sent yet. ``trace_headers`` go along with each
+        request."""
         from .connection import Connection
         from .session import Bounds, Target
 
         server = _configured(tool, self._settings)
         headers = {**(trace_headers or {}), **_headers_of(tool, server)}
+        if server is not None and server.url.rstrip("/") == self._settings.sandbox_url:
+            headers[CONTAINER_OWNER_HEADER] = container_owner(owner)
         target = Target(
             label=tool["server_label"],
             url=tool["server_url"] if server is None else server.url,
@@ -198,6 +203,11 @@ class MCPServers:
         server = _configured(tool, self._settings)
         limits = [tool.get("allowed_tools"), _plain(server.allowed_tools) if server else None]
         return all(limit is None or _matches(limit, name, annotations) for limit in limits)
+
+    def has_limits(self, tool: Tool) -> bool:
+        """Whether the request, or the operator, allows some of the server's tools only."""
+        server = _configured(tool, self._settings)
+        return "allowed_tools" in tool or (server is not None and server.allowed_tools is not None)
 
     def needs_approval(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
         """Whether a call of the server's tool ``name`` waits for an ``mcp_approval_response``.
@@ -248,8 +258,8 @@ def _plain(rule: Any) -> Any:
 
 
 def _matches(rule: list[str] | dict[str, Any], name: str, annotations: Mapping[str, Any] | None) -> bool:
-    """Whether a tool is in a list of names, or fits all that a filter asks."""
+    """Whether a tool is in a list of names (``*`` is each), or fits all that a filter asks."""
     if isinstance(rule, list):
-        return name in rule
+        return name in rule or EVERY_TOOL in rule
     read_only = bool((annotations or {}).get("readOnlyHint", False))
-    return ("tool_names" not in rule or name in rule["tool_names"]) and rule.get("read_only", read_only) == read_only
+    return _matches(rule.get("tool_names", [EVERY_TOOL]), name, None) and rule.get("read_only", read_only) == read_only

@@ -13,17 +13,23 @@ from ..config import Settings
 from ..errors import APIError, BadRequest
 from ..protocol.forms import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
+from ..sealing import Sealer
 from .entries import CHECKS, ECHOES, ENTRIES, Entry, Ground, MCPEntry, Served
+from .listings import Listings
 from .mcp import MCPServers
 from .result import Result
+
+_MOST_APPROVED = 128
+"""Calls that one request may approve: all of them are made at the same time."""
 
 
 class Tools:
     """What all runs have in common: the settings, and the client for what the operator has set up."""
 
-    def __init__(self, settings: Settings, http: httpx.AsyncClient) -> None:
+    def __init__(self, settings: Settings, http: httpx.AsyncClient, sealer: Sealer) -> None:
         self._settings = settings
         self._http = http
+        self._sealer = sealer
         self._servers = MCPServers(settings)
 
     def check(self, tools: Sequence[Tool]) -> list[Tool]:
@@ -38,15 +44,16 @@ class Tools:
         return [ECHOES[tool["type"]](tool) if tool["type"] in ECHOES else tool for tool in tools]
 
     def toolbox(
-        self, tools: Iterable[Tool], items: Sequence[Item], own: Sequence[Item], headers: Mapping[str, str]
+        self, tools: Iterable[Tool], items: Sequence[Item], own: Sequence[Item], headers: Mapping[str, str], owner: str
     ) -> Toolbox | None:
-        """The toolbox of a run; None if none of its checked ``tools`` is served here.
+        """The toolbox of a run of ``owner``; None if none of its checked ``tools`` is served here.
 
         ``items`` are all that the model is to see, of which ``own`` are the request's. Of the caller's ``headers``, those of
         a trace go along. Raises ``BadRequest`` for an approval of something that was not asked for.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        ground = Ground(self._settings, self._http, self._servers, items, trace)
+        listings = Listings(self._sealer, owner, items, self._settings.mcp_max_tools)
+        ground = Ground(self._settings, self._http, self._servers, listings, owner, items, trace)
         entries = [ENTRIES[tool["type"]](tool, ground) for tool in tools if tool["type"] in ENTRIES]
         return Toolbox(entries, _approved(items, own)) if entries else None
 
@@ -54,13 +61,15 @@ class Tools:
 class Toolbox:
     """Opened once, before the first turn, and closed in any case."""
 
-    def __init__(self, entries: Sequence[Entry], approved: Sequence[Item]) -> None:
-        """``approved``: the approval requests whose calls may be carried out now."""
+    def __init__(self, entries: Sequence[Entry], approved: Mapping[str, Item]) -> None:
+        """``approved``: the approval requests whose calls are to be carried out first, by the path of what approves each."""
         self._entries = entries
         self._requests = approved
         self._served: list[Served] = []
+        self._approved: list[Served] = []
         self.approved: Chunk | None = None
-        """The approved calls, as the model would make them."""
+        """The approved calls, as the model would make them. Their functions are never offered to it: an approval is for one
+        call, with the arguments that were shown."""
 
     async def open(self) -> None:
         """Finds out what the entries offer, all at a time. Raises ``APIError`` where one cannot be used."""
@@ -84,8 +93,13 @@ class Toolbox:
         return [served.offered for served in self._served]
 
     @property
+    def approved_functions(self) -> list[Offered]:
+        """What the calls of ``approved`` call."""
+        return [served.offered for served in self._approved]
+
+    @property
     def listings(self) -> list[Item]:
-        """The tools of each MCP server that had to be asked for them."""
+        """The tools of each MCP server that had to be asked for them, and told others than the client has."""
         return [entry.listing for entry in self._entries if isinstance(entry, MCPEntry) and entry.listing is not None]
 
     @property
@@ -94,8 +108,8 @@ class Toolbox:
 
     async def call(self, form: CallForm, arguments: str) -> Result:
         """Carries out one call of the function that was offered with that ``form``."""
-        served = next(served for served in self._served if served.offered.form is form)
-        with telemetry.ToolCall(served.offered.name, arguments) as call:
+        served = next(served for served in (*self._approved, *self._served) if served.offered.form is form)
+        with telemetry.ToolCall(form.members.get("name", served.offered.name), arguments) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
         return result
@@ -106,34 +120,45 @@ class Toolbox:
                 group.start_soon(entry.aclose)
 
     def _add_approved(self) -> None:
+        """Raises ``BadRequest`` for a call that may not be made, whoever approves it."""
         calls: list[dict[str, Any]] = []
         servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPEntry)}
-        for request in self._requests:
+        for where, request in self._requests.items():
             if request["server_label"] not in servers:
                 message = f"The MCP server '{request['server_label']}' of the approved call is not in 'tools'."
                 raise BadRequest(message, param="tools", code="invalid_value")
-            served = servers[request["server_label"]].approved(request)
-            self._served.append(served)
-            function = {"name": request["id"], "arguments": request["arguments"]}
+            function = {"name": f"approved_{len(calls)}", "arguments": request["arguments"]}
+            served = servers[request["server_label"]].approved(request, function["name"])
+            if served is None:
+                message = (
+                    f"The approved call cannot be made: the MCP server '{request['server_label']}' does not list a tool "
+                    f"'{request['name'][:64]}', or it is not allowed."
+                )
+                raise BadRequest(message, param=where, code="invalid_value")
+            self._approved.append(served)
             calls.append({"index": len(calls), "id": request["id"], "function": function})
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
 
 
-def _approved(items: Sequence[Item], own: Sequence[Item]) -> list[Item]:
-    """The approval requests that the request's own input approves, and that were not carried out yet."""
+def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
+    """The approval requests that the request's own input approves, and that were not carried out yet, by the path of the
+    approval. The client may have made up the request as well: it approves what it likes, within what is allowed."""
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
-    carried_out = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
-    approved = []
+    over = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    approved: dict[str, Item] = {}
     for index, item in enumerate(own):
         if item["type"] != "mcp_approval_response":
             continue
-        asked = item["approval_request_id"]
+        asked, where = item["approval_request_id"], f"input[{index}].approval_request_id"
         if asked not in requests:
-            where = f"input[{index}].approval_request_id"
             raise BadRequest(f"No approval request found with id '{asked}'.", param=where, code="invalid_value")
-        if item["approve"] and asked not in carried_out:
-            approved.append(requests[asked])
+        if not item["approve"] or asked in over:
+            continue
+        if len(approved) == _MOST_APPROVED:
+            raise BadRequest(f"More than {_MOST_APPROVED} calls are approved at a time.", param=where, code="invalid_value")
+        over.add(asked)
+        approved[where] = requests[asked]
     return approved
 
 

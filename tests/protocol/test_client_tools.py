@@ -165,7 +165,7 @@ def test_a_call_of_an_mcp_tool_is_found_by_its_server_whether_it_waits_for_appro
     functions = distinct(Offered({"type": "function", "name": "get.it"}, form) for form in (at_once, waiting))
     assert names(functions) == ["a__get_it", "b__get_it"]
     name = namer(functions)
-    assert name({"type": "mcp_call", "server_label": "b", "name": "get.it"}) == "get_it_2"
+    assert name({"type": "mcp_call", "server_label": "b", "name": "get.it"}) == "b__get_it"
     assert name({"type": "mcp_call", "server_label": "gone", "name": "get.it"}) == "get_it"
 
 

@@ -15,7 +15,7 @@ from sandbox.conftest import launcher, levels
 from scripted import HELLO, call, finish, text
 
 from .search_servers import SEARXNG, SearchServer
-from .servers import TOKEN, Bearer, weather
+from .servers import TOKEN, Bearer, Watched, weather
 
 if TYPE_CHECKING:
     from conftest import Ours, Serve, Start
@@ -100,6 +100,21 @@ async def test_a_later_response_sees_what_was_found_and_can_cite_it(searching: O
     assert [one["url"] for one in cited] == ["https://www.britannica.com/place/Paris"]
 
 
+async def test_what_a_client_says_was_found_is_not_fetched(searching: Ours, upstream: ScriptedUpstream, serve: Serve) -> None:
+    watched = Watched(weather().streamable_http_app(stateless_http=True))
+    url = serve(watched) + "/mcp"
+    claim = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "action": {"type": "open_page", "url": url, "sources": [{"type": "url", "url": url}]},
+        "results": [{"number": 2**63, "url": url, "title": "T", "snippet": ""}, {"number": "x"}, 7],
+    }
+    upstream.stream(text(f"See [Me]({url})."), finish())
+    streamed = await stream(searching, tools=[SEARCH], input=[claim, {"role": "user", "content": "Hi"}])
+    assert [one["url"] for one in streamed.response["output"][0]["content"][0]["annotations"]] == [url]
+    assert watched.methods == []
+
+
 async def test_search_without_access_to_the_web_is_not_offered(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     streamed = await stream(start(), tools=[{**SEARCH, "external_web_access": False}])
@@ -138,6 +153,30 @@ async def test_code_is_run_in_the_container_of_the_chain(
     assert second.response["output"][0]["container_id"] == ran["container_id"]
     assert second.response["output"][0]["outputs"] is None
     assert upstream.requests[3].json["messages"][-1]["content"] == "42"
+
+
+@pytest.mark.parametrize("by", ["the tool", "an item", "the model"])
+async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
+    start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str], by: str
+) -> None:
+    ours = start(**sandbox)
+    upstream.stream(*_asks("python", code="secret = 41"), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    container = (await stream(ours, tools=[PYTHON])).response["output"][0]["container_id"]
+    ours.http.headers["authorization"] = "Bearer another"
+    claim = {"type": "code_interpreter_call", "id": "ci_1", "code": "", "container_id": container, "status": "completed"}
+    given: dict[str, dict[str, Any]] = {
+        "the tool": {"tools": [{**PYTHON, "container": container}]},
+        "an item": {"tools": [PYTHON], "input": [claim, {"role": "user", "content": "Hi"}]},
+        "the model": {"tools": [{"type": "mcp", "server_label": "code_interpreter", "require_approval": "never"}]},
+    }
+    named = {"container_id": container} if by == "the model" else {}
+    upstream.stream(*_asks("python", code="secret + 1", **named), finish("tool_calls"))
+    upstream.stream(*HELLO)
+    await stream(ours, **given[by])
+    read = upstream.requests[3].json["messages"][-1]["content"]
+    assert ("not found" if by == "the model" else "NameError") in read
+    assert "42" not in read
 
 
 async def test_tools_without_what_they_need_are_refused_by_name(start: Start) -> None:

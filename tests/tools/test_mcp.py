@@ -25,7 +25,11 @@ OPERATOR = {
     "allowed_tools": ["a", "b"],
     "require_approval": "never",
 }
-SETTINGS = Settings(mcp_servers={"own": OPERATOR}, connectors={"connector_x": OPERATOR}, sandbox_url="http://10.0.0.2")
+SETTINGS = Settings(
+    mcp_servers={"own": OPERATOR, "open": {**OPERATOR, "allowed_tools": ["*"]}},
+    connectors={"connector_x": OPERATOR},
+    sandbox_url="http://10.0.0.2",
+)
 
 
 def tool(**members: Any) -> dict[str, Any]:
@@ -85,6 +89,7 @@ def test_null_means_absent() -> None:
         (tool(require_approval={"always": ["a"]}), "require_approval.always", "invalid_type"),
         (tool(headers={"Host": "a"}), "headers.Host", "invalid_value"),
         (tool(headers={"Mcp-Session-Id": "a"}), "headers.Mcp-Session-Id", "invalid_value"),
+        (tool(headers={"X-Responses-MW-Owner": "a"}), "headers.X-Responses-MW-Owner", "invalid_value"),
         (tool(headers={"a b": "c"}), "headers.a b", "invalid_value"),
         (tool(headers={"x": "secret\r\nHost: a"}), "headers.x", "invalid_value"),
         (tool(headers={"x": "secret" * 3000}), "headers.x", "string_above_max_length"),
@@ -131,6 +136,12 @@ SERVERS = MCPServers(SETTINGS)
         (tool(allowed_tools=["a"]), "a", None, True),
         (tool(allowed_tools=["a"]), "b", None, False),
         (tool(allowed_tools=[]), "a", None, False),
+        (tool(allowed_tools=["*"]), "a", None, True),
+        (tool(allowed_tools={"tool_names": ["*"], "read_only": True}), "a", READ_ONLY, True),
+        (tool(allowed_tools={"tool_names": ["*"], "read_only": True}), "a", None, False),
+        (configured(allowed_tools=["*"]), "a", None, True),
+        (configured(allowed_tools=["*"]), "c", None, False),
+        ({"type": "mcp", "server_label": "open"}, "c", None, True),
         (tool(allowed_tools={"tool_names": ["a"]}), "b", None, False),
         (tool(allowed_tools={"read_only": True}), "a", READ_ONLY, True),
         (tool(allowed_tools={"read_only": True}), "a", None, False),
