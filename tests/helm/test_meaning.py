@@ -120,14 +120,14 @@ def test_a_secret_key_that_is_not_given_is_made_long_enough_and_kept() -> None:
 REVISION = "responses-mw/secret-revision"
 
 
-def annotations(component: str, *values: dict[str, Any]) -> dict[str, str]:
+def pod_annotations(component: str, *values: dict[str, Any]) -> dict[str, str]:
     return render(*values).pods()[component]["metadata"]["annotations"] or {}
 
 
 def test_pods_begin_anew_when_a_setting_changes() -> None:
-    before = annotations("proxy", SECRETS)
-    assert annotations("proxy", SECRETS) == before
-    assert annotations("proxy", SECRETS, {"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
+    before = pod_annotations("proxy", SECRETS)
+    assert pod_annotations("proxy", SECRETS) == before
+    assert pod_annotations("proxy", SECRETS, {"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_nothing_outside_of_the_secrets_depends_on_a_secret_so_that_none_can_be_
 
 @pytest.mark.parametrize("component", ["proxy", "worker", "sandbox"])
 def test_pods_begin_anew_with_every_revision_of_a_release_that_holds_secrets_or_when_told(component: str) -> None:
-    assert annotations(component, SECRETS)[REVISION] == "1"  # the release's, which helm template takes for the first
-    assert annotations(component, SECRETS, {"secretRevision": "2026-07"})[REVISION] == "2026-07"
-    assert annotations(component, SECRETS, {"secretRevision": 7})[REVISION] == "7"
+    assert pod_annotations(component, SECRETS)[REVISION] == "1"  # the release's, which helm template takes for the first
+    assert pod_annotations(component, SECRETS, {"secretRevision": "2026-07"})[REVISION] == "2026-07"
+    assert pod_annotations(component, SECRETS, {"secretRevision": 7})[REVISION] == "7"
 
 
 def test_pods_whose_secrets_are_the_users_own_begin_anew_only_when_told() -> None:
@@ -164,8 +164,8 @@ def test_pods_whose_secrets_are_the_users_own_begin_anew_only_when_told() -> Non
         "sandbox": {"enabled": True, "existingSecret": "mine-too"},
     }
     for component in ("proxy", "sandbox"):
-        assert REVISION not in annotations(component, own)
-        assert annotations(component, own, {"secretRevision": 2})[REVISION] == "2"
+        assert REVISION not in pod_annotations(component, own)
+        assert pod_annotations(component, own, {"secretRevision": 2})[REVISION] == "2"
 
 
 # -- settings
