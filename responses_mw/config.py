@@ -187,38 +187,38 @@ class Settings(BaseSettings):
 
     # -- cache
     cache: Literal["off", "exact", "semantic"] = Field(
-        "off", description="answer repeated questions from Redis: the same (exact), or also such as mean the same (semantic)"
+        "off", description="cache of answers: equal requests (exact), or also those that ask the same (semantic)"
     )
-    cache_highest: Literal["off", "exact", "semantic"] = Field(
-        "semantic", description="the most that a request may ask for, by its body or a header"
+    cache_max_mode: Literal["off", "exact", "semantic"] = Field(
+        "semantic", description="highest cache mode that a request may select"
     )
-    cache_ask: Names = Field(["body", "header"], description="how a request may ask for the cache; less it may always ask for")
-    cache_ttl: int = Field(3600, gt=0, description="how long an answer is reused, in seconds; fixed when it is kept")
+    cache_ask: Names = Field(["body", "header"], description="where a request may select a cache mode (off: always)")
+    cache_ttl: int = Field(3600, gt=0, description="maximum lifetime of a cached answer, in seconds")
     cache_wait: float = Field(
-        5.0, ge=0, description="how long a request waits for an equal one that came before it; a stream 1 s at most"
+        5.0, ge=0, description="how long a request waits for an equal one in progress, in seconds; a stream waits at most 1 s"
     )
-    cache_timeout: float = Field(0.25, gt=0, description="longest wait for Redis on behalf of the cache; then it is a miss")
-    cache_namespace: str = Field("", description="part of every key: another one forgets all that was kept")
-    cache_entry_bytes: int = Field(MIB, gt=0, description="largest answer that is kept for reuse")
-    cache_partition_entries: int = Field(10_000, gt=0, description="most answers kept that differ in the last user text only")
-    cache_partition_bytes: int = Field(64 * MIB, gt=0, description="most bytes of these")
-    cache_owner_entries: int = Field(160_000, gt=0, description="most answers kept for an owner")
-    cache_owner_bytes: int = Field(1024 * MIB, gt=0, description="most bytes of these")
-    cache_threshold: float = Field(0.95, ge=0, le=1, description="least cosine similarity of a semantic hit")
+    cache_timeout: float = Field(0.25, gt=0, description="timeout of the cache's Redis calls, in seconds; then it is a miss")
+    cache_namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
+    cache_entry_bytes: int = Field(MIB, gt=0, description="maximum size of a cached answer")
+    cache_partition_entries: int = Field(
+        10_000, gt=0, description="maximum number of cached answers that differ only in the last user text (a partition)"
+    )
+    cache_partition_bytes: int = Field(64 * MIB, gt=0, description="maximum bytes of a partition")
+    cache_owner_entries: int = Field(160_000, gt=0, description="maximum number of cached answers of an owner")
+    cache_owner_bytes: int = Field(1024 * MIB, gt=0, description="maximum bytes of an owner's cached answers")
+    cache_threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
     cache_guard: Literal["strict", "loose"] = Field(
-        "strict", description="what a semantic hit must have in common besides; loose only with a strong embedding model"
+        "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
     )
-    cache_longest_text: int = Field(1000, gt=0, description="longest text, in characters, that is compared by its meaning")
-    cache_memory: int = Field(
-        256 * MIB, gt=0, description="maximum bytes of vectors and records held in memory for semantic search"
-    )
-    cache_embedding_model: str | None = Field(None, description="model of the embeddings; needed for the semantic cache")
+    cache_longest_text: int = Field(1000, gt=0, description="maximum length, in characters, of a text for semantic lookup")
+    cache_memory: int = Field(256 * MIB, gt=0, description="maximum bytes of vectors and records held for semantic lookup")
+    cache_embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
     cache_embedding_url: str | None = Field(
         None, description="server of /v1/embeddings (not set: the upstream, with the caller's credential)"
     )
-    cache_embedding_key: SecretStr | None = Field(None, description="key for cache_embedding_url")
-    cache_embedding_dimensions: int | None = Field(None, gt=0, description="size of a vector (not set: the model's own)")
-    cache_embedding_timeout: float = Field(0.3, gt=0, description="longest wait for an embedding; then it is a miss")
+    cache_embedding_key: SecretStr | None = Field(None, description="API key for cache_embedding_url")
+    cache_embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (not set: the model's default)")
+    cache_embedding_timeout: float = Field(0.3, gt=0, description="timeout of an embedding, in seconds; then it is a miss")
 
     # -- tools
     mcp_servers: ToolServers = Field(
@@ -351,13 +351,13 @@ class Settings(BaseSettings):
     @classmethod
     def _ways_to_ask(cls, value: list[str]) -> list[str]:
         if not set(value) <= {"body", "header"}:
-            raise ValueError("can hold body and header")
+            raise ValueError("may contain body and header")
         return value
 
     @model_validator(mode="after")
     def _can_embed(self) -> Settings:
         if self.cache == "semantic" and not self.cache_embedding_model:
-            raise ValueError("cache: semantic needs cache_embedding_model")
+            raise ValueError("cache: semantic requires cache_embedding_model")
         return self
 
     @field_validator("forward_headers")

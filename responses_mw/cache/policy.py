@@ -5,7 +5,7 @@
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
 The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
-higher threshold. The operator's ``cache_highest``, ``cache_ttl`` and ``cache_threshold`` limit what it gets.
+higher threshold. The operator's ``cache_max_mode``, ``cache_ttl`` and ``cache_threshold`` limit what it gets.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _permitted(asked: dict[str, Any], *, trusted: bool) -> dict[str, Any]:
 
 
 def _highest(settings: Settings) -> str:
-    highest = max(settings.cache, settings.cache_highest, key=MODES.index)
+    highest = max(settings.cache, settings.cache_max_mode, key=MODES.index)
     return highest if settings.cache_embedding_model else _lower(highest, "exact")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector: TypeAlias = NDArray[np.float32]
+Rows: TypeAlias = NDArray[np.intp]
 
 _STORED = np.dtype("<f2")
 _TINY = np.float32(1e-30)  # avoids a division by zero
@@ -101,11 +102,14 @@ class VectorTable:
 
     def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
         """Return ids and similarities of up to ``count`` unexpired entries that reach the threshold, nearest first."""
-        rows = np.flatnonzero(self._expiries > now)
-        similarities = np.zeros(len(rows), np.float32)
-        for part in self._slices:
-            similarities += part.products(rows, vector)
-            likely = similarities + part.limits(rows, vector) >= threshold - _ROUNDING
+        first, *others = self._slices
+        similarities = first.products(vector)
+        likely = similarities + first.limits(vector) >= threshold - _ROUNDING
+        rows = np.flatnonzero(likely & (self._expiries > now))
+        similarities = similarities[rows]
+        for part in others:
+            similarities += part.products(vector, rows)
+            likely = similarities + part.limits(vector, rows) >= threshold - _ROUNDING
             rows, similarities = rows[likely], similarities[likely]
         best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
         return [(self._ids[rows[place]], float(similarities[place])) for place in best]
@@ -148,19 +152,20 @@ class _Slice:
         self.values = np.concatenate([self.values, np.zeros((more, self.stop - self.start), np.float32)])
         self.rests = np.concatenate([self.rests, np.zeros(more, np.float32)])
 
-    def products(self, rows: NDArray[np.intp], vector: Vector) -> Vector:
-        """Return the dot products of this slice of ``rows`` and of ``vector``."""
+    def products(self, vector: Vector, rows: Rows | None = None) -> Vector:
+        """Return the dot products of this slice of ``vector`` and of ``rows``, or of all rows."""
         other = vector[self.start : self.stop]
         products: Vector
-        if len(rows) > len(self.values) // 4:  # copying many rows costs more than multiplying all
-            products = np.vecdot(self.values, other)[rows]
-        else:
+        if rows is not None and len(rows) < len(self.values) // 4:
             products = np.vecdot(self.values[rows], other)
-        return products
+            return products
+        products = np.vecdot(self.values, other)  # copying many rows costs more than multiplying all
+        return products if rows is None else products[rows]
 
-    def limits(self, rows: NDArray[np.intp], vector: Vector) -> Vector:
+    def limits(self, vector: Vector, rows: Rows | None = None) -> Vector:
         """Return the most that the columns after this slice can add to a similarity."""
-        limits: Vector = self.rests[rows] * (np.linalg.norm(vector[self.stop :]) + _ROUNDING)
+        rests = self.rests if rows is None else self.rests[rows]
+        limits: Vector = rests * (np.linalg.norm(vector[self.stop :]) + _ROUNDING)
         return limits
 
 

@@ -39,8 +39,8 @@ def test_where_both_speak_the_body_counts() -> None:
 
 
 def test_a_request_gets_no_more_than_the_operator_allows() -> None:
-    assert policy("semantic", cache_highest="exact").mode == "exact"
-    assert policy("semantic", cache_highest="off").is_off
+    assert policy("semantic", cache_max_mode="exact").mode == "exact"
+    assert policy("semantic", cache_max_mode="off").is_off
     assert policy("semantic", cache_embedding_model=None).mode == "exact"
     got = policy({"mode": "semantic", "ttl": 10**6, "threshold": 0.1}, cache_ttl=100)
     assert (got.ttl, got.threshold) == (100, 0.95)
