@@ -1,0 +1,38 @@
+"""Mount the middleware in a FastAPI application that serves Chat Completions itself.
+
+uvicorn examples.fastapi_app:app --port 8080
+"""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+
+from responses_mw import ResponsesMiddleware, Settings
+
+app = FastAPI()
+
+
+@app.get("/v1/models")
+def models() -> dict[str, Any]:
+    """Requests that never reach the model, such as GET of a response, are verified by calling this."""
+    return {"object": "list", "data": [{"id": "parrot", "object": "model", "owned_by": "me"}]}
+
+
+@app.post("/v1/chat/completions")
+def chat(body: dict[str, Any]) -> dict[str, Any]:
+    """Your model. It may answer as a whole, like here, or as a stream of chunks."""
+    said = body["messages"][-1]["content"]
+    message = {"role": "assistant", "content": f"You said: {said}"}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }
+
+
+# Without `upstream`, chat requests go to the application that is wrapped. To call another server, set it:
+# Settings(upstream="http://vllm:8000"). What is not set here comes from the environment (RESPONSES_MW_REDIS, ...).
+app.add_middleware(ResponsesMiddleware, settings=Settings(dialect="openai"))

@@ -1,0 +1,15 @@
+"""An MCP server with one tool, for mcp_approval.py."""
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("weather")
+
+
+@server.tool()
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    return f"It is sunny in {city}."
+
+
+if __name__ == "__main__":
+    server.run("streamable-http")

@@ -1,0 +1,100 @@
+"""The scripts in examples/ do what they say, by the official client, against a real server and the demo model."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw import Settings, create_app
+from responses_mw.demo.upstream import create_upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Serve
+
+    Run = Callable[..., str]
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs an example in front of the demo model, with the given settings, and returns what it prints."""
+
+    def run(name: str, **settings: Any) -> str:
+        upstream = serve(create_upstream(pace=0.001))
+        url = serve(create_app(Settings(upstream=upstream, **settings)), ws="websockets-sansio")
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "demo")
+        monkeypatch.setenv("NO_PROXY", "*")
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))["client"].close()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_chain_is_continued_and_forked(run: Run) -> None:
+    printed = run("chain")
+    assert "chain: Your favourite colour is teal." in printed
+    assert "fork: Your favourite number is 7." in printed
+    assert "['message', 'message', 'message']" in printed
+    assert "after the delete: Your favourite colour is teal." in printed
+
+
+def test_a_conversation_collects_items(run: Run) -> None:
+    printed = run("conversation")
+    assert "answer: Your name is Ada." in printed
+    assert printed.count("... message") == 3
+    assert "answer: Your city is London." in printed
+
+
+def test_a_background_response_is_resumed_and_cancelled(run: Run) -> None:
+    printed = run("background")
+    assert f"resumed: {' '.join(map(str, range(1, 31)))}\n" in printed
+    assert "queued -> cancelled" in printed
+
+
+def test_a_tool_of_an_mcp_server_waits_for_approval(run: Run, serve: Serve) -> None:
+    weather = runpy.run_path(str(EXAMPLES / "weather_mcp.py"))["server"]
+    url = serve(weather.streamable_http_app())
+    printed = run("mcp_approval", mcp_servers={"weather": {"url": f"{url}/mcp"}})
+    assert 'approve get_weather({"city": "Paris"}) on weather' in printed
+    assert "get_weather returned: It is sunny in Paris." in printed
+    assert "answer: get_weather says: It is sunny in Paris." in printed
+
+
+def test_the_second_answer_comes_from_the_cache(run: Run) -> None:
+    first, second = run("cache").splitlines()
+    assert first.startswith("first: 6 * 7 = 42. [miss] resp_")
+    assert second.startswith("second: 6 * 7 = 42. [exact; similarity=1.0000; age=")
+
+
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # the SDK uses the library in the older way
+def test_a_websocket_continues_what_is_not_stored(run: Run) -> None:
+    _, second, third = run("websocket").splitlines()
+    assert second == "Your favourite fruit is a plum."
+    assert third == "2 + 3 = 5."
+
+
+def test_the_middleware_is_mounted_in_fastapi(serve: Serve, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai
+
+    monkeypatch.setenv("RESPONSES_MW_REDIS", redis_url)
+    url = serve(runpy.run_path(str(EXAMPLES / "fastapi_app.py"))["app"])
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="key", http_client=http) as client:
+        first = client.responses.create(model="parrot", input="Hello")
+        assert first.output_text == "You said: Hello"
+        second = client.responses.create(model="parrot", input="Again", previous_response_id=first.id, stream=True)
+        assert [event.type for event in second][-1] == "response.completed"
+
+
+def test_every_example_is_short_and_is_run_here() -> None:
+    here = Path(__file__).read_text()
+    for example in EXAMPLES.glob("*.py"):
+        assert f'"{example.stem}"' in here or f'"{example.name}"' in here
+        assert len(example.read_text().splitlines()) <= 50, example.name
