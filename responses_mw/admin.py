@@ -64,7 +64,8 @@ class Admin:
         elif scope["path"] == "/readyz":
             await self._ready(send)
         elif scope["path"] == "/metrics":
-            await _send(send, 200, telemetry.exposition(telemetry.INSTRUMENTS), telemetry.CONTENT_TYPE.encode())
+            body, content_type = telemetry.exposition(_accept(scope))
+            await _send(send, 200, body, content_type.encode())
         else:
             await _send(send, 404, b"there are /livez, /readyz and /metrics\n", b"text/plain")
 
@@ -73,6 +74,10 @@ class Admin:
         told = {name: fault or "ok" for name, fault in zip(self._checks, faults, strict=True)}
         ready = not any(faults)
         await _send(send, 200 if ready else 503, orjson.dumps({"ready": ready, "checks": told}), b"application/json")
+
+
+def _accept(scope: Scope) -> str:
+    return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
 
 
 async def _fault(check: Check) -> str | None:

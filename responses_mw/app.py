@@ -12,7 +12,7 @@ from .assembly import network_transport
 from .config import Settings
 from .middleware import ResponsesMiddleware
 from .proxy import ReverseProxy
-from .telemetry import Observed
+from .telemetry import TelemetryMiddleware
 
 
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
@@ -33,4 +33,4 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     if keys is not None:
         key = settings.upstream_api_key
         proxy = Guarded(proxy, keys, upstream_key=key.get_secret_value() if key else None)
-    return ResponsesMiddleware(Observed(proxy, "*", traced=False), settings, transport)
+    return ResponsesMiddleware(TelemetryMiddleware(proxy, "*", traced=False), settings, transport)

@@ -27,7 +27,7 @@ from .routes import Routes
 from .runner import Runner
 from .sealing import Sealer
 from .state import Bounds, Client, EmbeddedFailed, State, StateUnavailable, connect
-from .telemetry import Observed
+from .telemetry import TelemetryMiddleware
 from .tools import Tools
 from .transport import ASGITransport
 from .upstream import Caller, Upstream
@@ -239,4 +239,4 @@ def _around(routes: ASGIApp, limits: Limits, settings: Settings) -> ASGIApp:
     if settings.cors_origins:
         origins = settings.cors_origins
         routes = CORSMiddleware(routes, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
-    return Observed(routes)
+    return TelemetryMiddleware(routes)

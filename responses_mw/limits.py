@@ -20,7 +20,7 @@ from .apikeys import owner_in
 from .errors import RateLimited
 from .ids import random_part
 from .state import StateUnavailable
-from .telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED, observed_message
+from .telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED, websocket_request_span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -198,7 +198,7 @@ class Limited:
 async def admitted(scope: Any, owner: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
     """A response that a message asks for on the WebSocket with this ASGI ``scope``, whose ``headers`` are the caller's: it is
     observed, and counts as a request. Raises ``RateLimited``."""
-    with observed_message("response.create", headers, owner):
+    with websocket_request_span("response.create", headers, owner):
         await allowance_of(scope).request()
         yield
 

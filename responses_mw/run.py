@@ -51,7 +51,7 @@ class Run:
     stream: ChatStream | None = None
     calls: Sequence[asyncio.Task[Result]] = ()
     """Those of the last turn, as they are carried out."""
-    turn: telemetry.Turn | None = None
+    turn: telemetry.TurnSpan | None = None
     """The last one, as it is observed."""
     turns: int = 0
     is_last_turn: bool = False

@@ -192,13 +192,13 @@ class Runner:
         return replace(request, tools=self._tools.check(request.tools))
 
     def _run(self, request: CreateResponse, caller: Caller, model: str, ground: Ground, created: Document) -> Run:
-        telemetry.told_response(created)
+        telemetry.annotate(response=created)
         if self._relays:
             is_open = self._settings.reasoning_events == "open_responses"
             relaying = Relayed(created, ground.ids, self._tools.echo, open_reasoning=is_open)
             return Run(request, caller, model, ground, relaying)
         assembler = Assembler(created, ground.ids, options(request, ground, self._sealer, self._settings))
-        headers = telemetry.carried(caller.headers) if request.tools else {}
+        headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
         toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers, ground.owner)
         messages = ResponseMessages() if request.enable_response_messages else None
         return Run(request, caller, model, ground, assembler, toolbox, messages=messages)
@@ -270,7 +270,7 @@ class Runner:
                 yield opened
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends in an event
                 if run.turn is not None:
-                    run.turn.failed(error)
+                    run.turn.fail(error)
                 if grace is None and not run.results:
                     raise
                 fail(run, error)
@@ -380,7 +380,7 @@ class Runner:
             raise UpstreamError("The upstream aborted its answer.")
         events = assembler.end_turn()
         if run.turn is not None:
-            run.turn.ended(assembler.finish_reason)
+            run.turn.finish(assembler.finish_reason)
         return events
 
 

@@ -64,15 +64,15 @@ class Turns(ABC):
         """Whether a turn that shows the model ``items`` has more than so many tokens. Raises ``APIError``."""
 
     async def _open(self, run: Run, body: dict[str, Any], provider: str, ask: Ask) -> None:
-        turn = run.turn = telemetry.Turn(body, run.document, telemetry.Server(provider, *self._address))
-        caller = replace(run.caller, headers=turn.carried(run.caller.headers))
+        turn = run.turn = telemetry.TurnSpan(body, run.document, telemetry.UpstreamServer(provider, *self._address))
+        caller = replace(run.caller, headers=turn.with_trace_context(run.caller.headers))
         run.stream = stream = ask(body, caller)
         try:
             await stream.open()
         except Exception as error:
-            turn.failed(error)
+            turn.fail(error)
             raise
-        turn.began(stream.head)
+        turn.answer_started(stream.head)
 
 
 class ChatTurns(Turns):

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect as connect_websocket
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 from responses_mw.state.limits import Usage
-from responses_mw.telemetry.names import LIMITS_UNCHECKED
+from responses_mw.telemetry import REGISTRY
 from scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
@@ -211,8 +211,9 @@ async def test_a_creation_that_fails_does_not_count(start: Start, upstream: Scri
 
 async def test_everything_passes_while_redis_is_away_and_a_metric_tells(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(limit_requests_per_minute=1, limit_streams=1, redis="redis://127.0.0.1:1", state_timeout=0.2)
-    before = LIMITS_UNCHECKED.value({"limit": "requests"})
+    sample = ("responses_mw_limits_unchecked_total", {"limit": "requests"})
+    before = REGISTRY.get_sample_value(*sample) or 0
     for _ in range(3):
         upstream.stream(*HELLO)
         assert (await post(ours, "o", stream=True)).status_code == 200
-    assert LIMITS_UNCHECKED.value({"limit": "requests"}) == before + 3
+    assert REGISTRY.get_sample_value(*sample) == before + 3

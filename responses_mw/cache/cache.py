@@ -27,7 +27,7 @@ from ..ids import random_part
 from ..protocol.request import CreateResponse
 from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
-from ..telemetry import CACHE_LOOKUPS, told_cache
+from ..telemetry import CACHE_LOOKUPS, annotate
 from . import guard, record
 from .embedder import Ahead, Computing, Embedder, Headers, Scope
 from .embeddings import Embeddings
@@ -144,7 +144,7 @@ class Cache:
         result = hit.kind if hit else "miss"
         self.counts[result] += 1
         CACHE_LOOKUPS.add(1, {"result": result})
-        told_cache(result)
+        annotate(cache=result)
         return miss if hit is None else hit
 
     async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:

@@ -15,7 +15,7 @@ from ..protocol.types import Document
 from ..run import Run
 from ..sealing import Sealer
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
-from ..telemetry import carried
+from ..telemetry import with_trace_context
 from .ending import write_end
 from .follower import Followers
 
@@ -62,7 +62,7 @@ class Background:
         document, owner = run.document, run.ground.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
         # Tools hold credentials too: those of MCP servers.
-        secrets = {"headers": carried(run.caller.headers), "tools": body.get("tools")}
+        secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
         try:

@@ -19,7 +19,7 @@ from ..run import Run, fail
 from ..runner import Runner
 from ..sealing import Sealer, Unsealable
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
-from ..telemetry import queued_by
+from ..telemetry import link_to_request
 from ..upstream import Caller
 from .background import purpose
 from .ending import write_failure
@@ -72,7 +72,7 @@ class JobRunner:
 
     async def _resume(self, job: Job) -> Run:
         secrets = self._secrets(job)
-        queued_by(secrets["headers"])
+        link_to_request(secrets["headers"])
         caller = Caller(job.owner, secrets["headers"], self._scope)
         # Items that bring tools are parsed with them; the ones that run have their ids.
         parsed = parse({**job.body, "tools": secrets["tools"], "input": job.input}, self._limits)

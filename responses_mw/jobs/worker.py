@@ -20,7 +20,7 @@ from ..runner import Runner
 from ..sealing import Sealer, Unsealable
 from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
-from ..telemetry import running
+from ..telemetry import job_span
 from .ending import write_end
 from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
 from .run import JobRunner
@@ -169,7 +169,7 @@ class Worker:
         try:
             if self._stopping.is_set():
                 held.stop(DRAINED)
-            with running(job.response_id, job.owner):
+            with job_span(job.response_id, job.owner):
                 await self._jobs.run(held)
         except Unsealable:
             logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)

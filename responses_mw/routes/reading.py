@@ -14,7 +14,7 @@ from ..config import Settings
 from ..errors import BadRequest, TooLarge
 from ..protocol import checks
 from ..protocol.request import INCLUDABLE
-from ..telemetry import told_owner
+from ..telemetry import annotate
 from ..upstream import Caller
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
@@ -44,7 +44,7 @@ class Reader:
             if name in self._forwarded:
                 headers[name] = f"{headers[name]}, {value}" if name in headers else value
         owner = owner_in(request.scope, self._settings.tenant_header)
-        told_owner(owner)
+        annotate(owner=owner)
         return Caller(owner=owner, headers=headers, scope=request.scope)
 
     async def json(self, request: Request) -> Any:

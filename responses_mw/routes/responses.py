@@ -21,7 +21,7 @@ from ..protocol.request import CreateResponse, Limits, parse
 from ..replies import Answer, FollowReply, JSONReply, StreamReply
 from ..runner import Runner
 from ..state import State
-from ..telemetry import told_response
+from ..telemetry import annotate
 from ..upstream import Caller, Upstream
 from .listing import listed
 from .reading import Reader, flag, included, number, paging
@@ -94,7 +94,7 @@ class ResponseRoutes:
         flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
         state, background, caller, response_id = await self._stored(request)
         stored = await state.responses.get(response_id, caller.owner)
-        told_response(stored.document)
+        annotate(response=stored.document)
         if stored.lost:
             await background.settle(response_id)
             stored = await state.responses.get(response_id, caller.owner)

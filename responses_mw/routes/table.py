@@ -21,7 +21,7 @@ from ..protocol.request import CreateResponse, Limits, parse
 from ..replies import INTERNAL_ERROR, send_json
 from ..runner import Runner
 from ..state import State
-from ..telemetry import told_route
+from ..telemetry import annotate
 from ..upstream import Upstream
 from ..websocket import WebSockets, refuse
 from .compact import CompactRoutes
@@ -116,7 +116,7 @@ class Routes:
             match = pattern.match(path)
             if match and known_method == method:
                 scope["path_params"] = match.groupdict()
-                told_route(template)
+                annotate(route=template)
                 return endpoint
             if match:
                 allowed.add(known_method)

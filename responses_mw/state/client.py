@@ -103,13 +103,13 @@ class Client:
         cancels = task.cancelling()
         try:
             # One of ours waits for a connection here; redis-py's pools would fail instead.
-            with telemetry.storing(operation, script):
+            with telemetry.redis_span(operation, script):
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
         except _FAILURES as error:
             self._away_since = self._away_since or time.monotonic()
             if not isinstance(error, exceptions.NoScriptError):
-                telemetry.state_failed(type(error).__name__)
+                telemetry.count_state_error(error)
             await _deliver_cancel(task, cancels)
             raise _unavailable(error) from error
         self._away_since = None

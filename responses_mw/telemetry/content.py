@@ -1,4 +1,4 @@
-"""Messages as the conventions write them into spans (OpenTelemetry, "gen_ai.input.messages"), for those who opted in."""
+"""Messages as the conventions write them into spans (OpenTelemetry, "gen_ai.input.messages"). Recorded by opt-in only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "reasoning_t
 
 
 def input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of the messages of a chat request."""
+    """Convert the messages of a chat request."""
     for message in messages:
         parts = _parts(message.get("content"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
-            parts.append(_call(call.get("id"), function.get("name"), function.get("arguments")))
+            parts.append(_tool_call(call.get("id"), function.get("name"), function.get("arguments")))
         if message.get("role") == "tool":
             parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message.get("content")}]
         yield {"role": message.get("role"), "parts": parts}
 
 
 def output_messages(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> Iterator[dict[str, Any]]:
-    """Of the items that a turn has made."""
+    """Convert the items that a turn produced to one assistant message."""
     parts: list[dict[str, Any]] = []
     for item in items:
         if item["type"] == "message":
@@ -29,23 +29,24 @@ def output_messages(items: Sequence[Mapping[str, Any]], finish_reason: str | Non
         elif item["type"] == "reasoning":
             parts += [{**part, "type": "reasoning"} for part in _parts(item.get("content") or item.get("summary"))]
         elif "arguments" in item or "input" in item:
-            parts.append(_call(item.get("call_id") or item["id"], item.get("name"), item.get("arguments", item.get("input"))))
+            arguments = item.get("arguments", item.get("input"))
+            parts.append(_tool_call(item.get("call_id") or item["id"], item.get("name"), arguments))
     yield {"role": "assistant", "parts": parts, "finish_reason": finish_reason}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """Texts as they are; of anything else only what it is."""
     if isinstance(content, str):
         return [{"type": "text", "content": content}]
     return [_part(part) for part in content or ()]
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a text; keep only the type of any other part."""
     kind = part.get("type")
     if kind not in _TEXTS:
         return {"type": kind}
     return {"type": "text", "content": part.get("text", part.get("refusal"))}
 
 
-def _call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}

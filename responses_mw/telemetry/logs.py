@@ -1,4 +1,4 @@
-"""Log records: as text or JSON, each with the ids by which it is found again. None holds what was asked or answered."""
+"""Log records as text or JSON, with the ids of the request, response and trace. They never hold content of requests."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Literal
 
 from opentelemetry.trace import get_current_span
 
-from .exchange import current
+from .context import current_request
 
 _QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
-"""Loggers that tell at ``info`` of every request, or of what only they find worth telling."""
+"""Loggers limited to warnings: at `info` they log every request or their own internals."""
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
-    """Has the process's log written to standard error: for our own commands, never in a host application."""
-    to_stderr = logging.StreamHandler()
-    to_stderr.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
-    logging.basicConfig(level=level.upper(), handlers=[to_stderr])
+    """Log to standard error. Only our own commands call this; a host application configures its logging itself."""
+    handler = logging.StreamHandler()
+    handler.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _Formatter(logging.Formatter):
     def __init__(self, format: str | None = None, *, with_messages: bool) -> None:  # noqa: A002 (logging's name)
-        """``with_messages``: the text of an exception is shown. It may quote what was asked, so that is for debugging."""
+        """`with_messages` includes the messages of exceptions. They may quote requests, so it is meant for debugging."""
         super().__init__(format)
         self._with_messages = with_messages
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """The traceback, by default without the exceptions' own texts."""
+        """Return the traceback, by default without the exceptions' messages."""
         if self._with_messages:
             return super().formatException(ei)
         return "\n".join(_traceback(ei[1])) if ei[1] is not None else ""
@@ -50,7 +50,7 @@ class HumanFormatter(_Formatter):
 
 
 class JSONFormatter(_Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def __init__(self, *, with_messages: bool = False) -> None:
         super().__init__(with_messages=with_messages)
@@ -70,23 +70,23 @@ class JSONFormatter(_Formatter):
 
 
 def _ids() -> dict[str, str]:
-    """What the record belongs to."""
+    """Return the ids of the current trace, request and response."""
     ids: dict[str, str] = {}
     context = get_current_span().get_span_context()
     if context.is_valid:
         ids.update(trace_id=f"{context.trace_id:032x}", span_id=f"{context.span_id:016x}")
-    exchange = current()
-    if exchange is not None:
-        told = {"request": exchange.request_id, "response": exchange.response_id}
-        ids.update({name: value for name, value in told.items() if value})
+    request = current_request()
+    if request is not None:
+        known = {"request": request.request_id, "response": request.response_id}
+        ids.update({name: value for name, value in known.items() if value})
     return ids
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """Where an exception was raised and of what kind it is, and the same of those behind it."""
-    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if behind is not None:
-        yield from _traceback(behind)
+    """Describe an exception, its causes and its members by place and class only."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield from _traceback(cause)
         yield "and then:"
     yield from (line.rstrip() for line in format_tb(error.__traceback__))
     yield f"{type(error).__module__}.{type(error).__qualname__}"

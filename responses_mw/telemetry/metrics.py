@@ -1,204 +1,244 @@
-"""Instruments: each records for OpenTelemetry, and keeps what the admin port's ``/metrics`` shows.
+"""Metrics: each is defined here once and recorded for both Prometheus and OpenTelemetry.
 
-1. What an instrument is told goes into a table of its own, which ``/metrics`` shows without any SDK, and to the meter of
-   OpenTelemetry's API, which forgets it where nothing is set up. Counts are read from the table when they are exported: an
-   SDK takes ten times as long over each as we do.
-2. Both are given the same attributes, of which there is a bounded number: beyond ``MOST_SERIES`` sets of them an instrument
-   counts under ``otel.metric.overflow``, as the SDK would (OpenTelemetry, "Cardinality limits").
-3. Names and units are OpenTelemetry's; Prometheus' are made of them (OpenTelemetry, "Prometheus Compatibility").
+- Prometheus: a registry of our own, separate from the host application's. `/metrics` shows it without any set-up.
+- OpenTelemetry: the global meter, a no-op where no meter provider is set. Counters are observable instruments, read from the
+  Prometheus metric at export: the SDK takes ten times as long for each addition.
+- Names and units are OpenTelemetry's. Prometheus names follow from them ("Prometheus and OpenMetrics Compatibility" in
+  OpenTelemetry's specification). Dashboards and alerts depend on the names: a test compares them.
+- Labels are fixed for each metric; an attribute that is not given is an empty label, which Prometheus treats as absent.
+- A metric has at most `MAX_SERIES` series; beyond that every label is `_OTHER`.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Generic, TypeAlias, TypeVar
 
+import prometheus_client as prometheus
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.openmetrics import exposition as openmetrics
 
-Attributes: TypeAlias = Mapping[str, str | int | bool]
-Labels: TypeAlias = tuple[tuple[str, str | int | bool], ...]
+__all__ = ["REGISTRY", "Counter", "Gauge", "Histogram", "KnownNames", "UpDownCounter", "exposition"]
 
-MOST_SERIES = 1000
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Attributes: TypeAlias = Mapping[str, str | int]
+Metric = TypeVar("Metric", bound=MetricWrapperBase)
 
-_OVERFLOW: Attributes = {"otel.metric.overflow": True}
-_UNITS = {"s": "_seconds", "By": "_bytes"}
+MAX_SERIES = 1000
+OTHER = "_OTHER"
+REGISTRY = prometheus.CollectorRegistry()
+
 _METER = get_meter("responses_mw")
-_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_UNIT_SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
-class Instrument:
-    """What all kinds have: ``labels`` of a recording, and the text of everything recorded."""
+class Instrument(Generic[Metric]):
+    """A Prometheus metric and the series recorded so far."""
 
-    kind: str
-    suffix = ""
+    def __init__(self, metric: Metric, labels: Sequence[str]) -> None:
+        """`labels` are the attributes that may be recorded, by their OpenTelemetry names."""
+        self._metric = metric
+        self._labels = labels
+        self._series: dict[tuple[str, ...], Metric] = {}
 
-    def __init__(self, name: str, unit: str, description: str) -> None:
-        self.name = name
-        self.prometheus = name.replace(".", "_") + _UNITS.get(unit, "") + self.suffix
-        self._description = description
-
-    def lines(self) -> Iterator[str]:
-        """The text that Prometheus reads."""
-        yield f"# HELP {self.prometheus} {self._description}"
-        yield f"# TYPE {self.prometheus} {self.kind}"
-        yield from self._samples()
-
-    def _samples(self) -> Iterator[str]:
-        raise NotImplementedError
-
-
-class _Values(Instrument):
-    """A number for each set of attributes."""
-
-    def __init__(self, name: str, unit: str, description: str) -> None:
-        super().__init__(name, unit, description)
-        self._values: dict[Labels, float] = {}
-
-    def value(self, attributes: Attributes | None = None) -> float:
-        """What it stands at."""
-        return self._values.get(tuple((attributes or {}).items()), 0)
-
-    def _samples(self) -> Iterator[str]:
-        for labels, value in list(self._values.items()) or [((), 0.0)]:
-            yield f"{self.prometheus}{_braced(labels)} {_number(value)}"
+    def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
+        """Return the series to record to, with the attributes that it has."""
+        if not self._labels:
+            return self._metric, attributes
+        values = tuple([str(attributes.get(label, "")) for label in self._labels])
+        series = self._series.get(values)
+        if series is None:
+            if unknown := attributes.keys() - set(self._labels):
+                raise ValueError(f"undeclared attributes: {unknown}")
+            if len(self._series) >= MAX_SERIES:
+                attributes = dict.fromkeys(self._labels, OTHER)
+                return self._metric.labels(*attributes.values()), attributes
+            series = self._series[values] = self._metric.labels(*values)
+        return series, attributes
 
 
-class _Counted(_Values):
-    """What is added up."""
-
+class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
     def add(self, amount: int = 1, attributes: Attributes | None = None) -> None:
-        labels, _ = _bounded(self._values, attributes or {})
-        self._values[labels] = self._values.get(labels, 0) + amount
+        self._series_of(attributes or {})[0].inc(amount)
 
-    def _observed(self, _: CallbackOptions) -> Iterator[Observation]:
-        """Asked for by another thread."""
-        for labels, value in list(self._values.items()):
-            yield Observation(value, dict(labels))
+    def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
+        """Read the sums for OpenTelemetry. The SDK calls this from a thread of its own."""
+        for family in self._metric.collect():
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    values = {label: sample.labels[_prometheus_name(label)] for label in self._labels}
+                    yield Observation(sample.value, {label: value for label, value in values.items() if value})
 
 
-class Counter(_Counted):
-    kind = "counter"
-    suffix = "_total"
+class Counter(_Sum):
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        description: str,
+        labels: Sequence[str] = (),
+        initial: Sequence[str] = (),
+        *,
+        registry: prometheus.CollectorRegistry = REGISTRY,
+    ) -> None:
+        """`initial`: values of the only label whose series start at 0, so that `rate()` sees their first increase."""
+        names = [_prometheus_name(label) for label in labels]
+        super().__init__(prometheus.Counter(_prometheus_name(name, unit), description, names, registry=registry), labels)
+        _METER.create_observable_counter(name, [self._observe], unit, description)
+        for value in initial:
+            self.add(0, {labels[0]: value})
+
+
+class UpDownCounter(_Sum):
+    """A number of things that exist now."""
+
+    def __init__(self, name: str, unit: str, description: str, labels: Sequence[str] = ()) -> None:
+        names = [_prometheus_name(label) for label in labels]
+        gauge = prometheus.Gauge(
+            _prometheus_name(name, unit), description, names, registry=REGISTRY, multiprocess_mode="livesum"
+        )
+        super().__init__(gauge, labels)
+        _METER.create_observable_up_down_counter(name, [self._observe], unit, description)
+
+
+class Gauge:
+    """A measured value, the same from all processes of a deployment."""
 
     def __init__(self, name: str, unit: str, description: str) -> None:
-        super().__init__(name, unit, description)
-        _METER.create_observable_counter(name, [self._observed], unit, description)
-
-
-class UpDown(_Counted):
-    """How many there are now."""
-
-    kind = "gauge"
-
-    def __init__(self, name: str, unit: str, description: str) -> None:
-        super().__init__(name, unit, description)
-        _METER.create_observable_up_down_counter(name, [self._observed], unit, description)
-
-
-class Gauge(_Values):
-    """What was measured last."""
-
-    kind = "gauge"
-
-    def __init__(self, name: str, unit: str, description: str) -> None:
-        super().__init__(name, unit, description)
+        self._metric = prometheus.Gauge(
+            _prometheus_name(name, unit), description, registry=REGISTRY, multiprocess_mode="livemax"
+        )
         self._otel = _METER.create_gauge(name, unit, description)
 
     def set(self, value: float) -> None:
-        self._values[()] = value
+        self._metric.set(value)
         self._otel.set(value)
 
 
-class Histogram(Instrument):
-    kind = "histogram"
-
-    def __init__(self, name: str, unit: str, description: str, bounds: Sequence[float]) -> None:
-        """``bounds`` are the upper ends of the buckets, each included."""
-        super().__init__(name, unit, description)
-        self._bounds = bounds
-        self._series: dict[Labels, _Buckets] = {}
-        self._otel = _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+class Histogram(Instrument[prometheus.Histogram]):
+    def __init__(self, name: str, unit: str, description: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
+        """`buckets` are inclusive upper bounds."""
+        names = [_prometheus_name(label) for label in labels]
+        histogram = prometheus.Histogram(_prometheus_name(name, unit), description, names, registry=REGISTRY, buckets=buckets)
+        super().__init__(histogram, labels)
+        self._otel = _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=buckets)
 
     def record(self, value: float, attributes: Attributes) -> None:
-        labels, attributes = _bounded(self._series, attributes)
-        buckets = self._series.get(labels)
-        if buckets is None:
-            buckets = self._series[labels] = _Buckets(len(self._bounds) + 1)
-        buckets.counts[bisect_left(self._bounds, value)] += 1
-        buckets.sum += value
+        series, attributes = self._series_of(attributes)
+        series.observe(value)
         self._otel.record(value, attributes)
-
-    def _samples(self) -> Iterator[str]:
-        for labels, buckets in list(self._series.items()):
-            total = 0
-            for bound, count in zip([*self._bounds, math.inf], buckets.counts, strict=True):
-                total += count
-                yield f"{self.prometheus}_bucket{_braced((*labels, ('le', _number(bound))))} {total}"
-            yield f"{self.prometheus}_sum{_braced(labels)} {_number(buckets.sum)}"
-            yield f"{self.prometheus}_count{_braced(labels)} {total}"
-
-
-class _Buckets:
-    __slots__ = ("counts", "sum")
-
-    def __init__(self, size: int) -> None:
-        self.counts = [0] * size
-        self.sum = 0.0
-
-
-class Reading(Instrument):
-    """A number that is read when it is asked for, for ``/metrics`` alone: what the SDK's resource detectors know already."""
-
-    def __init__(self, name: str, unit: str, description: str, kind: str, read: Callable[[], float | None]) -> None:
-        self.kind = kind
-        self.suffix = Counter.suffix if kind == "counter" else ""
-        super().__init__(name, unit, description)
-        self._read = read
-
-    def _samples(self) -> Iterator[str]:
-        value = self._read()
-        if value is not None:
-            yield f"{self.prometheus} {_number(value)}"
-
-
-def exposition(instruments: Sequence[Instrument]) -> bytes:
-    """All that was recorded, in Prometheus' text format."""
-    return "".join(f"{line}\n" for instrument in instruments for line in instrument.lines()).encode()
 
 
 class KnownNames:
-    """Names that may be attributes: at most ``most`` of those that were ``admit``ted; any other is ``_OTHER``."""
+    """Names that may be label values: the first `maximum` that were admitted. Any other reads `_OTHER`."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
         self._names: set[str] = set()
 
     def admit(self, name: str) -> None:
-        if len(self._names) < self._most:
+        if len(self._names) < self._maximum:
             self._names.add(name)
 
     def known(self, name: str) -> str:
-        return name if name in self._names else "_OTHER"
+        return name if name in self._names else OTHER
 
 
-def _bounded(series: Mapping[Labels, object], attributes: Attributes) -> tuple[Labels, Attributes]:
-    labels = tuple(attributes.items())
-    if labels in series or len(series) < MOST_SERIES:
-        return labels, attributes
-    return tuple(_OVERFLOW.items()), _OVERFLOW
+def exposition(accept: str) -> tuple[bytes, str]:
+    """Return the metrics and their content type: OpenMetrics if the `Accept` header names it, else Prometheus' text format."""
+    if "application/openmetrics-text" in accept:
+        return openmetrics.generate_latest(REGISTRY), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return prometheus.generate_latest(REGISTRY), "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _braced(labels: Labels) -> str:
-    pairs = [f'{name.replace(".", "_")}="{_text(value)}"' for name, value in labels]
-    return f"{{{','.join(pairs)}}}" if pairs else ""
+def _prometheus_name(name: str, unit: str = "") -> str:
+    return name.replace(".", "_") + _UNIT_SUFFIXES.get(unit, "")
 
 
-def _text(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).translate(_ESCAPES)
+def _version() -> str:
+    try:
+        return metadata.version("responses-mw")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
-def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else f"{value:.12g}"
+# -- of the model ----------------------------------------------------------------------------------------------------------
+
+# The buckets that the conventions advise, continued for streams that take minutes.
+_OPERATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
+_TOKENS = tuple(4.0**power for power in range(14))
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+_TURN = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port")
+
+OPERATION_DURATION = Histogram(
+    "gen_ai.client.operation.duration", "s", "Duration of a turn of the model.", (*_TURN, "error.type"), _OPERATION
+)
+TOKEN_USAGE = Histogram(
+    "gen_ai.client.token.usage", "{token}", "Tokens used by a turn.", (*_TURN, "gen_ai.token.type"), _TOKENS
+)
+TIME_TO_FIRST_TOKEN = Histogram(
+    "gen_ai.server.time_to_first_token", "s", "Time until the answer of a turn begins.", _TURN, _FIRST_TOKEN
+)
+TIME_PER_OUTPUT_TOKEN = Histogram(
+    "gen_ai.server.time_per_output_token", "s", "Time per output token after the first.", _TURN, _PER_TOKEN
+)
+MODELS = KnownNames(64)
+"""Clients choose the model's name: only names of models that have answered become label values."""
+
+# -- of requests -----------------------------------------------------------------------------------------------------------
+
+_HTTP = ("http.request.method", "url.scheme")
+
+REQUEST_DURATION = Histogram(
+    "http.server.request.duration",
+    "s",
+    "Duration of HTTP requests, including streams.",
+    (*_HTTP, "http.response.status_code", "http.route", "error.type"),
+    _REQUEST,
+)
+ACTIVE_REQUESTS = UpDownCounter("http.server.active_requests", "{request}", "HTTP requests in progress.", _HTTP)
+STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open streams to clients.")
+LIMITS_REFUSED = Counter(
+    "responses_mw.limits.refused",
+    "{request}",
+    "Requests refused with 429, by limit.",
+    ["limit"],
+    ["requests", "streams", "background"],
+)
+LIMITS_UNCHECKED = Counter(
+    "responses_mw.limits.unchecked",
+    "{request}",
+    "Requests accepted unchecked because Redis was unavailable, by limit.",
+    ["limit"],
+    ["requests", "streams", "background"],
+)
+CACHE_LOOKUPS = Counter(
+    "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", ["result"], ["exact", "semantic", "miss"]
+)
+
+# -- of background responses and the state -----------------------------------------------------------------------------------
+
+QUEUE_DEPTH = Gauge("responses_mw.queue.depth", "{job}", "Background responses waiting for a worker, in the whole deployment.")
+QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest of them has waited.")
+JOBS_RUNNING = UpDownCounter("responses_mw.jobs.running", "{job}", "Background responses running in this process.")
+LEASES_LOST = Counter("responses_mw.leases.lost", "{lease}", "Background responses whose worker was lost or too late.")
+EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
+STATE_ERRORS = Counter(
+    "responses_mw.state.errors",
+    "{error}",
+    "Failed round trips to Redis, by class of error.",
+    ["error.type"],
+    ["ConnectionError", "TimeoutError"],
+)
+
+# -- of the process, for Prometheus alone: OpenTelemetry has resource attributes for it ----------------------------------------
+
+prometheus.ProcessCollector(registry=REGISTRY)
+prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", registry=REGISTRY).info(
+    {"version": _version(), "python_version": platform.python_version()}
+)

@@ -1,4 +1,4 @@
-"""A server's view of a request: its span, its metrics, its line in the log."""
+"""Middleware that gives each request a span, metrics and an access log line."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, get_current_span
-
-from .exchange import Exchange, going_on, response_attributes
-from .names import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
-from .tracing import TRACER, current_span, is_tracing, mark_failed, told_by, within
+from .context import RequestContext, activated
+from .metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
+from .tracing import Span, activated_span, end_request_span, is_tracing, request_span, start_request_span, trace_id
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("responses_mw.access")
 
-LEFT = 499
-"""What a request counts as whose client left before it was answered, as nginx has it."""
+CLIENT_LEFT = 499
+"""The status recorded where the client left before the answer began, as nginx does."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
-_OWNER_SHOWN = 8
+_OWNER_LENGTH = 8
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-class Observed:
-    """An ASGI application that observes the HTTP requests to ``app``. ``route`` is what it calls their path, unless told.
+class TelemetryMiddleware:
+    """Observe the HTTP requests to `app`.
 
-    Each request has an id, the caller's (``X-Request-Id``) or a new one, which the answer's header gives back. A token costs a
-    call and a look at two members of the message.
+    Each request has an id, the caller's `X-Request-Id` or a new one, which the answer's header returns. The cost per token is
+    one call that looks at two members of the message.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
-        """Not ``traced``: what passes through untouched, its headers and those of its answer too."""
+        """`route` stands in for the path until `annotate` sets the route. Without `traced` there is no span, and the headers of
+        request and answer pass unchanged."""
         self._app = app
         self._route = route
         self._traced = traced
@@ -47,47 +46,47 @@ class Observed:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
-        exchange = Exchange(self._route, _request_id(scope))
-        answer = _Answer(send, exchange.request_id if self._traced else "")
-        began = time.perf_counter()
+        request = RequestContext(self._route, _request_id(scope))
+        answer = _Answer(send, request.request_id if self._traced else "")
+        started = time.perf_counter()
         active = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
-        span = _span(method, scope) if self._traced else get_current_span()
+        span = _start_span(method, scope) if self._traced and is_tracing() else None
         try:
-            with going_on(exchange), current_span(span):
+            with activated(request), activated_span(span):
                 await self._app(scope, receive, answer.send)
         except Exception:
             answer.status = answer.status or 500
             raise
         finally:
-            took = time.perf_counter() - began
+            duration = time.perf_counter() - started
             ACTIVE_REQUESTS.add(-1, active)
             if answer.is_stream:
                 STREAMS_OPEN.add(-1)
-            status = answer.status or LEFT
-            _measure(active, exchange, status, took)
-            if self._traced:
-                _end(span, method, exchange, status)
-            _log(method, exchange, status, took, span, left=not answer.is_whole)
+            status = answer.status or CLIENT_LEFT
+            _measure(active, request, status, duration)
+            if span is not None:
+                end_request_span(span, request, method, status)
+            _log(method, request, status, duration, span, client_left=not answer.is_complete)
 
 
 class _Answer:
-    """What is sent, as far as anybody wants to know it."""
+    """The status of an answer, whether it is a stream and whether it is complete, noted while it is sent."""
 
-    __slots__ = ("_request_id", "_send", "is_stream", "is_whole", "status")
+    __slots__ = ("_request_id", "_send", "is_complete", "is_stream", "status")
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id
         self.status = 0
         self.is_stream = False
-        self.is_whole = False
+        self.is_complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             message = self._start(message)
         elif not message.get("more_body"):
-            self.is_whole = True
+            self.is_complete = True
         return self._send(message)
 
     def _start(self, message: Message) -> Message:
@@ -103,19 +102,21 @@ class _Answer:
 
 
 @contextmanager
-def observed_message(kind: str, headers: Mapping[str, str], owner: str) -> Iterator[None]:
-    """Observes what one message on a WebSocket asks for: as a request, without HTTP's metrics. ``kind`` is the message's type,
-    ``headers`` (names in lower case) those that the connection came with."""
-    exchange = Exchange(f"websocket {kind}", _new_id(), owner)
-    began = time.perf_counter()
-    span = TRACER.start_span(exchange.route, told_by(headers), SpanKind.SERVER) if is_tracing() else INVALID_SPAN
+def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str) -> Iterator[None]:
+    """Observe one request on a WebSocket, without the metrics of HTTP.
+
+    `kind` is the type of the message, `headers` (names in lower case) are those of the connection.
+    """
+    request = RequestContext(f"websocket {kind}", _new_id(), owner)
+    started = time.perf_counter()
+    span = start_request_span(request.route, headers)
     STREAMS_OPEN.add(1)
     try:
-        with within(exchange, span):
+        with request_span(request, span):
             yield
     finally:
         STREAMS_OPEN.add(-1)
-        _log("WS", exchange, 101, time.perf_counter() - began, span, left=False)
+        _log("WS", request, 101, time.perf_counter() - started, span, client_left=False)
 
 
 def _request_id(scope: Scope) -> str:
@@ -127,67 +128,48 @@ def _new_id() -> str:
     return f"req_{secrets.token_hex(16)}"
 
 
-def _span(method: str, scope: Scope) -> Span:
-    if not is_tracing():
-        return INVALID_SPAN
-    attributes = _attributes(method, scope)
-    if get_current_span().get_span_context().is_valid:  # the host application has a span of its own for the request
-        return TRACER.start_span(method, kind=SpanKind.INTERNAL, attributes=attributes)
-    carrier: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        carrier.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return TRACER.start_span(method, told_by(carrier), SpanKind.SERVER, attributes)
-
-
-def _attributes(method: str, scope: Scope) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
-    attributes["network.protocol.version"] = scope.get("http_version", "1.1")
+def _start_span(method: str, scope: Scope) -> Span:
+    attributes: dict[str, Any] = {
+        "http.request.method": method,
+        "url.scheme": scope.get("scheme", "http"),
+        "network.protocol.version": scope.get("http_version", "1.1"),
+    }
     server = scope.get("server")
     if server:
         attributes["server.address"] = server[0]
         if server[1]:
             attributes["server.port"] = server[1]
-    return attributes
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return start_request_span(method, headers, attributes)
 
 
-def _measure(active: Mapping[str, str], exchange: Exchange, status: int, took: float) -> None:
-    attributes: dict[str, str | int | bool] = {**active, "http.response.status_code": status}
-    if exchange.route:
-        attributes["http.route"] = exchange.route
+def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:
+    attributes: dict[str, str | int] = {**active, "http.response.status_code": status}
+    if request.route:
+        attributes["http.route"] = request.route
     if status >= 500:
         attributes["error.type"] = str(status)
-    REQUEST_DURATION.record(took, attributes)
+    REQUEST_DURATION.record(duration, attributes)
 
 
-def _end(span: Span, method: str, exchange: Exchange, status: int) -> None:
-    if span.is_recording():
-        attributes: dict[str, str | int] = {"http.response.status_code": status, **response_attributes(exchange)}
-        if exchange.route:
-            span.update_name(f"{method} {exchange.route}")
-            attributes["http.route"] = exchange.route
-        span.set_attributes(attributes)
-    if status >= 500:
-        mark_failed(span, str(status))
-    span.end()
-
-
-def _log(method: str, exchange: Exchange, status: int, took: float, span: Span, *, left: bool) -> None:
-    """The access line: nothing of what was asked, no path as it came, no query."""
+def _log(method: str, request: RequestContext, status: int, duration: float, span: Span | None, *, client_left: bool) -> None:
+    """Write the access line. It holds the route instead of the path, no query and no content."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    context = span.get_span_context()
     facts: dict[str, Any] = {
         "method": method,
-        "route": exchange.route or "-",
+        "route": request.route or "-",
         "status": status,
-        "seconds": round(took, 6),
-        "request": exchange.request_id or None,
-        "response": exchange.response_id or None,
-        "owner": exchange.owner[:_OWNER_SHOWN] or None,
-        "left": left or None,
-        "trace_id": f"{context.trace_id:032x}" if context.is_valid else None,
+        "seconds": round(duration, 6),
+        "request": request.request_id or None,
+        "response": request.response_id or None,
+        "owner": request.owner[:_OWNER_LENGTH] or None,
+        "left": client_left or None,
+        "trace_id": trace_id(span),
     }
     shown = " ".join(f"{name}={facts[name]}" for name in ("request", "response", "owner", "trace_id") if facts[name])
-    ending = " (the client left)" if left else ""
-    text = f"{method} {facts['route']} {status} {took:.3f}s {shown}".rstrip() + ending
+    ending = " (the client left)" if client_left else ""
+    text = f"{method} {facts['route']} {status} {duration:.3f}s {shown}".rstrip() + ending
     logger.info("%s", text, extra={"facts": {name: value for name, value in facts.items() if value is not None}})

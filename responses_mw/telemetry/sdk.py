@@ -1,4 +1,4 @@
-"""Sets up OpenTelemetry's SDK by the standard variables: for our own commands. A host application has its own, or none."""
+"""Set up OpenTelemetry's SDK from the standard variables, for our own commands. A host application sets up its own."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _EXPORTERS = ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
 
 
 def set_up_sdk() -> bool:
-    """Sends traces and metrics where the variables say. True if it does.
+    """Export traces and metrics as the variables say. Return whether anything was set up.
 
-    An OTLP endpoint alone is enough: both go there then, by HTTP. Without endpoint and exporter, or with ``OTEL_SDK_DISABLED``,
-    nothing is set up; nor is it where ``opentelemetry-instrument`` was there before. Raises what the SDK raises for variables
-    that it does not understand.
+    An OTLP endpoint alone is enough: both are then sent there by HTTP. Nothing is set up without an endpoint or exporter, with
+    `OTEL_SDK_DISABLED`, or where `opentelemetry-instrument` did it before. Errors of the SDK about invalid variables propagate.
     """
     if not _is_wanted() or not isinstance(get_tracer_provider(), ProxyTracerProvider):
         return False
     try:
-        from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # made to be derived from by distributions
+        from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # the base class that the SDK offers to distributions
     except ModuleNotFoundError:
-        logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is sent")
+        logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is exported")
         return False
 
     class Configurator(_OTelSDKConfigurator):
-        """The SDK's own set-up, with what the specification has for defaults."""
+        """The SDK's own set-up; its base class is abstract."""
 
     _set_defaults()
     Configurator().configure(  # type: ignore[no-untyped-call]
@@ -48,7 +47,7 @@ def _is_wanted() -> bool:
 
 
 def _set_defaults() -> None:
-    """Those of the specification, where the SDK has others or none."""
+    """Set the specification's defaults where the SDK has others or none."""
     if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         os.environ.setdefault("OTEL_SERVICE_NAME", "responses-mw")
     os.environ.setdefault("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")

@@ -1,13 +1,13 @@
-"""Spans, and the context that goes on to others. Without a tracer that somebody set up, all of it does nothing.
+"""Spans and the propagation of their context. Without a tracer provider all of it does nothing.
 
-    POST /v1/responses            server; the caller's traceparent is its parent
+    POST /v1/responses            server; child of the caller's traceparent
     ├── EVALSHA commit            client; a round trip to Redis with one of our scripts
     ├── chat <model>              client; a turn
-    └── execute_tool <name>       internal; a tool of ours
-    process response              consumer; a job, linked to the request that queued it, with the same below it
+    └── execute_tool <name>       internal; a call of a hosted tool
+    process response              consumer; a job, linked to the request that queued it, with the same children
 
-Context does not go into generators: between two items of one, whoever reads it would have it. So a turn's span is not the
-current one; it is handed on by its headers.
+The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
+context between two items. It is propagated explicitly, by its headers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from opentelemetry import propagate
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import (
     NoOpTracerProvider,
@@ -30,124 +31,173 @@ from opentelemetry.trace import (
     get_tracer,
     get_tracer_provider,
     set_span_in_context,
+    use_span,
 )
 
-from .exchange import Exchange, going_on, response_attributes
-from .names import JOBS_RUNNING, STATE_ERRORS
+from .context import RequestContext, activated
+from .metrics import JOBS_RUNNING, STATE_ERRORS
+
+__all__ = [
+    "TRACER",
+    "Span",
+    "activated_span",
+    "captures_content",
+    "count_state_error",
+    "end_request_span",
+    "is_measuring",
+    "is_tracing",
+    "job_span",
+    "link_to_request",
+    "mark_failed",
+    "redis_span",
+    "request_span",
+    "start_request_span",
+    "trace_id",
+    "with_trace_context",
+]
 
 TRACER = get_tracer("responses_mw")
-_NOTHING = nullcontext()
+_NO_SPAN = nullcontext()
 
 
 def is_tracing() -> bool:
-    """Whether somebody set up a tracer: this process's command, or the host application."""
+    """Whether a tracer provider is set, by our command or by the host application."""
     return not isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
-    """Whether somebody set up a meter. The providers of the API itself forget what they are told."""
+    """Whether a meter provider is set. Those of the API package record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
-def captures(*, stores: bool) -> bool:
-    """Whether texts may stand in spans: by the conventions' opt-in, and never those of a response that is not stored."""
-    chosen = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
-    return stores and chosen in ("true", "span_only", "span_and_event")
+def captures_content(*, stores: bool) -> bool:
+    """Whether spans may hold texts: by the conventions' opt-in, and never those of a response that is not stored."""
+    opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
+    return stores and opt_in in ("true", "span_only", "span_and_event")
 
 
-def carried(headers: Mapping[str, str], span: Span | None = None) -> dict[str, str]:
-    """The caller's ``headers`` as they go on: with the context of ``span`` (the current one) in place of the caller's."""
+def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> dict[str, str]:
+    """Return `headers` with the trace context replaced by that of `span`, by default the current one."""
     carrier = dict(headers)
     if is_tracing():
         span = span or get_current_span()
         if span.get_span_context().is_valid:
-            carrier.pop("tracestate", None)  # the span has it too, unless it was none
-            propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: that goes as other headers do
+            carrier.pop("tracestate", None)  # injected again unless it is empty
+            propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it passes as other headers do
     return carrier
 
 
-def told_by(headers: Mapping[str, str]) -> Context:
-    """The context that ``headers`` (names in lower case) bring."""
+def extract_context(headers: Mapping[str, str]) -> Context:
+    """Return the trace context in `headers`, whose names are in lower case."""
     return propagate.extract(dict(headers), Context())
 
 
-@contextmanager
-def current_span(span: Span) -> Iterator[None]:
-    token = attach(set_span_in_context(span))
-    try:
-        yield
-    finally:
-        detach(token)
+def activated_span(span: Span | None) -> AbstractContextManager[object]:
+    """Make `span` the current one, without ending it or recording exceptions: their messages may quote the request."""
+    return _NO_SPAN if span is None else use_span(span, record_exception=False, set_status_on_exception=False)
+
+
+def trace_id(span: Span | None = None) -> str | None:
+    """Return the trace id of `span`, by default of the current one."""
+    context = (span or get_current_span()).get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else None
 
 
 def mark_failed(span: Span, kind: str) -> None:
-    """Marks a span as failed; ``kind`` names a class of failures, and holds nothing of what was asked or answered."""
+    """Mark a span as failed. `kind` is a class of failures; it must not quote requests or responses."""
     span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR))
 
 
 @contextmanager
-def running(response_id: str, owner: str) -> Iterator[None]:
-    """The span of a job that runs in this task: a trace of its own. ``queued_by`` links it."""
+def ending(span: Span) -> Iterator[None]:
+    """End `span` on exit, marked as failed by an exception."""
+    try:
+        yield
+    except Exception as error:
+        mark_failed(span, type(error).__name__)
+        raise
+    finally:
+        span.end()
+
+
+def start_request_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any] | None = None) -> Span:
+    """Start the span of a request whose `headers` have names in lower case.
+
+    It is a server span, or an internal one where the host application has a span for the same request.
+    """
+    if get_current_span().get_span_context().is_valid:
+        return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
+    return TRACER.start_span(name, extract_context(headers), SpanKind.SERVER, attributes)
+
+
+def end_request_span(span: Span, request: RequestContext, method: str, status: int) -> None:
+    """End the span of an HTTP request, named by its method and route."""
+    if span.is_recording():
+        attributes: dict[str, str | int] = {"http.response.status_code": status, **request.span_attributes()}
+        if request.route:
+            span.update_name(f"{method} {request.route}")
+            attributes["http.route"] = request.route
+        span.set_attributes(attributes)
+    if status >= 500:
+        mark_failed(span, str(status))
+    span.end()
+
+
+@contextmanager
+def request_span(request: RequestContext, span: Span) -> Iterator[None]:
+    """Make `request` and `span` current. On exit, set the facts of `request` on the span and end it."""
+    with ending(span), activated(request), activated_span(span):
+        try:
+            yield
+        finally:
+            span.set_attributes(request.span_attributes())
+
+
+@contextmanager
+def job_span(response_id: str, owner: str) -> Iterator[None]:
+    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links the trace of the request."""
     span = TRACER.start_span(
         "process response",
         Context(),
         SpanKind.CONSUMER,
         {"messaging.operation.type": "process", "messaging.system": "redis"},
     )
-    exchange = Exchange(owner=owner, response_id=response_id, stores=True)
     JOBS_RUNNING.add(1)
     try:
-        with within(exchange, span):
+        with request_span(RequestContext(owner=owner, response_id=response_id, stores=True), span):
             yield
     finally:
         JOBS_RUNNING.add(-1)
 
 
-@contextmanager
-def within(exchange: Exchange, span: Span) -> Iterator[None]:
-    """What goes on belongs to ``exchange``, which ``span`` tells of in the end."""
-    try:
-        with going_on(exchange), current_span(span):
-            yield
-    except Exception as error:
-        mark_failed(span, type(error).__name__)
-        raise
-    finally:
-        span.set_attributes(response_attributes(exchange))
-        span.end()
-
-
-def queued_by(headers: Mapping[str, str]) -> None:
-    """Links the current span to the one whose context ``headers`` bring: that of the request that queued the job."""
+def link_to_request(headers: Mapping[str, str]) -> None:
+    """Link the current span to the trace context in `headers`, those of the request that queued the job."""
     span = get_current_span()
     if span.is_recording():
-        of = get_current_span(told_by(headers)).get_span_context()
-        if of.is_valid:
-            span.add_link(of)
+        linked = get_current_span(extract_context(headers)).get_span_context()
+        if linked.is_valid:
+            span.add_link(linked)
 
 
-def storing(operation: str, script: str = "") -> AbstractContextManager[None]:
-    """The span of a round trip to Redis: by one of our scripts, or a pipeline. Only within a request or a job: what the process
-    does by itself, time and again, would be a trace each."""
-    return _storing(operation, script) if get_current_span().is_recording() else _NOTHING
+def redis_span(operation: str, script: str = "") -> AbstractContextManager[None]:
+    """Trace a round trip to Redis within a request or a job.
+
+    Periodic work of the process itself is not traced: each round trip would be a trace of its own.
+    """
+    return _redis_span(operation, script) if get_current_span().is_recording() else _NO_SPAN
 
 
 @contextmanager
-def _storing(operation: str, script: str) -> Iterator[None]:
+def _redis_span(operation: str, script: str) -> Iterator[None]:
     attributes = {"db.system.name": "redis", "db.operation.name": operation}
     if script:
         attributes["db.stored_procedure.name"] = script
-    span = TRACER.start_span(f"{operation} {script}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes)
-    try:
+    name = f"{operation} {script}".rstrip()
+    with ending(TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)):
         yield
-    except Exception as error:
-        mark_failed(span, type(error).__name__)
-        raise
-    finally:
-        span.end()
 
 
-def state_failed(kind: str) -> None:
-    """Counts a round trip to Redis that failed; ``kind`` is the name of the class of the error."""
-    STATE_ERRORS.add(1, {"error.type": kind})
+def count_state_error(error: Exception) -> None:
+    """Count a failed round trip to Redis."""
+    STATE_ERRORS.add(1, {"error.type": type(error).__name__})

@@ -1,4 +1,4 @@
-"""A turn of the model: one chat completion, by OpenTelemetry's conventions for generative AI (spans, metrics)."""
+"""The span and the metrics of a turn of the model, by OpenTelemetry's conventions for generative AI."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanKind
 
 from ..errors import UpstreamError
 from .content import input_messages, output_messages
-from .exchange import current
-from .names import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE
-from .tracing import TRACER, captures, carried, is_tracing, mark_failed
+from .context import current_request
+from .metrics import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE
+from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
-# Members of a chat request, and how the conventions call them.
-_ASKED = {
+# Members of a chat request, and their names in the conventions.
+_REQUEST_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
     "top_k": "gen_ai.request.top_k",
@@ -30,8 +30,8 @@ _ASKED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Who is asked: ``provider`` names the kind of server, and is one of few. No ``address``: it is in this process."""
+class UpstreamServer:
+    """The server asked. `provider` is its kind, one of a few. `address` is None for an application in this process."""
 
     provider: str
     address: str | None = None
@@ -39,111 +39,118 @@ class Server:
 
     @property
     def attributes(self) -> dict[str, str | int]:
-        found: dict[str, str | int] = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": self.provider}
+        attributes: dict[str, str | int] = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": self.provider}
         if self.address:
-            found["server.address"] = self.address
+            attributes["server.address"] = self.address
         if self.port:
-            found["server.port"] = self.port
-        return found
+            attributes["server.port"] = self.port
+        return attributes
 
 
-class Turn:
-    """From the request's leaving to the answer's end. The clock is read at the start, at the first read, and at the end.
+class TurnSpan:
+    """A turn, from sending its request to the end of the answer. The clock is read three times, never per token.
 
-    In order: ``began``, then ``ended`` or ``failed``; then ``close``, which may come at any time and more than once.
+    Call `answer_started`, then `finish` or `fail`. `close` may be called at any time and more than once.
     """
 
-    __slots__ = ("_began", "_chat", "_document", "_facts", "_first", "_is_over", "_items", "_model", "_named", "_span", "_used")
+    __slots__ = (
+        "_chat",
+        "_document",
+        "_first_read",
+        "_is_ended",
+        "_items_before",
+        "_model",
+        "_result",
+        "_server",
+        "_span",
+        "_started",
+        "_usage_before",
+    )
 
-    def __init__(self, chat: Mapping[str, Any], document: Mapping[str, Any], server: Server) -> None:
-        """``chat`` is the chat request; ``document`` the response in the making, with what the turns before have used."""
+    def __init__(self, chat: Mapping[str, Any], document: Mapping[str, Any], server: UpstreamServer) -> None:
+        """`document` is the response in progress, including the items and the usage of earlier turns."""
         self._chat = chat
         self._document = document
-        self._facts = server.attributes
+        self._server = server.attributes
         self._model = str(chat.get("model", ""))
-        self._used = _usage(document)
-        self._items = len(document["output"] or ())
-        self._first: float | None = None
-        self._named: dict[str, Any] = {}
-        self._is_over = False
-        asked = {"gen_ai.request.model": self._model, **_asked(chat), **_of_response(document)} if is_tracing() else {}
-        self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes={**self._facts, **asked})
-        self._began = time.perf_counter()
+        self._usage_before = _usage(document)
+        self._items_before = len(document["output"] or ())
+        self._first_read: float | None = None
+        self._result: dict[str, Any] = {}
+        self._is_ended = False
+        attributes = dict(self._server)
+        if is_tracing():
+            attributes |= {"gen_ai.request.model": self._model, **_request_attributes(chat), **_response_attributes(document)}
+        self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
+        self._started = time.perf_counter()
 
-    @property
-    def span(self) -> Span:
-        return self._span
+    def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return `headers` with the trace context of this turn, so that the upstream's spans become its children."""
+        return with_trace_context(headers, self._span)
 
-    def carried(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The caller's ``headers`` for the upstream, whose spans are to stand below this turn's."""
-        return carried(headers, self._span)
+    def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
+        """Record the first read of the answer. `first_chunk` names the completion and its model."""
+        self._first_read = time.perf_counter()
+        names = {"gen_ai.response.id": first_chunk.get("id"), "gen_ai.response.model": first_chunk.get("model")}
+        self._result = {name: value for name, value in names.items() if isinstance(value, str)}
 
-    def began(self, head: Mapping[str, Any]) -> None:
-        """The first read of the answer is there; ``head`` is its first chunk, which names the completion and its model."""
-        self._first = time.perf_counter()
-        named = {"gen_ai.response.id": head.get("id"), "gen_ai.response.model": head.get("model")}
-        self._named = {name: value for name, value in named.items() if isinstance(value, str)}
-
-    def ended(self, finish_reason: str | None) -> None:
-        """The answer is whole, and the document has it."""
-        if self._is_over:
+    def finish(self, finish_reason: str | None) -> None:
+        """Record the complete answer, which the document holds by now."""
+        if self._is_ended:
             return
-        took = time.perf_counter() - self._began
+        duration = time.perf_counter() - self._started
         MODELS.admit(self._model)
-        given, made = (now - before for now, before in zip(_usage(self._document), self._used, strict=True))
-        self._measure(took, given, made)
-        span = self._span
-        if span.is_recording():
-            self._named |= {"gen_ai.usage.input_tokens": given, "gen_ai.usage.output_tokens": made}
+        tokens_in, tokens_out = (now - before for now, before in zip(_usage(self._document), self._usage_before, strict=True))
+        self._measure(duration, tokens_in, tokens_out)
+        if self._span.is_recording():
+            self._result |= {"gen_ai.usage.input_tokens": tokens_in, "gen_ai.usage.output_tokens": tokens_out}
             if finish_reason:
-                self._named["gen_ai.response.finish_reasons"] = [finish_reason]
-            self._show(finish_reason)
-        self._over()
+                self._result["gen_ai.response.finish_reasons"] = [finish_reason]
+            self._capture_content(finish_reason)
+        self._end()
 
-    def failed(self, error: Exception) -> None:
-        """There is no (whole) answer."""
-        if self._is_over:
+    def fail(self, error: Exception) -> None:
+        """Record that there is no complete answer."""
+        if self._is_ended:
             return
         kind = str(error.status) if type(error) is UpstreamError else type(error).__name__
         mark_failed(self._span, kind)
-        OPERATION_DURATION.record(time.perf_counter() - self._began, {**self._attributes(), "error.type": kind})
-        self._over()
+        OPERATION_DURATION.record(time.perf_counter() - self._started, {**self._metric_attributes(), "error.type": kind})
+        self._end()
 
     def close(self) -> None:
-        """The run is over. A turn that has not ended by now was cancelled, which is no failure: its client left."""
-        if not self._is_over:
-            self._named["error.type"] = "cancelled"
-            self._over()
+        """End a turn that neither finished nor failed. It was cancelled, which is no failure: its client left."""
+        if not self._is_ended:
+            self._result["error.type"] = "cancelled"
+            self._end()
 
-    def _over(self) -> None:
-        self._is_over = True
-        self._span.set_attributes(self._named)
+    def _end(self) -> None:
+        self._is_ended = True
+        self._span.set_attributes(self._result)
         self._span.end()
 
-    def _attributes(self) -> dict[str, str | int]:
-        return {**self._facts, "gen_ai.request.model": MODELS.known(self._model)}
+    def _metric_attributes(self) -> dict[str, str | int]:
+        return {**self._server, "gen_ai.request.model": MODELS.known(self._model)}
 
-    def _measure(self, took: float, given: int, made: int) -> None:
-        attributes = self._attributes()
-        OPERATION_DURATION.record(took, attributes)
-        if given:
-            TOKEN_USAGE.record(given, {**attributes, "gen_ai.token.type": "input"})
-        if made:
-            TOKEN_USAGE.record(made, {**attributes, "gen_ai.token.type": "output"})
-        if self._first is None:
+    def _measure(self, duration: float, tokens_in: int, tokens_out: int) -> None:
+        attributes = self._metric_attributes()
+        OPERATION_DURATION.record(duration, attributes)
+        if tokens_in:
+            TOKEN_USAGE.record(tokens_in, {**attributes, "gen_ai.token.type": "input"})
+        if tokens_out:
+            TOKEN_USAGE.record(tokens_out, {**attributes, "gen_ai.token.type": "output"})
+        if self._first_read is None or not self._chat.get("stream"):
             return
-        to_first = self._first - self._began
-        if self._chat.get("stream"):
-            TIME_TO_FIRST_TOKEN.record(to_first, attributes)
-            if made > 1:
-                TIME_PER_OUTPUT_TOKEN.record((took - to_first) / (made - 1), attributes)
+        to_first = self._first_read - self._started
+        TIME_TO_FIRST_TOKEN.record(to_first, attributes)
+        if tokens_out > 1:
+            TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
 
-    def _show(self, finish_reason: str | None) -> None:
-        """The texts, for those who opted in."""
-        exchange = current()
-        if not captures(stores=bool(self._document.get("store")) and (exchange is None or exchange.stores)):
+    def _capture_content(self, finish_reason: str | None) -> None:
+        request = current_request()
+        if not captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores)):
             return
-        output: Sequence[Mapping[str, Any]] = self._document["output"][self._items :]
+        output: Sequence[Mapping[str, Any]] = self._document["output"][self._items_before :]
         self._span.set_attribute("gen_ai.input.messages", _json(input_messages(self._chat.get("messages", ()))))
         self._span.set_attribute("gen_ai.output.messages", _json(output_messages(output, finish_reason)))
 
@@ -153,15 +160,15 @@ def _usage(document: Mapping[str, Any]) -> tuple[int, int]:
     return usage.get("input_tokens", 0), usage.get("output_tokens", 0)
 
 
-def _asked(chat: Mapping[str, Any]) -> dict[str, Any]:
-    return {_ASKED[name]: chat[name] for name in _ASKED.keys() & chat.keys()}
+def _request_attributes(chat: Mapping[str, Any]) -> dict[str, Any]:
+    return {_REQUEST_ATTRIBUTES[name]: chat[name] for name in _REQUEST_ATTRIBUTES.keys() & chat.keys()}
 
 
-def _of_response(document: Mapping[str, Any]) -> dict[str, str]:
-    found = {"responses_mw.response.id": document["id"]}
+def _response_attributes(document: Mapping[str, Any]) -> dict[str, str]:
+    attributes = {"responses_mw.response.id": document["id"]}
     if document.get("conversation"):
-        found["gen_ai.conversation.id"] = document["conversation"]["id"]
-    return found
+        attributes["gen_ai.conversation.id"] = document["conversation"]["id"]
+    return attributes
 
 
 def _json(messages: Iterator[dict[str, Any]]) -> str:

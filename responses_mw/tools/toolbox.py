@@ -109,7 +109,7 @@ class Toolbox:
     async def call(self, form: CallForm, arguments: str) -> Result:
         """Carries out one call of the function that was offered with that ``form``."""
         served = next(served for served in (*self._approved, *self._served) if served.offered.form is form)
-        with telemetry.ToolCall(form.members.get("name", served.offered.name), arguments) as call:
+        with telemetry.ToolCallSpan(form.members.get("name", served.offered.name), arguments) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
         return result

@@ -32,6 +32,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_jobs_running": set(),
     "responses_mw_limits_refused_total": {"limit"},
     "responses_mw_limits_unchecked_total": set(),
+    "responses_mw_build_info": {"version"},
     "process_cpu_seconds_total": set(),
     "process_resident_memory_bytes": set(),
 }

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.telemetry import Observed, told_owner, told_response, told_route
+from responses_mw.telemetry import REGISTRY, TelemetryMiddleware, annotate
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
-from responses_mw.telemetry.names import ACTIVE_REQUESTS, STREAMS_OPEN
 from scripted import HELLO
 
 if TYPE_CHECKING:
@@ -75,19 +74,26 @@ def test_an_exceptions_text_is_there_for_debugging() -> None:
 # -- observed applications -------------------------------------------------------------------------------------------------------
 
 
+def streams_open() -> float | None:
+    return REGISTRY.get_sample_value("responses_mw_streams_open")
+
+
+def active_requests() -> float | None:
+    return REGISTRY.get_sample_value("http_server_active_requests", {"http_request_method": "GET", "url_scheme": "http"})
+
+
 def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200) -> Any:
     """An application that tells what it knows, and answers with ``parts``."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        told_route("/v1/things/{thing}")
-        told_owner("0123456789abcdef")
-        told_response({"id": "resp_1", "store": True})
+        annotate(route="/v1/things/{thing}", owner="0123456789abcdef")
+        annotate(response={"id": "resp_1", "store": True})
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         for part in parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         if kind == b"text/event-stream":
-            assert STREAMS_OPEN.value() == 1
-        assert ACTIVE_REQUESTS.value({"http.request.method": "GET", "url.scheme": "http"}) == 1
+            assert streams_open() == 1
+        assert active_requests() == 1
         if b"leave" not in parts:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -95,7 +101,7 @@ def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 20
 
 
 async def asked(app: Any, path: str = "/v1/things/secret-id?key=secret") -> None:
-    transport = httpx.ASGITransport(Observed(app), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(TelemetryMiddleware(app), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         await client.get(path, headers={"authorization": f"Bearer {SECRET}"})
 
@@ -114,7 +120,7 @@ async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog
 
 
 async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
-    transport = httpx.ASGITransport(Observed(answering(b"{}")))
+    transport = httpx.ASGITransport(TelemetryMiddleware(answering(b"{}")))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         given = [
             (await client.get("/", headers={"x-request-id": name})).headers["x-request-id"] for name in ("mine-1", "a b\t")
@@ -125,26 +131,26 @@ async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
 
 
 async def test_what_passes_through_keeps_the_headers_that_it_has() -> None:
-    transport = httpx.ASGITransport(Observed(answering(b"{}"), "*", traced=False))
+    transport = httpx.ASGITransport(TelemetryMiddleware(answering(b"{}"), "*", traced=False))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         assert "x-request-id" not in (await client.get("/")).headers
 
 
 async def test_streams_are_counted_while_they_are_open() -> None:
     await asked(answering(b"data: x\n\n", kind=b"text/event-stream"))
-    assert STREAMS_OPEN.value() == 0
-    assert ACTIVE_REQUESTS.value({"http.request.method": "GET", "url.scheme": "http"}) == 0
+    assert streams_open() == 0
+    assert active_requests() == 0
 
 
 async def test_a_client_that_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def left(scope: Scope, receive: Receive, send: Send) -> None:
-        told_route("/r")
+        annotate(route="/r")
 
     for app in (left, answering(b"leave")):
         scope = {"type": "http", "method": "GET", "headers": [], "path": "/"}
-        await Observed(app)(scope, _never, _forget)
+        await TelemetryMiddleware(app)(scope, _never, _forget)
     assert [json.loads(JSONFormatter().format(line))["status"] for line in caplog.records] == [499, 200]
     assert all("(the client left)" in line.getMessage() for line in caplog.records)
 

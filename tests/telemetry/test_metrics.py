@@ -1,24 +1,36 @@
-"""Instruments, and the text that Prometheus reads."""
+"""Metrics: recording, bounds, exposition."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.queries import EMITTED
-from responses_mw.telemetry import INSTRUMENTS, Server, Turn, exposition, metrics, names
+from responses_mw.admin import Admin
+from responses_mw.telemetry import TurnSpan, UpstreamServer, metrics
 from scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scripted import ScriptedUpstream
 
     from .conftest import Command, Start
 
+TOKEN_USAGE = "gen_ai_client_token_usage"
+TIME_TO_FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
+TIME_PER_OUTPUT_TOKEN = "gen_ai_server_time_per_output_token_seconds"
+OPERATION_DURATION = "gen_ai_client_operation_duration_seconds"
 CHAT = {"model": "m", "stream": True, "messages": []}
 
 
@@ -28,51 +40,108 @@ def parsed(text: str) -> dict[str, Any]:
     return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in families}
 
 
-def shown(*instruments: metrics.Instrument) -> dict[str, Any]:
-    return parsed(exposition(instruments).decode())
+# -- instruments -----------------------------------------------------------------------------------------------------------------
+
+RECORDED_TWICE = """
+import json
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+
+from responses_mw.telemetry import metrics
+
+metrics.STATE_ERRORS.add(2, {"error.type": "ConnectionError"})
+metrics.ACTIVE_REQUESTS.add(3, {"http.request.method": "GET", "url.scheme": "http"})
+metrics.ACTIVE_REQUESTS.add(-1, {"http.request.method": "GET", "url.scheme": "http"})
+metrics.QUEUE_DEPTH.set(7)
+metrics.REQUEST_DURATION.record(0.2, {"http.request.method": "GET", "http.response.status_code": 200})
+points = {}
+for scoped in reader.get_metrics_data().resource_metrics[0].scope_metrics:
+    for metric in scoped.metrics:
+        for point in metric.data.data_points:
+            value = getattr(point, "value", None) if hasattr(point, "value") else point.sum
+            points[f"{metric.name} {sorted(dict(point.attributes).items())}"] = value
+print(json.dumps([points, metrics.exposition("")[0].decode()]))
+"""
 
 
-# -- the text --------------------------------------------------------------------------------------------------------------------
+def run_script(script: str, **environment: str) -> Any:
+    """The JSON that `script` prints, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return json.loads(done.stdout)
 
 
-@settings(max_examples=25)
-@given(st.text(min_size=1), st.lists(st.integers(0, 10**6), min_size=1))
-def test_a_counter_is_read_as_it_was_counted_whatever_its_labels_hold(value: str, amounts: list[int]) -> None:
-    counter = metrics.Counter("a.b", "{thing}", "Things.")
-    for amount in amounts:
-        counter.add(amount, {"of.kind": value})
-    [sample] = shown(counter)["a_b_total"].samples
-    assert (sample.labels, sample.value) == ({"of_kind": value}, sum(amounts))
+def test_a_metric_is_recorded_for_opentelemetry_and_for_prometheus() -> None:
+    points, text = run_script(RECORDED_TWICE)
+    assert points["responses_mw.state.errors [('error.type', 'ConnectionError')]"] == 2
+    assert points["http.server.active_requests [('http.request.method', 'GET'), ('url.scheme', 'http')]"] == 2
+    assert points["responses_mw.queue.depth []"] == 7
+    assert points["http.server.request.duration [('http.request.method', 'GET'), ('http.response.status_code', 200)]"] == 0.2
+    families = parsed(text)
+    assert total(families, "responses_mw_state_errors_total", error_type="ConnectionError") == 2
+    assert total(families, "http_server_active_requests", http_request_method="GET") == 2
+    assert total(families, "responses_mw_queue_depth") == 7
+    assert total(families, "http_server_request_duration_seconds_sum", http_response_status_code="200") == 0.2
 
 
-@settings(max_examples=25)
-@given(st.lists(st.floats(0, 20), min_size=1))
-def test_a_histogram_counts_each_value_in_every_bucket_that_it_is_not_above(values: list[float]) -> None:
-    histogram = metrics.Histogram("a.b", "s", "Times.", (0.0, 1.0, 2.5, 10.0))
-    for value in values:
-        histogram.record(value, {})
-    samples = shown(histogram)["a_b_seconds"].samples
-    buckets = {float(one.labels["le"]): one.value for one in samples if one.name.endswith("_bucket")}
-    assert buckets == {bound: sum(value <= bound for value in values) for bound in (0.0, 1.0, 2.5, 10.0, float("inf"))}
-    [total] = [one.value for one in samples if one.name.endswith("_sum")]
-    assert total == pytest.approx(sum(values))
+MULTIPROCESS = """
+import json
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from responses_mw.telemetry import metrics
+
+metrics.STREAMS_OPEN.add(2)
+metrics.LEASES_LOST.add()
+metrics.QUEUE_DEPTH.set(7)
+host = CollectorRegistry()
+MultiProcessCollector(host)
+print(json.dumps([metrics.exposition("")[0].decode(), generate_latest(host).decode()]))
+"""
 
 
-def test_attributes_without_end_end_in_one_series() -> None:
-    counter = metrics.Counter("a", "1", "")
-    for number in range(metrics.MOST_SERIES + 500):
+def test_a_host_in_multiprocess_mode_exports_our_metrics_too(tmp_path: Path) -> None:
+    """vLLM sets `PROMETHEUS_MULTIPROC_DIR`."""
+    ours, hosts = map(parsed, run_script(MULTIPROCESS, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)))
+    for families in (ours, hosts):
+        assert total(families, "responses_mw_streams_open") == 2
+        assert total(families, "responses_mw_leases_lost_total") == 1
+        assert total(families, "responses_mw_queue_depth") == 7
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    registry = CollectorRegistry()
+    counter = metrics.Counter("bounded", "1", "", ["n", "m"], registry=registry)
+    for number in range(metrics.MAX_SERIES + 500):
         counter.add(1, {"n": number})
-    samples = shown(counter)["a_total"].samples
-    assert len(samples) == metrics.MOST_SERIES + 1
-    assert samples[-1].labels == {"otel_metric_overflow": "true"}
-    assert samples[-1].value == 500
+    [family] = registry.collect()
+    samples = [sample for sample in family.samples if sample.name == "bounded_total"]
+    assert len(samples) == metrics.MAX_SERIES + 1
+    assert registry.get_sample_value("bounded_total", {"n": "_OTHER", "m": "_OTHER"}) == 500
 
 
-def test_what_dashboards_and_alerts_ask_for_is_there() -> None:
-    assert set(EMITTED) <= {instrument.prometheus for instrument in INSTRUMENTS}
+def test_an_attribute_that_is_not_a_label_is_an_error() -> None:
+    with pytest.raises(ValueError, match="undeclared"):
+        metrics.CACHE_LOOKUPS.add(1, {"reason": "x"})
 
 
-# -- what a turn tells -----------------------------------------------------------------------------------------------------------
+def test_series_whose_labels_are_known_start_at_zero() -> None:
+    counter = metrics.Counter("zero", "1", "", ["kind"], ["a"], registry=(registry := CollectorRegistry()))
+    assert registry.get_sample_value("zero_total", {"kind": "a"}) == 0
+    counter.add(1, {"kind": "b"})
+    assert registry.get_sample_value("zero_total", {"kind": "b"}) == 1
+
+
+def test_metrics_that_dashboards_and_alerts_query_are_exported() -> None:
+    assert set(EMITTED) <= parsed(metrics.exposition("")[0].decode()).keys()
+
+
+# -- turns ----------------------------------------------------------------------------------------------------------------------
 
 
 def document(output_tokens: int | None = None) -> dict[str, Any]:
@@ -80,12 +149,12 @@ def document(output_tokens: int | None = None) -> dict[str, Any]:
     return {"id": "resp_1", "output": [], "usage": usage, "conversation": None, "store": True}
 
 
-def recorded(provider: str, instrument: metrics.Histogram) -> dict[tuple[str, ...], float]:
+def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
     """Sums by the labels that matter here, of one provider."""
-    samples = shown(instrument)[instrument.prometheus].samples
+    samples = parsed(metrics.exposition("")[0].decode())[name].samples
     wanted = ("gen_ai_request_model", "gen_ai_token_type", "error_type")
     return {
-        tuple(one.labels[name] for name in wanted if name in one.labels): one.value
+        tuple(one.labels[name] for name in wanted if one.labels.get(name)): one.value
         for one in samples
         if one.name.endswith("_sum") and one.labels["gen_ai_provider_name"] == provider
     }
@@ -93,29 +162,31 @@ def recorded(provider: str, instrument: metrics.Histogram) -> dict[tuple[str, ..
 
 def test_a_turn_counts_its_own_tokens_only() -> None:
     doc = document(10)
-    turn = Turn({**CHAT, "model": "counted"}, doc, Server("count"))
-    turn.began({})
+    turn = TurnSpan({**CHAT, "model": "counted"}, doc, UpstreamServer("count"))
+    turn.answer_started({})
     doc["usage"] = {"input_tokens": 27, "output_tokens": 15}
-    turn.ended("stop")
+    turn.finish("stop")
     turn.close()
-    assert recorded("count", names.TOKEN_USAGE) == {("counted", "input"): 20, ("counted", "output"): 5}
-    assert recorded("count", names.TIME_TO_FIRST_TOKEN).keys() == {("counted",)}
-    per_token = recorded("count", names.TIME_PER_OUTPUT_TOKEN)[("counted",)]
-    whole = recorded("count", names.OPERATION_DURATION)[("counted",)]
-    assert per_token == pytest.approx((whole - recorded("count", names.TIME_TO_FIRST_TOKEN)[("counted",)]) / 4)
+    assert recorded("count", TOKEN_USAGE) == {("counted", "input"): 20, ("counted", "output"): 5}
+    assert recorded("count", TIME_TO_FIRST_TOKEN).keys() == {("counted",)}
+    per_token = recorded("count", TIME_PER_OUTPUT_TOKEN)[("counted",)]
+    whole = recorded("count", OPERATION_DURATION)[("counted",)]
+    assert per_token == pytest.approx((whole - recorded("count", TIME_TO_FIRST_TOKEN)[("counted",)]) / 4)
 
 
-def test_a_turn_that_failed_is_told_by_the_kind_of_its_error_and_one_that_was_cancelled_is_not() -> None:
-    failing, cancelled = (Turn({**CHAT, "model": "a name of the caller's"}, document(), Server("fail")) for _ in range(2))
-    failing.failed(ValueError("a secret"))
+def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_is_not() -> None:
+    failing, cancelled = (
+        TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), UpstreamServer("fail")) for _ in range(2)
+    )
+    failing.fail(ValueError("a secret"))
     failing.close()
-    cancelled.began({})
+    cancelled.answer_started({})
     cancelled.close()
-    cancelled.ended("stop")
-    assert recorded("fail", names.OPERATION_DURATION).keys() == {("_OTHER", "ValueError")}
+    cancelled.finish("stop")
+    assert recorded("fail", OPERATION_DURATION).keys() == {("_OTHER", "ValueError")}
 
 
-def test_models_are_told_apart_once_they_have_answered_and_only_so_many() -> None:
+def test_only_models_that_answered_are_label_values_and_their_number_is_bounded() -> None:
     known = metrics.KnownNames(2)
     assert known.known("a") == "_OTHER"
     for name in ("a", "b", "c"):
@@ -177,6 +248,19 @@ async def exercised(front: Command, upstream: ScriptedUpstream) -> None:
     assert refused.status_code == 429
 
 
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics-text;version=x"]
+)
+async def test_openmetrics_is_served_to_a_scraper_that_accepts_it(accept: str) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Admin({})), base_url="http://x") as admin:
+        answer = await admin.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in openmetrics_families(answer.text)}  # type: ignore[no-untyped-call]
+    [build] = families["responses_mw_build"].samples
+    assert build.labels.keys() == {"version", "python_version"}
+    assert answer.text.endswith("# EOF\n")
+
+
 async def scraped(command: Command) -> dict[str, Any]:
     answer = await command.admin.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -190,7 +274,7 @@ def total(families: dict[str, Any], name: str, **labels: str) -> float:
 
 
 @pytest.mark.timeout(120)
-async def test_a_worker_alone_tells_what_it_runs_and_what_waits(upstream: ScriptedUpstream, start: Start) -> None:
+async def test_a_worker_process_reports_running_and_waiting_jobs(upstream: ScriptedUpstream, start: Start) -> None:
     front = await start("serve", workers=0).is_ready()
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
