@@ -4,54 +4,75 @@ from __future__ import annotations
 
 import logging
 import os
-from importlib.metadata import version
+from collections.abc import Iterator
+from importlib.metadata import entry_points, version
+from typing import Any
 
-from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider, set_tracer_provider
 
 logger = logging.getLogger(__name__)
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-_EXPORTERS = ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
+_OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
-def set_up_sdk() -> bool:
-    """Export traces and metrics as the variables say. Return whether anything was set up.
+def set_up_sdk() -> None:
+    """Export traces and metrics as the variables say.
 
     An OTLP endpoint alone is enough: both are then sent there by HTTP. Nothing is set up without an endpoint or exporter, with
-    `OTEL_SDK_DISABLED`, or where `opentelemetry-instrument` did it before. Errors of the SDK about invalid variables propagate.
+    `OTEL_SDK_DISABLED`, or where `opentelemetry-instrument` did it before; that command also supports what this does not, such
+    as configuration files. Raises `RuntimeError` for an exporter that is not installed.
     """
-    if not _is_wanted() or not isinstance(get_tracer_provider(), ProxyTracerProvider):
-        return False
+    traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
+    is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"
+    if is_disabled or not (traces or metrics) or not isinstance(get_tracer_provider(), ProxyTracerProvider):
+        return
     try:
-        from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # the base class that the SDK offers to distributions
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError:
         logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is exported")
-        return False
-
-    class Configurator(_OTelSDKConfigurator):
-        """The SDK's own set-up; its base class is abstract."""
-
-    _set_defaults()
-    Configurator().configure(  # type: ignore[no-untyped-call]
-        resource_attributes={"service.version": version("responses-mw")}
-    )
-    return True
-
-
-def _is_wanted() -> bool:
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    if os.environ.get("OTEL_CONFIG_FILE") or any(os.environ.get(name) for name in _ENDPOINTS):
-        return True
-    return any(os.environ.get(name, "none").strip().lower() not in ("", "none") for name in _EXPORTERS)
+        return
+    resource = Resource.create(_resource_attributes())
+    if traces:
+        tracer_provider = TracerProvider(resource=resource)
+        for exporter in _exporters("traces", traces):
+            tracer_provider.add_span_processor(BatchSpanProcessor(exporter))
+        set_tracer_provider(tracer_provider)
+    if metrics:
+        exporters = _exporters("metrics", metrics)
+        readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in exporters]
+        set_meter_provider(MeterProvider(readers, resource))
 
 
-def _set_defaults() -> None:
-    """Set the specification's defaults where the SDK has others or none."""
-    if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        os.environ.setdefault("OTEL_SERVICE_NAME", "responses-mw")
-    os.environ.setdefault("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    both = bool(os.environ.get(_ENDPOINTS[0]))
-    for exporter, endpoint in zip(_EXPORTERS, _ENDPOINTS[1:], strict=True):
-        if both or os.environ.get(endpoint):
-            os.environ.setdefault(exporter, "otlp")
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _exporter_names(signal: str) -> list[str]:
+    """Return the entry points of the exporters for `signal`, by default OTLP if it has an endpoint."""
+    has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    names = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
+    if names.lower() == "none":
+        return []
+    protocol = _variable(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    stripped = [name.strip() for name in names.split(",")]
+    return [_OTLP_EXPORTERS.get(protocol, protocol) if name == "otlp" else name for name in stripped]
+
+
+def _exporters(signal: str, names: list[str]) -> Iterator[Any]:
+    for name in names:
+        found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
+        if not found:
+            raise RuntimeError(f"no installed package provides the OpenTelemetry {signal} exporter {name!r}")
+        yield found[0].load()()
+
+
+def _resource_attributes() -> dict[str, str]:
+    attributes = {"service.version": version("responses-mw")}
+    if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
+        attributes["service.name"] = "responses-mw"
+    return attributes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from responses_mw.telemetry import set_up_sdk
 from scripted import HELLO, call, delta, finish, text, usage
 from tools.servers import weather
 
@@ -213,6 +214,12 @@ async def test_a_disabled_sdk_sends_nothing_and_the_callers_context_passes_as_it
     front.end()  # what was recorded would be sent now
     assert TRACEPARENT.items() <= upstream.requests[0].headers.items()
     assert collector.spans == []
+
+
+def test_an_exporter_that_is_not_installed_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "no_such_exporter")
+    with pytest.raises(RuntimeError, match="no_such_exporter"):
+        set_up_sdk()
 
 
 @pytest.mark.timeout(90)
