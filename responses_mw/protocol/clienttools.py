@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from . import callitems
@@ -30,6 +31,8 @@ LONGEST_NAME = 64
 
 _OTHERS = re.compile(r"[^a-zA-Z0-9_-]")
 _HASH_LENGTH = 8
+_NUMBER_LENGTH = 8
+"""Of the longest suffix that tells names apart."""
 
 
 def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[Offered]:
@@ -110,9 +113,14 @@ def distinct(functions: Iterable[Offered]) -> list[Offered]:
     listed = [_labelled(one) if held[one.name] > 1 else one for one in listed]
     taken = {one.name for one in listed}
     seen: set[str] = set()
+    numbers: dict[str, Iterator[int]] = {}
     result = []
     for one in listed:
-        name = next(name for name in _numbered(one.name) if name not in taken) if one.name in seen else one.name
+        name = one.name
+        if name in seen:
+            # Each number is tried once, also by long names that begin alike: so the work does not grow with their square.
+            number = numbers.setdefault(name[: LONGEST_NAME - _NUMBER_LENGTH], count(2))
+            name = next(numbered for n in number if (numbered := _numbered(one.name, n)) not in taken)
         taken.add(name)
         seen.add(name)
         result.append(_renamed(one, name))
@@ -128,12 +136,9 @@ def _renamed(one: Offered, name: str) -> Offered:
     return one if one.name == name else replace(one, function={**one.function, "name": name})
 
 
-def _numbered(name: str) -> Iterator[str]:
-    number = 2
-    while True:
-        suffix = f"_{number}"
-        yield name[: LONGEST_NAME - len(suffix)] + suffix
-        number += 1
+def _numbered(name: str, number: int) -> str:
+    suffix = f"_{number}"
+    return name[: LONGEST_NAME - len(suffix)] + suffix
 
 
 def history_name(item: Item) -> str:

@@ -170,10 +170,15 @@ def opened(items: Sequence[Item], open_: Open, *, offset: int = 0, keeps_foreign
         _refuse(items[last], last - offset)
     told = orjson.loads(content)
     before = _kept(items[:last])
-    shown = [item.get("content") for item in before]
-    waiting = [item for item in told["waiting"] if item["content"] not in shown]
+    shown = {_written(item.get("content")) for item in before}
+    waiting = [item for item in told["waiting"] if _written(item["content"]) not in shown]
     summary = user_message(f"{SUMMARY}\n\n{told['summary']}")["content"]
     return [*before, {**items[last], "content": summary}, *waiting, *items[last + 1 :]]
+
+
+def _written(content: Any) -> bytes:
+    """A content as something that a set can hold."""
+    return orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
 
 
 def _kept(items: Sequence[Item]) -> list[Item]:

@@ -89,6 +89,7 @@ class _Fold:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[_Called] = []
+        self._open_call_ids: set[str] = set()
         # Some models number their calls anew in each turn: the n-th call with an id goes with the n-th output.
         self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
         self._declined: dict[str, Item] = {}
@@ -138,9 +139,10 @@ class _Fold:
 
     def call(self, item: Item, position: int) -> None:
         self._calls.append(_Called(item, position, item["call_id"]))
+        self._open_call_ids.add(item["call_id"])
 
     def output(self, item: Item, _position: int) -> None:
-        if any(call.call_id == item["call_id"] for call in self._calls):
+        if item["call_id"] in self._open_call_ids:
             self.close()
 
     def served_call(self, item: Item, position: int) -> None:
@@ -186,7 +188,7 @@ class _Fold:
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_Called(item, position, item["id"], content))
+        self._calls.append(_Called(item, position, item["id"], content))  # closed at once: no output can name it
         self.close()
 
     def close(self) -> None:
@@ -195,6 +197,7 @@ class _Fold:
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
+        self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
         shown: list[dict[str, Any]] = []

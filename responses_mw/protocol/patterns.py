@@ -8,11 +8,13 @@ The two are not the same language, and what decodes by a ``pattern`` mostly look
    no ``.`` and no ``[^...]``, and ``\\s`` is a space. ``\\d`` and ``\\w`` are those of ASCII, as in ECMA-262.
 
 Whatever matches the ``pattern`` matches the expression. Where there is no such pattern, the model is told the expression only.
+An expression is a client's: it is translated in linear time, and neither compiled nor matched here.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 LONGEST = 2000
 _DEEPEST = 32
@@ -26,7 +28,7 @@ _TOKEN = re.compile(
     r"""
     (?P<open> \( (?: \?: | \?P?<[A-Za-z_]\w*> | (?!\?) ) )
   | (?P<close> \) )
-  | (?P<count> (?: [*+?] | \{\d{1,4}(?:,\d{0,4})?\} ) (?![?+*{]) )
+  | (?P<count> (?: [*+?] | \{[0-9]{1,4}(?:,[0-9]{0,4})?\} ) (?![?+*{]) )
   | (?P<either> \| )
   | \[ (?!\^) (?P<members> (?: [^\[\]\\] | \\[^A-Za-z0-9] | \\[dws] )+ ) \]
   | \\ (?P<escaped> [^A-Za-z0-9] | [dws] )
@@ -43,14 +45,15 @@ class _NotTaken(Exception):
 
 def as_pattern(expression: str) -> str | None:
     """The ``pattern`` that lets through what ``expression`` matches as a whole; None if there is none that is sure."""
-    if len(expression) > LONGEST:
-        return None
+    return _pattern_of(expression) if len(expression) <= LONGEST else None
+
+
+@lru_cache(maxsize=1024)  # a client sends the same tools with every request
+def _pattern_of(expression: str) -> str | None:
     try:
-        pattern = f"^({''.join(_translated(_without_anchors(expression)))})$"
-        re.compile(pattern)
-    except (_NotTaken, re.error, OverflowError):
+        return f"^({''.join(_translated(_without_anchors(expression)))})$"
+    except _NotTaken:
         return None
-    return pattern
 
 
 def _without_anchors(expression: str) -> str:
@@ -62,23 +65,33 @@ def _without_anchors(expression: str) -> str:
 
 
 def _translated(expression: str) -> list[str]:
-    pieces, place, depth = [], 0, 0
+    pieces: list[str] = []
+    place = depth = 0
+    before: str | None = "open"
     while place < len(expression):
         token = _TOKEN.match(expression, place)
         if token is None:
             raise _NotTaken
         depth += (token.lastgroup == "open") - (token.lastgroup == "close")
-        if not 0 <= depth <= _DEEPEST:
+        if not 0 <= depth <= _DEEPEST or (token.lastgroup == "count" and before in _COUNTLESS):
             raise _NotTaken
         pieces.append(_piece(token))
-        place = token.end()
+        place, before = token.end(), token.lastgroup
+    if depth:
+        raise _NotTaken
     return pieces
+
+
+_COUNTLESS = frozenset({"open", "either", "count"})
+"""Kinds of tokens behind which there is nothing to count."""
 
 
 def _piece(token: re.Match[str]) -> str:
     kind = token.lastgroup
     if kind == "open":
         return "("
+    if kind == "count":
+        return _count(token.group())
     if kind == "members":
         return _class(token["members"])
     if kind == "escaped" and token["escaped"] in _CLASSES:
@@ -87,6 +100,13 @@ def _piece(token: re.Match[str]) -> str:
     if kind in ("escaped", "plain"):
         return _character(token[kind])
     return token.group()
+
+
+def _count(count: str) -> str:
+    least, comma, most = count.strip("{}").partition(",")
+    if comma and most and int(least) > int(most):
+        raise _NotTaken
+    return count
 
 
 def _character(character: str) -> str:
@@ -109,7 +129,7 @@ def _class(members: str) -> str:
         _check_safe(low, high)
         if low == high and low in "^-":
             last.add(low)
-        elif "-" in (low, high) or "^" in (low, high):
+        elif "-" in (low, high) or "^" in (low, high) or low > high:
             raise _NotTaken
         else:
             pieces.append(_bound(low) if low == high else f"{_bound(low)}-{_bound(high)}")

@@ -7,7 +7,7 @@ and developer messages in it are left out, as vLLM does: instructions are those 
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -41,6 +41,8 @@ class _History:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._unanswered: deque[Item] = deque()
+        self._by_id: defaultdict[str, deque[Item]] = defaultdict(deque)
+        self._by_name: defaultdict[str, deque[Item]] = defaultdict(deque)
 
     def add(self, message: Message, path: str) -> None:
         author = checks.mapping(message["author"], f"{path}.author") if "author" in message else message
@@ -93,21 +95,20 @@ class _History:
             "arguments": arguments,
             "status": "incomplete",
         }
-        self._unanswered.append(call)
+        for calls in (self._unanswered, self._by_id[call["call_id"]], self._by_name[call["name"]]):
+            calls.append(call)
         self.items.append(call)
 
     def _tool(self, message: Message, path: str) -> None:
         call_id = message.get("tool_call_id") or message.get("call_id")
         name = _NOT_IN_NAMES.sub("_", str(message.get("name") or "").removeprefix("functions."))[:64]
-        matching = [one for one in self._unanswered if one["call_id"] == call_id]
-        named = [one for one in self._unanswered if one["name"] == name or not name]
-        found = (matching or named)[:1]
-        if not found:
+        matching = _first_open(self._by_id.get(call_id)) if isinstance(call_id, str) else None
+        call = matching or _first_open(self._by_name.get(name) if name else self._unanswered)
+        if call is None:
             where = f"{path}.name"
             raise BadRequest(f"No tool call found for the tool message '{path}'.", param=where, code="missing_tool_call")
-        self._unanswered.remove(found[0])
-        found[0]["status"] = "completed"
-        output = {"type": "function_call_output", "call_id": found[0]["call_id"], "output": _text(message, path)}
+        call["status"] = "completed"
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": _text(message, path)}
         self.items.append(output)
 
     _STEPS: ClassVar[dict[str, Callable[[_History, Message, str], None]]] = {
@@ -115,6 +116,13 @@ class _History:
         "assistant": _assistant,
         "tool": _tool,
     }
+
+
+def _first_open(calls: deque[Item] | None) -> Item | None:
+    """The first of ``calls`` without a result; those before it that have one are dropped for good."""
+    while calls and calls[0]["status"] == "completed":
+        calls.popleft()
+    return calls[0] if calls else None
 
 
 def _text(message: Message, path: str) -> str:

@@ -24,12 +24,14 @@ class FrameTooLong(ValueError):
 
 
 class Decoder:
-    """Bytes in, as they come from the network; the data of whole frames out."""
+    """Bytes in, as they come from the network; the data of whole frames out. A frame is put together once, when it is whole:
+    however many reads it takes, the work is linear in its length."""
 
-    __slots__ = ("_after_cr", "_pending")
+    __slots__ = ("_after_cr", "_pending", "_size")
 
     def __init__(self) -> None:
-        self._pending = b""
+        self._pending: list[bytes] = []
+        self._size = 0
         self._after_cr = False
 
     @property
@@ -44,17 +46,37 @@ class Decoder:
         if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)
         if self._pending:
-            data = self._pending + data
-        *blocks, self._pending = data.split(b"\n\n")
-        if len(self._pending) > MAX_FRAME:
-            raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
+            if not self._is_ended_by(data):
+                self._hold(data)
+                return []
+            data = self._taken(data)
+        *blocks, rest = data.split(b"\n\n")
+        self._hold(rest)
         return [payload for block in blocks if (payload := _payload(block))]
 
     def flush(self) -> list[bytes]:
         """The data of the frame that the end of the stream left unterminated, if any."""
-        block, self._pending = self._pending, b""
-        payload = _payload(block)
+        payload = _payload(self._taken(b""))
         return [payload] if payload else []
+
+    def _is_ended_by(self, data: bytes) -> bool:
+        """Whether ``data`` ends the pending frame: the blank line may begin with the frame's last byte."""
+        return b"\n\n" in data or (data.startswith(b"\n") and self._pending[-1].endswith(b"\n"))
+
+    def _hold(self, data: bytes) -> None:
+        if not data:
+            return
+        self._pending.append(data)
+        self._size += len(data)
+        if self._size > MAX_FRAME:
+            raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
+
+    def _taken(self, data: bytes) -> bytes:
+        """The pending bytes and ``data``."""
+        whole = b"".join([*self._pending, data])
+        self._pending.clear()
+        self._size = 0
+        return whole
 
     def _unify(self, data: bytes) -> bytes:
         """CRLF and CR become LF. A CR at the very end counts at once; the LF that may follow it is then dropped."""

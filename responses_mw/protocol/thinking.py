@@ -20,15 +20,12 @@ class ThinkingSplitter:
     def feed(self, text: str) -> list[tuple[bool, str]]:
         """Pairs of (is it reasoning, piece), without the tags."""
         pieces: list[tuple[bool, str]] = []
-        rest = self._held + text
-        while True:
-            tag = self._tags[self._thinking]
-            piece, found, after = rest.partition(tag)
-            if not found:
-                break
-            self._add(pieces, piece)
+        whole, begin = self._held + text, 0
+        while (end := whole.find(tag := self._tags[self._thinking], begin)) >= 0:
+            self._add(pieces, whole[begin:end])
             self._thinking = not self._thinking
-            rest = after
+            begin = end + len(tag)
+        rest = whole[begin:]
         kept = _overlap(rest, tag)
         self._held = rest[len(rest) - kept :]
         self._add(pieces, rest[: len(rest) - kept])

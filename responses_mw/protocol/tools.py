@@ -6,10 +6,11 @@ What a type that is carried out here may say depends on settings: its members ar
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import BadRequest
 from . import checks
@@ -189,9 +190,9 @@ NOT_SERVED = frozenset(
 MODES = frozenset({"none", "auto", "required"})
 
 
-def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = ()) -> Any:
-    """``choice`` is ``none``, ``auto``, ``required``, one tool, or ``allowed_tools``; it must fit the ``tools``, and those that
-    the request's ``items`` bring.
+def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, most: int | None = None) -> Any:
+    """``choice`` is ``none``, ``auto``, ``required``, one tool, or ``allowed_tools`` (at ``most`` so many); it must fit the
+    ``tools``, and those that the request's ``items`` bring.
 
     Returned without its nulls; ``allowed_tools`` always has its ``mode``.
     """
@@ -199,7 +200,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
-        checked = _choice_object(choice, tools, [one.form for one in offered(tools, items)])
+        checked = _choice_object(choice, _Choosable(tools, [one.form for one in offered(tools, items)]), most)
         mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
     if mode == "required" and not can_call:
         message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
@@ -212,24 +213,24 @@ def choice_names(choice: Any, offered: Sequence[Offered]) -> frozenset[str] | No
     if isinstance(choice, str):
         return None
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
-    return frozenset(one.name for one in offered if any(_means(single, one.form) for single in chosen))
+    meant: defaultdict[_Kind, set[_Values]] = defaultdict(set)
+    for one in chosen:
+        kind = _kind_of(one)
+        meant[kind].add(_chosen_values(one, kind))
+    return frozenset(one.name for one in offered if any(_values(one.form, kind) in values for kind, values in meant.items()))
 
 
-def _choice_object(choice: Any, tools: Sequence[Tool], forms: Sequence[CallForm]) -> dict[str, Any]:
+def _choice_object(choice: Any, choosable: _Choosable, most: int | None) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
-        return _one_choice(checked, "tool_choice", tools, forms, {*_CHOSEN, "allowed_tools"})
-    listed = checks.required(checked, "tools", "tool_choice", checks.array)
-    allowed = [
-        _one_choice(one, f"tool_choice.tools[{index}]", tools, forms, _CHOSEN.keys()) for index, one in enumerate(listed)
-    ]
+        return _one_choice(checked, "tool_choice", choosable, {*_CHOSEN, "allowed_tools"})
+    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, most=most))
+    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", choosable, _CHOSEN.keys()) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
 
 
-def _one_choice(
-    choice: Any, path: str, tools: Sequence[Tool], forms: Sequence[CallForm], supported: Collection[str]
-) -> dict[str, Any]:
+def _one_choice(choice: Any, path: str, choosable: _Choosable, supported: Collection[str]) -> dict[str, Any]:
     checked = checks.mapping(choice, path)
     kind = checks.required(checked, "type", path, checks.string)
     _refuse_not_served(kind, path)
@@ -239,24 +240,55 @@ def _one_choice(
         checks.required(checked, name, path, checks.string)
     for name in row.optional & checked.keys():
         checks.string(checked[name], f"{path}.{name}")
-    if not (_is_served(checked, tools) if kind in SERVED else any(_means(checked, form) for form in forms)):
+    if checked not in choosable:
         where = f"{path}.{(*row.required, 'type')[0]}"
         message = f"Invalid '{where}': '{checked[where.rpartition('.')[2]]}' not found in the 'tools' parameter."
         raise BadRequest(message, param=where, code="invalid_value")
     return checked
 
 
-def _is_served(choice: Mapping[str, Any], tools: Sequence[Tool]) -> bool:
-    """Whether there is a tool that is carried out here, and that the choice can mean."""
-    kinds = WEB_SEARCH if choice["type"] in WEB_SEARCH else {choice["type"]}
-    return any(tool["type"] in kinds and tool.get("server_label") == choice.get("server_label") for tool in tools)
+_Kind: TypeAlias = tuple[str, tuple[str, ...]]
+"""The type of a choice, and the members by which it chooses."""
+_Values: TypeAlias = tuple[Any, ...]
 
 
-def _means(choice: Mapping[str, Any], form: CallForm) -> bool:
-    row = _CHOSEN[choice["type"]]
+class _Choosable:
+    """What a choice can mean, by its type and members: many choices among many tools are looked up, not compared."""
+
+    def __init__(self, tools: Sequence[Tool], forms: Sequence[CallForm]) -> None:
+        self._served = {_served_as(tool) for tool in tools if tool["type"] in SERVED}
+        self._forms = forms
+        self._known: dict[_Kind, set[_Values | None]] = {}
+
+    def __contains__(self, choice: Mapping[str, Any]) -> bool:
+        """Whether there is such a function, or a tool that is carried out here."""
+        if choice["type"] in SERVED:
+            return _served_as(choice) in self._served
+        kind = _kind_of(choice)
+        if kind not in self._known:
+            self._known[kind] = {_values(form, kind) for form in self._forms}
+        return _chosen_values(choice, kind) in self._known[kind]
+
+
+def _served_as(tool: Mapping[str, Any]) -> tuple[str, str | None]:
+    kind, label = tool["type"], tool.get("server_label")
+    return "web_search" if kind in WEB_SEARCH else kind, None if label is None else str(label)
+
+
+def _kind_of(choice: Mapping[str, Any]) -> _Kind:
+    return choice["type"], tuple(name for name in _CHOSEN[choice["type"]].members if name in choice)
+
+
+def _chosen_values(choice: Mapping[str, Any], kind: _Kind) -> _Values:
+    return tuple(choice[name] for name in kind[1])
+
+
+def _values(form: CallForm, kind: _Kind) -> _Values | None:
+    """What choices of that kind compare of a function; None if they cannot mean it."""
+    row = _CHOSEN[kind[0]]
     if row.items and form.item not in row.items:
-        return False
-    return all(form.members.get(row.named.get(name, name)) == choice[name] for name in row.members if name in choice)
+        return None
+    return tuple(form.members.get(row.named.get(name, name)) for name in kind[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,250 @@
+"""What a request costs grows with its size, not with the square of it: each shape is measured at one size and at four times it.
+
+Only the time that this thread spent is counted, and the best of several tries: a busy machine changes neither.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any
+
+import orjson
+import pytest
+
+from responses_mw.protocol import compaction
+from responses_mw.protocol.chat import to_chat
+from responses_mw.protocol.citations import citations
+from responses_mw.protocol.clienttools import distinct, offered
+from responses_mw.protocol.dialects import OPENAI
+from responses_mw.protocol.forms import Offered, function
+from responses_mw.protocol.history import to_messages
+from responses_mw.protocol.items import parse_input
+from responses_mw.protocol.patterns import as_pattern
+from responses_mw.protocol.previousmessages import parse_previous
+from responses_mw.protocol.request import Limits, parse
+from responses_mw.protocol.sse import Decoder
+from responses_mw.protocol.thinking import ThinkingSplitter
+from responses_mw.protocol.toolcalls import ToolCalls
+from responses_mw.protocol.tools import check_tool_choice, check_tools, choice_names
+from responses_mw.protocol.truncation import Cuts, truncated
+
+TIMES = 4
+MOST = 2.2 * TIMES
+"""Linear work takes ``TIMES`` as long, quadratic work ``TIMES`` times that."""
+
+Work = Callable[[], object]
+EVERYTHING = Limits(items=10**9, tools=10**9)
+
+
+def _seconds(work: Work) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.thread_time()
+        work()
+        return time.thread_time() - began
+    finally:
+        gc.enable()
+
+
+def is_linear(make: Callable[[int], Work], size: int) -> bool:
+    """Whether what ``make`` prepares takes no more than its share of time at ``TIMES`` the ``size``."""
+    small = big = float("inf")
+    for _ in range(5):
+        small, big = min(small, _seconds(make(size))), min(big, _seconds(make(TIMES * size)))
+        if big <= MOST * small:
+            return True
+    return False
+
+
+def _asked(**members: Any) -> Work:
+    """Parses the request and makes the chat request of it."""
+    body = {"model": "m", "input": "Hi", **members}
+
+    def work() -> None:
+        request = parse(body, EVERYTHING)
+        functions = offered(request.tools, request.items)
+        to_chat(request, request.items, OPENAI, model="m", offered=functions)
+
+    return work
+
+
+def _message(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+def _call(number: Any, **members: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}", **members}
+
+
+def _output(number: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": ""}
+
+
+def _tools(count: int) -> list[dict[str, Any]]:
+    return [{"type": "function", "name": f"tool_{index}"} for index in range(count)]
+
+
+def many_parts(size: int) -> Work:
+    return _asked(input=_message([{"type": "input_text", "text": "a"}] * size))
+
+
+def long_text(size: int) -> Work:
+    return _asked(input="a quick brown fox, " * size)
+
+
+def deep_lists(size: int) -> Work:
+    nested: Any = 1
+    for _ in range(50):
+        nested = [nested]
+    return _asked(guided_json=[nested] * size)
+
+
+def calls_and_outputs_apart(size: int) -> Work:
+    cut = [_call(index, status="incomplete") for index in range(size)]
+    later = [_call(f"later{index}") for index in range(size)]
+    return _asked(input=[*cut, *(_output(f"later{index}") for index in range(size)), *later])
+
+
+def calls_answered_backwards(size: int) -> Work:
+    return _asked(input=[*map(_call, range(size)), *map(_output, reversed(range(size)))])
+
+
+def reused_call_ids(size: int) -> Work:
+    return _asked(input=[*(_call(0) for _ in range(size)), *(_output(0) for _ in range(size))])
+
+
+def messages_answered_backwards(size: int) -> Work:
+    calls = [{"id": f"c{index}", "function": {"name": "f", "arguments": "{}"}} for index in range(size)]
+    told = [{"role": "tool", "tool_call_id": f"c{index}", "content": ""} for index in reversed(range(size))]
+    return lambda: parse_previous([{"role": "assistant", "content": "", "tool_calls": calls}, *told])
+
+
+def messages_answered_by_name(size: int) -> Work:
+    calls = [{"function": {"name": f"f{index}", "arguments": "{}"}} for index in range(size)]
+    told = [{"role": "tool", "name": f"f{index}", "content": ""} for index in reversed(range(size))]
+    return lambda: parse_previous([{"role": "assistant", "content": "", "tool_calls": calls}, *told])
+
+
+def tools_of_one_name(size: int) -> Work:
+    functions = [Offered({"type": "function", "name": "f"}, function("f", namespace=str(index))) for index in range(size)]
+    return lambda: distinct(functions)
+
+
+def tools_of_long_names(size: int) -> Work:
+    names = [f"{'x' * 58}{index:06d}" for index in range(size)] * 2
+    functions = [Offered({"type": "function", "name": name}, function(name)) for name in names]
+    return lambda: distinct(functions)
+
+
+def expressions(size: int) -> Work:
+    expressions = [f"{token_hex(4)}(a|b)+" for _ in range(size)]
+    return lambda: [as_pattern(one) for one in expressions]
+
+
+def searches_that_find(size: int) -> Work:
+    found = {"type": "tool_search_output", "call_id": "c", "tools": _tools(size)}
+    return _asked(input=[{"type": "tool_search_call", "call_id": "c", "arguments": {}}, found])
+
+
+def allowed_tools(size: int) -> Work:
+    tools = check_tools(_tools(size))
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": f"tool_{size - 1}"}] * size}
+
+    def work() -> None:
+        choice_names(check_tool_choice(choice, tools), offered(tools, []))
+
+    return work
+
+
+def compacted_users(size: int) -> Work:
+    before = parse_input([{"role": "user", "content": f"before {index}"} for index in range(size)])
+    waiting = parse_input([{"role": "user", "content": f"waiting {index}"} for index in range(size)])
+    item = {"type": "compaction", "encrypted_content": "x"}
+    sealed = orjson.dumps({"summary": "All.", "waiting": waiting})
+    return lambda: compaction.opened([*before, item], lambda _: sealed)
+
+
+def truncated_history(size: int) -> Work:
+    items = [one for index in range(size) for one in (*_message("Hi"), _call(index), _output(index))]
+    parsed = parse_input(items)
+    return lambda: truncated(parsed, lambda some: len(some) < size) + Cuts(parsed).without(1)
+
+
+def reasoning_and_text(size: int) -> Work:
+    reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}] * 2}
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]}
+    items = parse_input([*_message("Hi"), *([reasoning, answer] * size)])
+    return lambda: to_messages(items, OPENAI)
+
+
+def tags_in_one_chunk(size: int) -> Work:
+    text = "<think>a</think>" * size
+    return lambda: ThinkingSplitter("think").feed(text)
+
+
+def cited_text(size: int) -> Work:
+    text = "[a](https://b [1] `x https://c.d/e 【1】 [[ " * size
+    return lambda: citations(text, [{"url": "https://c.d/e"}])
+
+
+def arguments_in_pieces(size: int) -> Work:
+    def work() -> None:
+        calls = ToolCalls()
+        calls.feed({"index": 0, "function": {"name": "f", "arguments": '{"a": ['}})
+        for _ in range(size):
+            calls.feed({"index": 0, "function": {"arguments": "{},"}})
+            calls.feed({"index": 0, "function": {"arguments": "{}"}})
+            assert not calls.calls[0].is_whole()
+
+    return work
+
+
+def frame_in_small_reads(size: int) -> Work:
+    def work() -> None:
+        decoder = Decoder()
+        decoder.feed(b"data: ")
+        for _ in range(size):
+            assert not decoder.feed(b"a" * 256)
+        assert len(decoder.feed(b"\n\n")[0]) == 256 * size
+
+    return work
+
+
+def frames_in_one_read(size: int) -> Work:
+    data = b"data: {}\r\n\r\n" * size
+    return lambda: Decoder().feed(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (many_parts, 2000),
+        (long_text, 50_000),
+        (deep_lists, 200),
+        (calls_and_outputs_apart, 500),
+        (calls_answered_backwards, 500),
+        (reused_call_ids, 500),
+        (messages_answered_backwards, 500),
+        (messages_answered_by_name, 500),
+        (tools_of_one_name, 300),
+        (tools_of_long_names, 300),
+        (expressions, 200),
+        (searches_that_find, 500),
+        (allowed_tools, 200),
+        (compacted_users, 500),
+        (truncated_history, 500),
+        (reasoning_and_text, 1000),
+        (tags_in_one_chunk, 10_000),
+        (cited_text, 1000),
+        (arguments_in_pieces, 1000),
+        (frame_in_small_reads, 10_000),
+        (frames_in_one_read, 10_000),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_work_is_linear_in_what_is_sent(make: Callable[[int], Work], size: int) -> None:
+    assert is_linear(make, size)
