@@ -15,6 +15,7 @@ from .protocol.items import ID_PREFIXES
 from .protocol.request import CreateResponse
 from .protocol.types import Document, Item
 from .state import Chain, Deleted, Missing, OverBound, State, StateUnavailable
+from .threads import by_size
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ class Ground:
     input: list[Item]
     owner: str
     token: str
+    size: int = 0
+    """Bytes of the JSON of all that, where they are known."""
 
     @property
     def items(self) -> list[Item]:
@@ -55,7 +58,8 @@ class Chains:
         items = await self._resolved(request.items, chain, owner)
         if chain.conversation is not None and request.store:
             self._needed("conversation").conversations.check_room(chain, len(items))
-        return Ground(chain, ids, with_ids(items, ids), owner, random_part())
+        own = await by_size(request.size, with_ids, items, ids)
+        return Ground(chain, ids, own, owner, random_part(), chain.size + request.size)
 
     async def _check_room(self, state: State) -> None:
         if state.client.away_for:  # how full it is, is not asked each time
@@ -66,7 +70,8 @@ class Chains:
     async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> Ground:
         """What a background response stands on, which ``begin`` was called for before. Raises as that."""
         chain = await self._chain(request, owner)
-        return Ground(chain, RunIds(response=response_id, used=len(request.items)), request.items, owner, token)
+        ids = RunIds(response=response_id, used=len(request.items))
+        return Ground(chain, ids, request.items, owner, token, chain.size + request.size)
 
     async def _chain(self, request: CreateResponse, owner: str) -> Chain:
         if request.conversation is not None:

@@ -262,8 +262,9 @@ class Settings(BaseSettings):
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
     max_input_items: int = Field(10_000, gt=0, description="most input items")
-    max_tools: int = Field(512, gt=0, description="most tools")
+    max_tools: int = Field(1024, gt=0, description="most tools of a request, those in namespaces and input items included")
     max_depth: int = Field(64, gt=0, description="deepest nesting of a request's JSON")
+    max_values: int = Field(1_000_000, gt=0, description="most values (members and elements) in a request's JSON")
 
     # -- limits
     api_keys_file: str | None = Field(

@@ -14,6 +14,7 @@ from .chains import Ground
 from .config import Settings
 from .errors import APIError, BadRequest, UpstreamError
 from .protocol.assembler import Assembler
+from .protocol.body import Limits
 from .protocol.compaction import Compacted
 from .protocol.events import Event
 from .protocol.forms import Offered
@@ -74,6 +75,11 @@ class Run:
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What one request may hold."""
+    return Limits(settings.max_input_items, settings.max_tools, settings.max_depth, settings.max_values)
 
 
 def options(request: CreateResponse, ground: Ground, sealer: Sealer, settings: Settings) -> Options:

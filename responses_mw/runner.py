@@ -29,6 +29,7 @@ from .protocol.responsemessages import ResponseMessages
 from .protocol.types import Document
 from .run import Run, fail, options
 from .sealing import Sealer
+from .threads import by_size
 from .tools import Tools
 from .turns import ChatTurns, RelayedTurns, Turns
 from .upstream import Caller, ChatStream, Upstream
@@ -106,7 +107,15 @@ class Runner:
         caller = run.caller
         if run.request.enable_response_messages:
             return None  # an answer that was kept does not tell them
-        key = cache.key(run.request, run.ground.items, owner=caller.owner, model=run.model, headers=caller.headers)
+        key = await by_size(
+            run.ground.size,
+            cache.key,
+            run.request,
+            run.ground.items,
+            owner=caller.owner,
+            model=run.model,
+            headers=caller.headers,
+        )
         if key is None:
             return None
         await self._upstream.verify(caller)  # a hit never reaches it
@@ -299,7 +308,10 @@ class Runner:
     async def _offer(self, run: Run) -> None:
         if self._relays:
             return
-        run.offered = offered(run.request.tools, run.ground.items)
+        run.offered = await by_size(run.ground.size, offered, run.request.tools, run.ground.items)
+        if len(run.offered) > self._settings.max_tools:
+            message = f"The request and its history have more than {self._settings.max_tools} tools."
+            raise BadRequest(message, param="tools", code="array_above_max_length")
         if run.toolbox is not None:
             await run.toolbox.open()
             run.offered = distinct(run.offered + run.toolbox.offered)

@@ -25,6 +25,7 @@ from .protocol.responsemessages import RAW_PARAMETERS
 from .protocol.types import ChatRequest, Item
 from .run import Run, unseal_compaction, unseal_reasoning
 from .sealing import Sealer
+from .threads import by_size
 from .upstream import Caller, ChatStream, Upstream
 from .upstream.room import Begin, Room
 from .upstream.tokenizers import count_input, count_tokens, is_text
@@ -104,21 +105,22 @@ class ChatTurns(Turns):
         return counts[-1]
 
     async def check(self, run: Run) -> None:
-        self._chat(run, await self._upstream.dialect(run.caller), self.items(run))
+        await self._chat(run, await self._upstream.dialect(run.caller), self.items(run))
 
     async def exceeds(self, run: Run, items: Sequence[Item], tokens: int) -> bool:
-        chat = self._chat(run, await self._upstream.dialect(run.caller), items)
+        chat = await self._chat(run, await self._upstream.dialect(run.caller), items)
         if is_text(chat) and len(orjson.dumps(chat)) <= tokens:  # a token has a byte, at the least
             return False
         return await count_tokens(self._upstream, chat, run.caller) > tokens
 
     async def _fit(self, run: Run, begin: Begin) -> None:
         """Begins with what the model is to see; with ``truncation: auto``, with as much of it as it takes."""
-        items, chat_of = self.items(run), partial(self._chat, run, await self._upstream.dialect(run.caller))
+        items = await by_size(run.ground.size, self.items, run)
+        chat_of = partial(self._chat, run, await self._upstream.dialect(run.caller))
         if run.request.truncation == "auto":
             await self._room.ask(items, chat_of, begin, run.caller)
         else:
-            await begin(chat_of(items))
+            await begin(await chat_of(items))
 
     async def _ask(self, run: Run, chat: ChatRequest) -> None:
         if run.stream is not None:  # the turn was begun before, and refused
@@ -130,9 +132,11 @@ class ChatTurns(Turns):
         if run.messages is not None:
             run.messages.begin(chat, run.offered)
 
-    def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
+    async def _chat(self, run: Run, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
         """The chat request of the turn that begins."""
-        return to_chat(
+        return await by_size(
+            run.ground.size,
+            to_chat,
             run.request,
             items,
             dialect,

@@ -39,6 +39,7 @@ NEUTRAL = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
+        "size",
         "cache",
     }
 )

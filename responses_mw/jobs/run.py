@@ -14,12 +14,13 @@ import orjson
 
 from ..config import Settings
 from ..errors import APIError, Unauthorized, UpstreamError
-from ..protocol.request import Limits, parse
-from ..run import Run, fail
+from ..protocol.request import parse
+from ..run import Run, fail, limits_of
 from ..runner import Runner
 from ..sealing import Sealer, Unsealable
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
 from ..telemetry import link_to_request
+from ..threads import by_size
 from ..upstream import Caller
 from .background import purpose
 from .ending import write_failure
@@ -50,7 +51,7 @@ class JobRunner:
         self._flusher = flusher
         self._scope = scope
         self._settings = settings
-        self._limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
+        self._limits = limits_of(settings)
         # A log holds every token as an event of some hundred bytes.
         self._longest_log = 16 * settings.max_response_bytes
 
@@ -75,9 +76,10 @@ class JobRunner:
         link_to_request(secrets["headers"])
         caller = Caller(job.owner, secrets["headers"], self._scope)
         # Items that bring tools are parsed with them; the ones that run have their ids.
-        parsed = parse({**job.body, "tools": secrets["tools"], "input": job.input}, self._limits)
+        body = {**job.body, "tools": secrets["tools"], "input": job.input}
+        parsed = await by_size(job.size, parse, body, self._limits)
         # It is streamed from the upstream in any case: somebody may follow it.
-        request = replace(parsed, items=job.input, stream=True)
+        request = replace(parsed, items=job.input, stream=True, size=job.size)
         return await self._runner.resume(request, caller, dict(job.document), job.token)
 
     def _secrets(self, job: Job) -> dict[str, Any]:

@@ -126,10 +126,16 @@ def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
     given = [result for result in results if isinstance(result, dict)] if isinstance(results, list) else []
     for result in given:
         texts = (result.get(name) for name in ("url", "title", "snippet"))
-        if isinstance(result.get("number"), int) and all(isinstance(text, str) for text in texts):
+        if _is_number(result.get("number")) and all(isinstance(text, str) for text in texts):
             yield result
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a source can have it: those that follow are greater, and JSON's integers have an end."""
+    return type(value) is int and 0 < value <= _MOST_NUMBER
+
+
+_MOST_NUMBER = 2**31
 NOTHING_FOUND = "The search found nothing. Other words may find more."
 _HEADING = (
     "Search results. Cite those that you use, by number as in [1] or by a Markdown link to the URL. "

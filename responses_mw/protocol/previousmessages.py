@@ -27,6 +27,7 @@ def parse_previous(value: Any, path: str = "previous_input_messages", most: int 
     history = _History()
     for index, one in enumerate(checks.array(value, path, most=most)):
         history.add(checks.mapping(one, f"{path}[{index}]"), f"{path}[{index}]")
+        checks.array(history.items, path, most=most)  # a message can be many items
     return history.items
 
 

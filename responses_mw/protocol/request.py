@@ -13,10 +13,11 @@ from typing import Any
 
 from ..errors import BadRequest
 from . import checks
+from .body import Limits
 from .checks import Check
 from .items import parse_input
 from .previousmessages import parse_previous, refuse_two_histories
-from .tools import check_tool_choice, check_tools
+from .tools import check_number_of_tools, check_tool_choice, check_tools
 from .types import Item, Tool
 
 INCLUDABLE = frozenset(
@@ -33,16 +34,8 @@ INCLUDABLE = frozenset(
 )
 EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 SERVICE_TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"})
+_DEFAULT_LIMITS = Limits()
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one request may hold."""
-
-    items: int = 10_000
-    tools: int = 512
-    depth: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +73,8 @@ class CreateResponse:
     reasoning: dict[str, Any] = field(default_factory=dict)
     safety_identifier: str | None = None
     service_tier: str | None = None
+    size: int = 0
+    """Bytes of its JSON, where they are known."""
     store: bool = True
     stream: bool = False
     stream_options: dict[str, Any] = field(default_factory=dict)
@@ -101,8 +96,8 @@ class CreateResponse:
         return self.reasoning.get("summary") is not None
 
 
-def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
-    """``body`` is the decoded JSON. Raises ``BadRequest`` with the path of what is wrong."""
+def parse(body: Any, limits: Limits = _DEFAULT_LIMITS, size: int = 0) -> CreateResponse:
+    """``body`` is the decoded JSON, of ``size`` bytes. Raises ``BadRequest`` with the path of what is wrong."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     checks.depth(body, limits.depth)
@@ -117,12 +112,14 @@ def parse(body: Any, limits: Limits = Limits()) -> CreateResponse:
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
     _check_background(known)
-    tools = check_tools(given.get("tools", []), most=limits.tools)
+    check_number_of_tools(given.get("tools"), given.get("input"), most=limits.tools)
+    tools = check_tools(given.get("tools", []))
     items = _items(given, limits)
     _check_trigger(items)
-    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items)
+    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items, most=limits.tools)
     return CreateResponse(
         items=items,
+        size=size,
         extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
         tools=tools,
         **known,

@@ -24,9 +24,27 @@ NAME = r"[a-zA-Z0-9_-]{1,128}"
 _NOT_YET = ("allowed_callers", "async", "output_schema")
 
 
-def check_tools(value: Any, path: str = "tools", *, most: int | None = None) -> list[Tool]:
-    """``tools`` as a list of checked tools, at ``most`` so many."""
-    tools = [check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path, most=most))]
+def check_number_of_tools(tools: Any, items: Any, *, most: int) -> None:
+    """Refuses more than ``most`` tools in all: in a request's ``tools``, in their namespaces, and in its input ``items``.
+    Neither has been checked."""
+    brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
+    found = _number_of(tools) + sum(map(_number_of, brought))
+    if found > most:
+        message = (
+            f"Invalid 'tools': too many tools. Expected at most {most}, namespaces and input items included, but got {found}."
+        )
+        raise BadRequest(message, param="tools", code="array_above_max_length")
+
+
+def _number_of(tools: Any) -> int:
+    if not isinstance(tools, list):
+        return 0
+    return sum(1 + _number_of(tool.get("tools")) if isinstance(tool, dict) else 1 for tool in tools)
+
+
+def check_tools(value: Any, path: str = "tools") -> list[Tool]:
+    """``tools`` as a list of checked tools."""
+    tools = [check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path))]
     if not any(tool["type"] == "tool_search" for tool in tools):
         _refuse_deferred(tools, path)
     return tools

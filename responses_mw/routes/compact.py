@@ -29,7 +29,7 @@ class CompactReply(Reply):
 class CompactRoutes:
     """``parse`` makes a valid request of a body."""
 
-    def __init__(self, runner: Runner, reader: Reader, parse: Callable[[Any], CreateResponse], settings: Settings) -> None:
+    def __init__(self, runner: Runner, reader: Reader, parse: Callable[[Any, int], CreateResponse], settings: Settings) -> None:
         self._runner = runner
         self._reader = reader
         self._parse = parse
@@ -37,7 +37,7 @@ class CompactRoutes:
 
     async def compact(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/compact``: nothing of it is stored."""
-        parsed = self._parse(create_body(await self._reader.json(request)))
+        parsed = await self._reader.read(request, lambda body, size: self._parse(create_body(body), size))
         await allowance_of(request.scope).request()
         caller = self._reader.caller(request)
 

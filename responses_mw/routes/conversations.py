@@ -16,9 +16,11 @@ from ..ids import RunIds
 from ..protocol import checks
 from ..protocol.items import parse_input
 from ..protocol.request import metadata
+from ..protocol.tools import check_number_of_tools
 from ..protocol.types import Item
 from ..replies import Answer
 from ..state import Conversation, Page, State
+from ..threads import by_size
 from ..upstream import Caller, Upstream
 from .listing import listed, shown
 from .reading import Reader, included, paging
@@ -36,10 +38,10 @@ class ConversationRoutes:
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations``"""
         state, caller = await self._verified(request)
-        body = await self._body(request, "items", "metadata")
+        body, size = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
         conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
-        items = await _items(body.get("items", []), tag, state, caller.owner)
+        items = await self._items(body.get("items", []), size, tag, state, caller.owner)
         await state.conversations.create(conversation, items, caller.owner)
         return Answer(_shown(conversation))
 
@@ -52,7 +54,7 @@ class ConversationRoutes:
         """``POST /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
         # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
-        body = await self._body(request, "metadata", required="metadata")
+        body, _ = await self._body(request, "metadata", required="metadata")
         updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
         return Answer(_shown(updated))
 
@@ -66,11 +68,11 @@ class ConversationRoutes:
         """``POST /v1/conversations/{conversation_id}/items``"""
         include = included(request)
         state, caller = await self._verified(request)
-        body = await self._body(request, "items")
+        body, size = await self._body(request, "items")
         if "items" not in body:  # null is as good as absent
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
-        items = await _items(body["items"], _id(request).removeprefix("conv_"), state, caller.owner)
+        items = await self._items(body["items"], size, _id(request).removeprefix("conv_"), state, caller.owner)
         await state.conversations.append(_id(request), items, caller.owner)
         return Answer(listed(Page(items, has_more=False), include))
 
@@ -103,15 +105,25 @@ class ConversationRoutes:
             raise NotSupported("Conversations need stored state, and this server keeps none: set 'redis'.")
         return self._state, caller
 
-    async def _body(self, request: Request, *names: str, required: str | None = None) -> dict[str, Any]:
-        """The members of the body that are not null, all of them among ``names``; ``required`` is there, if only as null."""
-        sent = await self._reader.json(request)
+    async def _items(self, value: Any, size: int, tag: str, state: State, owner: str) -> list[Item]:
+        """The ``items`` of a body of ``size`` bytes, as they are stored."""
+        items = await by_size(size, self._parsed, value)
+        return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
+
+    def _parsed(self, value: Any) -> list[Item]:
+        check_number_of_tools(None, value, most=self._settings.max_tools)
+        return parse_input(checks.array(value, "items", most=MOST_ITEMS), "items")
+
+    async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
+        """The members of the body that are not null, all of them among ``names``, and its size; ``required`` is there, if only
+        as null."""
+        sent, size = await self._reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")
         for name in body.keys() - names:
             checks.unknown(name)
         if required is not None and required not in sent:
             checks.missing(required)
-        return body
+        return body, size
 
 
 def _id(request: Request) -> str:
@@ -120,11 +132,6 @@ def _id(request: Request) -> str:
         message = f"Invalid 'conversation_id': '{conversation_id[:64]}'. Expected an ID that begins with 'conv_'."
         raise BadRequest(message, param="conversation_id", code="invalid_value")
     return conversation_id
-
-
-async def _items(value: Any, tag: str, state: State, owner: str) -> list[Item]:
-    items = parse_input(checks.array(value, "items", most=MOST_ITEMS), "items")
-    return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
 
 
 def _shown(conversation: Conversation) -> dict[str, Any]:

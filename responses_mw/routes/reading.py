@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import HTTPConnection, Request
 
 from ..apikeys import owner_in
 from ..config import Settings
 from ..errors import BadRequest, TooLarge
 from ..protocol import checks
+from ..protocol.body import decode
 from ..protocol.request import INCLUDABLE
+from ..run import limits_of
 from ..telemetry import annotate
+from ..threads import by_size
 from ..upstream import Caller
+
+T = TypeVar("T")
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -36,6 +41,7 @@ class Reader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._limits = limits_of(settings)
         self._forwarded = frozenset(["authorization", *settings.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
@@ -48,13 +54,13 @@ class Reader:
         return Caller(owner=owner, headers=headers, scope=request.scope)
 
     async def json(self, request: Request) -> Any:
-        """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` beyond ``max_body_bytes``."""
-        body = await self._body(request)
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            message = f"We could not parse the JSON body of your request: {error}."
-            raise BadRequest(message, code="invalid_json") from None
+        """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` where it is too much."""
+        return await self.read(request, lambda body, _size: body)
+
+    async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
+        """What ``parse`` makes of the decoded body and its size in bytes. Raises as ``json`` and ``parse``."""
+        data = await self._body(request)
+        return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
 
     async def _body(self, request: Request) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")

@@ -17,8 +17,9 @@ from ..limits import allowance_of
 from ..prompts import Prompts
 from ..protocol import checks
 from ..protocol.document import whole
-from ..protocol.request import CreateResponse, Limits, parse
+from ..protocol.request import CreateResponse, parse
 from ..replies import Answer, FollowReply, JSONReply, StreamReply
+from ..run import limits_of
 from ..runner import Runner
 from ..state import State
 from ..telemetry import annotate
@@ -49,12 +50,15 @@ class ResponseRoutes:
         self._reader = reader
         self._prompts = prompts
         self._settings = settings
-        self._limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
+        self._limits = limits_of(settings)
+
+    def _parsed(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
+        resolved = self._prompts.resolve(body)
+        return resolved, parse(resolved, self._limits, size)
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
-        body = self._prompts.resolve(await self._reader.json(request))
-        parsed = parse(body, self._limits)
+        body, parsed = await self._reader.read(request, self._parsed)
         allowance = allowance_of(request.scope)
         await allowance.request()
         if parsed.stream:

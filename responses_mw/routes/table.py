@@ -17,8 +17,9 @@ from ..errors import APIError, MethodNotAllowed, NotFound
 from ..jobs import Background
 from ..limits import admitted
 from ..prompts import Prompts
-from ..protocol.request import CreateResponse, Limits, parse
+from ..protocol.request import CreateResponse, parse
 from ..replies import INTERNAL_ERROR, send_json
+from ..run import limits_of
 from ..runner import Runner
 from ..state import State
 from ..telemetry import annotate
@@ -50,10 +51,10 @@ class Routes:
     ) -> None:
         self._reader = reader = Reader(settings)
         prompts = Prompts(settings.prompts_dir)
-        limits = Limits(settings.max_input_items, settings.max_tools, settings.max_depth)
+        limits = limits_of(settings)
 
-        def parsed(body: Any) -> CreateResponse:
-            return parse(prompts.resolve(body), limits)
+        def parsed(body: Any, size: int) -> CreateResponse:
+            return parse(prompts.resolve(body), limits, size)
 
         self._websockets = WebSockets(runner, upstream, state, parsed, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, prompts, settings, cache)

@@ -20,7 +20,7 @@ from .reading import Reader
 class TokenRoutes:
     """``parse`` makes a valid request of a body."""
 
-    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parse: Callable[[Any], CreateResponse]) -> None:
+    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parse: Callable[[Any, int], CreateResponse]) -> None:
         self._runner = runner
         self._upstream = upstream
         self._reader = reader
@@ -28,11 +28,13 @@ class TokenRoutes:
 
     async def count(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/input_tokens``: exact, of the very request that a create would send."""
-        body = await self._reader.json(request)
-        if isinstance(body, dict) and body.pop("personality", None) is not None:
-            checks.unsupported("personality", "it belongs to OpenAI's models.")
-        parsed = replace(self._parse(body), stream=False, store=False, background=False)
+        parsed = await self._reader.read(request, self._parsed)
         caller = self._reader.caller(request)
         await self._upstream.verify(caller)  # some tokenizers answer whoever asks
         count = await self._runner.count_tokens(parsed, caller)
         return Answer({"object": "response.input_tokens", "input_tokens": count})
+
+    def _parsed(self, body: Any, size: int) -> CreateResponse:
+        if isinstance(body, dict) and body.pop("personality", None) is not None:
+            checks.unsupported("personality", "it belongs to OpenAI's models.")
+        return replace(self._parse(body, size), stream=False, store=False, background=False)

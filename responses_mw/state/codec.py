@@ -19,6 +19,7 @@ import orjson
 import zstandard
 
 from ..ids import RANDOM_LENGTH
+from ..threads import AT_ONCE
 from .errors import NewerRecord
 from .values import Turn
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from .values import Item
 
-__all__ = ["json_size", "pack", "pack_turn", "turn_owner", "unpack", "unpack_turn", "unpack_turns"]
+__all__ = ["json_size", "pack", "pack_turn", "turn_owner", "turn_text", "unpack", "unpack_turn", "unpack_turns"]
 
 COMPRESS_FROM = 4096
 PLAIN, COMPRESSED = b"JZ"
@@ -68,7 +69,12 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
     """The stored form of a turn of the response whose id ends in ``owner``: what it was given, and what it answered."""
-    return owner.encode() + pack(orjson.dumps({"input": items, "output": output}))
+    return owner.encode() + pack(turn_text(items, output))
+
+
+def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
+    """The JSON of a turn."""
+    return orjson.dumps({"input": items, "output": output})
 
 
 def turn_owner(turn: bytes) -> str:
@@ -84,7 +90,10 @@ def unpack_turn(turn: bytes) -> Turn:
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
     """Stored turns. Their JSON is read in one piece: of hundreds of short ones, each on its own costs twice as much."""
     texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
-    values = orjson.loads(b"[%b]" % b",".join(texts))
+    if sum(map(len, texts)) > AT_ONCE:  # in pieces, it can be interrupted between them
+        values = [orjson.loads(text) for text in texts]
+    else:
+        values = orjson.loads(b"[%b]" % b",".join(texts))
     return [
         Turn(turn_owner(turn), value["input"], value["output"], len(text))
         for turn, value, text in zip(turns, values, texts, strict=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..ids import random_part
-from .codec import pack, unpack
+from ..threads import by_size
+from .codec import json_size, pack, unpack
 from .errors import Deleted, Missing, NewerRecord, OverBound
 from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
@@ -55,7 +56,8 @@ class Jobs:
         if size > most:
             raise OverBound(f"The response has {size} bytes before it begins; at most {most} are stored.")
         keys = [address.record, address.tombstone]
-        args: Args = [owner, random_part(), self._ttl, pack(head), pack(job), credential, start.data, start.last + 1]
+        packed = await by_size(len(job), pack, job)
+        args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
         if await self._client.persistently(_CREATE, keys, args, patience=self._patience) == b"deleted":
             raise Deleted("Response", document["id"])
 
@@ -85,6 +87,7 @@ class Jobs:
             body=request["body"],
             input=request["input"],
             credential=credential.decode() if credential is not None else None,
+            size=json_size(packed),
         )
         return Taken(verdict, job, worker=(before or b"").decode())
 

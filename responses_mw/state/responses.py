@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..ids import RANDOM_LENGTH, random_part
-from .codec import json_size, pack, pack_turn, unpack, unpack_turn
+from ..threads import by_size
+from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
 from .keys import Address, conversation_key, item_address, response_address
 from .pages import page
@@ -136,13 +137,14 @@ class Responses:
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
         head = orjson.dumps({**document, "output": None})
-        turn = pack_turn(address.random, list(items), document["output"])
+        text = turn_text(list(items), document["output"])
+        turn = address.random.encode() + await by_size(len(text), pack, text)
         if last is None or document["status"] in CHAINABLE:
             size = json_size(turn, RANDOM_LENGTH)
             self._check_bounds(chain, len(head) + size, size, len(items) + len(document["output"]))
         facts = self._facts(address, document["status"], owner, token)
         facts["existing"] = existing or last is not None
-        blobs = [pack(head), turn]
+        blobs = [await by_size(len(head), pack, head), turn]
         if last is not None:
             facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
             blobs.append(last.data)
@@ -255,10 +257,11 @@ class Responses:
                 return answer
         if chain.conversation is not None:
             facts = facts | {"rest": "items", "seen": chain.seen}
-            rest = [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
+            size = sum(map(len, blobs))
+            rest = await by_size(size, lambda: [part for item in items for part in (item["id"], pack(orjson.dumps(item)))])
         elif chain.turns:
             facts = facts | {"rest": "turns"}
-            rest = [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns]
+            rest = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])
         return await self._commit(address, facts, [*blobs, *rest])
 
     async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:

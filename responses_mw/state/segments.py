@@ -14,7 +14,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .codec import turn_owner, unpack_turns
+from ..ids import RANDOM_LENGTH
+from ..threads import by_size
+from .codec import json_size, turn_owner, unpack_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +86,8 @@ class Segments:
                 return None
             if turns and turn_owner(blobs[0]) != turns[-1].owner:
                 return None
-            found.append(turns + unpack_turns(blobs[bool(turns) :]))
+            fresh = blobs[bool(turns) :]
+            found.append(turns + await by_size(sum(json_size(blob, RANDOM_LENGTH) for blob in fresh), unpack_turns, fresh))
         return found
 
     def _keep(self, tag: str, segments: Iterable[tuple[str, list[Turn]]]) -> None:

@@ -110,7 +110,8 @@ class Job:
     """A background response in the hands of the holder of ``token``.
 
     ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is sealed, None if
-    it has expired. ``next_number`` is that of the next event.
+    it has expired. ``next_number`` is that of the next event; ``size`` the
+    bytes of the request's JSON.
     """
 
     response_id: str
@@ -121,6 +122,7 @@ class Job:
     body: dict[str, Any]
     input: list[Item]
     credential: str | None
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ SANDBOX_LABEL = "code_interpreter"
 """Without a server configured under it, the label stands for the sandbox."""
 
 _LONGEST_LABEL, _LONGEST_URL, _LONGEST_TEXT = 64, 2048, 16_384
+_MOST_NAMES = 1000
 _MOST_HEADERS, _MOST_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
@@ -126,7 +127,7 @@ def _allowed(value: Any, path: str) -> Any:
 
 
 def _names(value: Any, path: str) -> list[str]:
-    return [checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path))]
+    return [checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, most=_MOST_NAMES))]
 
 
 def _filter(value: Any, path: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .result import Result
 
 _MOST_APPROVED = 128
 """Calls that one request may approve: all of them are made at the same time."""
+_MOST_SERVERS = 64
 
 
 class Tools:
@@ -34,10 +35,12 @@ class Tools:
 
     def check(self, tools: Sequence[Tool]) -> list[Tool]:
         """The entries of a request's ``tools``, those that are served here checked. Raises ``BadRequest``."""
-        return [
+        checked = [
             CHECKS[tool["type"]](tool, f"tools[{index}]", self._settings) if tool["type"] in CHECKS else tool
             for index, tool in enumerate(tools)
         ]
+        _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
+        return checked
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """The entries as a response may show them, and a store may keep them: without secrets."""
@@ -67,6 +70,7 @@ class Toolbox:
         self._requests = approved
         self._served: list[Served] = []
         self._approved: list[Served] = []
+        self._serving: dict[int, Served] = {}
         self.approved: Chunk | None = None
         """The approved calls, as the model would make them. Their functions are never offered to it: an approval is for one
         call, with the arguments that were shown."""
@@ -86,6 +90,7 @@ class Toolbox:
             raise _first(faults) from None
         self._served = [served for entry in brought for served in entry]
         self._add_approved()
+        self._serving = {id(served.offered.form): served for served in (*self._served, *self._approved)}
 
     @property
     def offered(self) -> list[Offered]:
@@ -108,7 +113,7 @@ class Toolbox:
 
     async def call(self, form: CallForm, arguments: str) -> Result:
         """Carries out one call of the function that was offered with that ``form``."""
-        served = next(served for served in (*self._approved, *self._served) if served.offered.form is form)
+        served = self._serving[id(form)]
         with telemetry.ToolCallSpan(form.members.get("name", served.offered.name), arguments) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
@@ -160,6 +165,16 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
         over.add(asked)
         approved[where] = requests[asked]
     return approved
+
+
+def _check_servers(labels: Sequence[str]) -> None:
+    """Each server of a request is asked for its tools: there are only so many, each once."""
+    if len(labels) > _MOST_SERVERS:
+        message = f"Invalid 'tools': more than {_MOST_SERVERS} MCP servers."
+        raise BadRequest(message, param="tools", code="array_above_max_length")
+    if len(set(labels)) < len(labels):
+        message = "Invalid 'tools': two MCP servers have the same 'server_label'."
+        raise BadRequest(message, param="tools", code="invalid_value")
 
 
 def _first(faults: ExceptionGroup[Exception]) -> Exception:

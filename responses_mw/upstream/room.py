@@ -22,7 +22,7 @@ from .tokenizers import can_count, count_tokens
 
 logger = logging.getLogger(__name__)
 
-ChatOf = Callable[[Sequence[Item]], ChatRequest]
+ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
 """The chat request that shows the model these items."""
 Begin = Callable[[ChatRequest], Awaitable[None]]
 """Sends a chat request, and waits for its answer to begin."""
@@ -66,7 +66,7 @@ class Room:
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
         """All of the items, if it cannot be known that they are too many."""
-        chat = chat_of(items)
+        chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         dialect = await self._upstream.dialect(caller)
         if length is None or not can_count(dialect.name, chat) or not len(Cuts(items)):
@@ -79,7 +79,7 @@ class Room:
         """Cuts and counts by turns, until it fits or nothing more may go."""
         most = None
         while True:
-            chat = chat_of(items)
+            chat = await chat_of(items)
             count = await self._count(chat, length, caller)
             if count <= (most or length - _answer_of(chat)) or not len(Cuts(items)):
                 return chat
@@ -109,7 +109,7 @@ class Room:
         if can_count(dialect.name, refused):
             again = await self._cut(items, chat_of, length, caller)
         else:
-            again = chat_of(_lighter(items, refused, _MARGIN * _goal(refused, length) / _guess(refused, message)))
+            again = await chat_of(_lighter(items, refused, _MARGIN * _goal(refused, length) / _guess(refused, message)))
         return again if again["messages"] != refused["messages"] else None
 
     # -- what the server says of itself -------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ from ..cache.policy import policy_of
 from ..config import Settings
 from ..errors import APIError, BadRequest, RateLimited
 from ..protocol.request import CreateResponse
+from ..run import limits_of
 from ..runner import Runner
+from ..threads import by_size
 from ..upstream import Caller
 from . import frames
 from .frames import Create
@@ -31,8 +33,8 @@ from .held import HeldChains
 
 logger = logging.getLogger(__name__)
 
-Parse = Callable[[Any], CreateResponse]
-"""From the body of a request to a request that is valid by itself; raises ``BadRequest``."""
+Parse = Callable[[Any, int], CreateResponse]
+"""From the body of a request, and its size, to a request that is valid by itself; raises ``BadRequest``."""
 
 Admission = Callable[[], AbstractAsyncContextManager[None]]
 """What each response is made within; raises an ``APIError`` where there may be none now."""
@@ -61,6 +63,7 @@ class Connection:
         self._admission = admission
         self._caller = caller
         self._settings = settings
+        self._limits = limits_of(settings)
         self._receive = receive
         self._send = send
         self._lanes: dict[str | None, deque[Create]] = {}
@@ -112,7 +115,7 @@ class Connection:
     async def _take(self, data: bytes, group: TaskGroup) -> None:
         lane = None
         try:
-            frame = frames.decoded(data, most=self._settings.max_body_bytes)
+            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.max_body_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
                 await self._tell(frames.steer_failed_text(frame, lane))
@@ -176,7 +179,8 @@ class Connection:
         """What a response failed to continue is held no longer; one that was not admitted has not failed."""
         is_good = False
         try:
-            is_good = await self._stream(self._parse(create.body), create)
+            request = await by_size(create.size, self._parse, create.body, create.size)
+            is_good = await self._stream(request, create)
         finally:
             if not is_good and create.parent is not None:
                 self._held.evict(create.parent)

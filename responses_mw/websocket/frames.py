@@ -17,6 +17,7 @@ import orjson
 
 from ..errors import APIError, BadRequest, TooLarge
 from ..protocol import checks
+from ..protocol.body import Limits, decode
 
 LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 CREATE, STEER = "response.create", "response.steer"
@@ -39,14 +40,11 @@ class Create:
         return parent if isinstance(parent, str) else None
 
 
-def decoded(data: bytes, *, most: int) -> dict[str, Any]:
-    """The object in a frame. Raises ``BadRequest`` where it is none, ``TooLarge`` beyond ``most`` bytes."""
+def decoded(data: bytes, limits: Limits, *, most: int) -> dict[str, Any]:
+    """The object in a frame. Raises ``BadRequest`` where it is none, ``TooLarge`` beyond ``most`` bytes or the ``limits``."""
     if len(data) > most:
         raise TooLarge(f"The frame is larger than {most} bytes.")
-    try:
-        frame = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"We could not parse the JSON of your frame: {error}.", code="invalid_json") from None
+    frame = decode(data, limits, "the JSON of your frame")
     if not isinstance(frame, dict):
         raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
     return frame

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from responses_mw.errors import APIError, UpstreamError
 from responses_mw.protocol import document
+from responses_mw.protocol.body import Limits
 from responses_mw.protocol.chat import to_chat
 from responses_mw.protocol.chunks import as_chunk
 from responses_mw.protocol.clienttools import offered
 from responses_mw.protocol.dialects import DIALECTS
 from responses_mw.protocol.items import ITEMS
 from responses_mw.protocol.options import Options
-from responses_mw.protocol.request import PARAMETERS, REFUSED, CreateResponse, Limits, parse
+from responses_mw.protocol.request import PARAMETERS, REFUSED, CreateResponse, parse
 
 from .replay import check
 from .runs import run

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from responses_mw.protocol import compaction
+from responses_mw.protocol.body import Limits
 from responses_mw.protocol.chat import to_chat
 from responses_mw.protocol.citations import citations
 from responses_mw.protocol.clienttools import distinct, offered
@@ -24,7 +25,7 @@ from responses_mw.protocol.history import to_messages
 from responses_mw.protocol.items import parse_input
 from responses_mw.protocol.patterns import as_pattern
 from responses_mw.protocol.previousmessages import parse_previous
-from responses_mw.protocol.request import Limits, parse
+from responses_mw.protocol.request import parse
 from responses_mw.protocol.sse import Decoder
 from responses_mw.protocol.thinking import ThinkingSplitter
 from responses_mw.protocol.toolcalls import ToolCalls

@@ -224,10 +224,43 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, code: str) -> 
 def test_more_than_the_bounds_is_refused() -> None:
     with pytest.raises(BadRequest, match="array too long"):
         parse({"input": [{"role": "user", "content": "x"}] * 3}, Limits(items=2))
-    with pytest.raises(BadRequest, match="array too long"):
+    with pytest.raises(BadRequest, match="too many tools"):
         parse({"input": "x", "tools": [TOOL] * 3}, Limits(tools=2))
     with pytest.raises(TooLarge):
         parse({"input": "x", "metadata": {"a": [[[[[]]]]]}}, Limits(depth=4))
+    previous = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * 3}]
+    with pytest.raises(BadRequest, match="array too long"):
+        parse({"input": "x", "previous_input_messages": previous}, Limits(items=2))
+
+
+NAMESPACE = {"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}
+LISTED = {"name": "t", "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [TOOL, NAMESPACE]},
+        {"input": [{"type": "additional_tools", "tools": [TOOL, NAMESPACE]}]},
+        {"input": [{"type": "tool_search_output", "call_id": "c", "tools": [NAMESPACE]}], "tools": [TOOL]},
+        {"input": [{"type": "mcp_list_tools", "server_label": "s", "tools": [LISTED] * 3}], "tools": [TOOL]},
+        {"input": [{"type": "additional_tools", "tools": [TOOL]}] * 4},
+    ],
+    ids=["tools", "additional_tools", "tool_search_output", "mcp_list_tools", "many items"],
+)
+def test_tools_count_wherever_they_stand(body: dict[str, Any]) -> None:
+    body = {"input": "x", **body}
+    parse(body, Limits(tools=4))
+    with pytest.raises(BadRequest, match=r"too many tools. Expected at most 3, .* but got 4") as caught:
+        parse(body, Limits(tools=3))
+    assert (caught.value.param, caught.value.code) == ("tools", "array_above_max_length")
+
+
+def test_a_choice_allows_no_more_tools_than_a_request_may_have() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}] * 3}
+    with pytest.raises(BadRequest, match="array too long") as caught:
+        parse({"input": "x", "tools": [TOOL], "tool_choice": choice}, Limits(tools=2))
+    assert caught.value.param == "tool_choice.tools"
 
 
 def test_what_the_reference_does_not_know_goes_to_the_upstream_as_it_is() -> None:

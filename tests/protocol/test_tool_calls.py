@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import orjson
 import pytest
 from hypothesis import given
@@ -26,7 +28,7 @@ def test_arguments_are_whole_as_soon_as_they_are_an_object_however_they_are_cut(
     calls = ToolCalls()
     calls.feed({"index": 0, "function": {"name": "f"}})
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in itertools.pairwise(places):
         calls.feed({"index": 0, "function": {"arguments": text[begin:end]}})
         assert calls.calls[0].is_whole() == (parse_arguments(text[:end]) is not None)
 

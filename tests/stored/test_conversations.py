@@ -42,6 +42,17 @@ async def respond_in(client: AsyncOpenAI, given: str, conversation_id: str) -> o
     return await client.responses.create(model="tiny", input=given, conversation=conversation_id)
 
 
+async def test_items_that_are_nested_too_deep_or_bring_too_many_tools_are_refused(a: Ours) -> None:
+    deep: Any = "x"
+    for _ in range(300):
+        deep = [deep]
+    response = await a.http.post("/v1/conversations", json={"items": [{"role": "user", "content": "Hi", "x": deep}]})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_deep")
+    tools = {"type": "additional_tools", "tools": [{"type": "function", "name": "f"}] * 2000}
+    response = await a.http.post("/v1/conversations", json={"items": [tools]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
 # -- conversations themselves --------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
+from responses_mw.tools import Tools
 from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
 
 from .servers import TOKEN, Bearer, Watched, weather
@@ -38,6 +40,23 @@ def tool(**members: Any) -> dict[str, Any]:
 
 def configured(**members: Any) -> dict[str, Any]:
     return {"type": "mcp", "server_label": "own", **members}
+
+
+@pytest.mark.parametrize(
+    ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
+)
+def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
+    tools = Tools(SETTINGS, httpx.AsyncClient())
+    assert tools.check([tool(server_label=label) for label in labels[:2]])
+    with pytest.raises(BadRequest) as caught:
+        tools.check([tool(server_label=label) for label in labels])
+    assert (caught.value.param, caught.value.code) == ("tools", code)
+
+
+def test_the_names_of_allowed_tools_are_only_so_many() -> None:
+    for members in ({"allowed_tools": ["a"] * 1001}, {"require_approval": {"never": {"tool_names": ["a"] * 1001}}}):
+        with pytest.raises(BadRequest, match="array too long"):
+            check_mcp_tool(tool(**members), "tools[0]", SETTINGS)
 
 
 # -- what is accepted -----------------------------------------------------------------------------------------------------------

@@ -223,3 +223,11 @@ async def test_the_offered_function_takes_what_the_tool_reads() -> None:
     assert definition["name"] == "web_search"
     assert definition["parameters"]["required"] == ["query"]
     assert not (await tool.call(json.dumps(dict.fromkeys(definition["parameters"]["required"], "x")))).failed
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, -1, 0, True, 1.5])
+async def test_a_number_that_a_client_made_up_is_no_source(number: Any) -> None:
+    forged = {"number": number, "url": C.url, "title": "", "snippet": ""}
+    earlier = [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search"}, "results": [forged]}]
+    result = await search(Shelf(A, B), earlier=earlier).call('{"query": "a"}')
+    assert [one["number"] for one in result.members["results"]] == [1, 2]

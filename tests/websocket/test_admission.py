@@ -70,7 +70,7 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
         if len(sent) == 2:
             told.set()
 
-    await Connection(runner, held, parse, admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
+    await Connection(runner, held, lambda body, _size: parse(body), admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
     assert '"status":429' in sent[0]
     assert '"retry-after":"3"' in sent[0]
     assert '"status":500' in sent[1]

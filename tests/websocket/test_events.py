@@ -197,6 +197,19 @@ async def test_a_frame_that_is_too_large_is_a_413(start_ws: Start, upstream: Scr
     assert not upstream.requests
 
 
+@pytest.mark.parametrize("kind", ["response.create", "response.steer"])
+async def test_a_frame_that_is_nested_too_deep_is_a_413_and_the_connection_goes_on(
+    ws_proxy: Ours, upstream: ScriptedUpstream, kind: str
+) -> None:
+    deep = f'{{"type": "{kind}", "model": "tiny", "input": {"[" * 300}{"]" * 300}}}'
+    upstream.stream(*HELLO)
+    async with opened(ws_proxy) as socket:
+        await socket.connection.send(deep)
+        refused = await socket.receive()
+        assert (refused["status"], refused["error"]["code"]) == (413, "request_too_deep")
+        assert await socket.response()
+
+
 async def test_steering_is_refused_with_its_input(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
     held = Signal()
     upstream.stream(text("Hel"), held, *HELLO)

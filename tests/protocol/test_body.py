@@ -1,0 +1,85 @@
+"""JSON of clients: what is too much is refused before it is decoded, and what is no JSON by name."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.protocol import body
+from responses_mw.protocol.body import Limits, decode, has_more_values
+
+texts = st.text(alphabet='a",[{\\é', max_size=6)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def number_of(value: Any) -> int:
+    """Members and elements, an empty list or object counting as one."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return max(len(inner), 1) + sum(map(number_of, inner))
+
+
+@given(value=values, at_once=st.integers(1, 9))
+def test_values_are_counted_in_the_text_and_strings_are_none(value: Any, at_once: int) -> None:
+    number, data = number_of(value), orjson.dumps(value)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(body, "_AT_ONCE", at_once)
+        assert not has_more_values(data, number)
+        assert number == 0 or has_more_values(data, number - 1)
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '"a"', "[1,2]"])
+def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(value: str) -> None:
+    cut = f'{{"input": "Hi", "x": [{",".join([value] * 2000)}'.encode()  # no JSON: who decoded it would say so
+    with pytest.raises(TooLarge) as caught:
+        decode(cut, Limits(values=1000))
+    assert (caught.value.status, caught.value.code) == (413, "request_too_many_values")
+
+
+def test_a_long_text_is_one_value() -> None:
+    written = {"input": 'a, "b", [c], {d}: \\ ' * 1000}
+    assert decode(orjson.dumps(written), Limits(values=10)) == written
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b'{"\\udc00": 1}', b'"\xed\xa0\x80"', b"[" * 5000, b"\xef\xbb\xbf{}", b""],
+)
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode(data, Limits())
+    assert caught.value.code == "invalid_json"
+
+
+def test_what_json_leaves_open_is_read_as_it_can_be_written_again() -> None:
+    decoded = decode(b'{"a": 1, "a": 2, "big": 123456789012345678901234567890, "most": 18446744073709551615}', Limits())
+    assert orjson.loads(orjson.dumps(decoded)) == {"a": 2, "big": 1.2345678901234568e29, "most": 18446744073709551615}
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    assert decode(b"[" * 4 + b"]" * 4, Limits(depth=4))
+    with pytest.raises(TooLarge, match="deeper than 4"):
+        decode(b"[" * 6 + b"]" * 6, Limits(depth=4))
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    large = orjson.dumps([[]] * 50_000)
+    decode(large, Limits())
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        decode(large, Limits())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

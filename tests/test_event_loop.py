@@ -1,0 +1,97 @@
+"""One large request does not hold up the event loop.
+
+What counts is the time that the loop's own thread spends between two heartbeats: a busy machine does not change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from conftest import lifespan
+from responses_mw import ResponsesMiddleware, Settings
+from scripted import ScriptedUpstream, completion
+
+MOST = 0.1
+"""Seconds. A single step in C, such as decoding some MiB, cannot be interrupted."""
+TEXT = "A quick brown fox, it jumps. " * 7
+
+
+class Heart:
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def beat(self) -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.thread_time()
+            self.longest, last = max(self.longest, now - last), now
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.beat())
+        try:
+            await asyncio.sleep(0)
+            yield
+            await asyncio.sleep(0.01)
+        finally:
+            task.cancel()
+
+
+def _parts() -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 150_000}]}
+
+
+def _items() -> dict[str, Any]:
+    turn = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": TEXT}]
+    return {"input": [*(turn * 4990), turn[0]]}
+
+
+def _grammars() -> dict[str, Any]:
+    grammar = {"type": "grammar", "syntax": "regex"}
+    tools = [
+        {"type": "custom", "name": f"t{index}", "format": {**grammar, "definition": f"{index}" + "(a|b)" * 390}}
+        for index in range(1000)
+    ]
+    return {"input": "Hi", "tools": tools}
+
+
+def _allowed() -> dict[str, Any]:
+    tools = [{"type": "function", "name": f"t{index}"} for index in range(1024)]
+    chosen = [{"type": "function", "name": "t1023"}] * 1024
+    return {"input": TEXT * 2000, "tools": tools, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": chosen}}
+
+
+def _calls() -> dict[str, Any]:
+    tools = [{"id": f"c{index}", "function": {"name": "f", "arguments": "{}"}} for index in range(4900)]
+    told = [{"role": "tool", "tool_call_id": one["id"], "content": "x" * 50} for one in reversed(tools)]
+    return {"input": "Hi", "previous_input_messages": [{"role": "assistant", "content": "", "tool_calls": tools}, *told]}
+
+
+def _chunk() -> dict[str, Any]:
+    return completion({"content": "Hello"})
+
+
+@pytest.mark.parametrize("make", [_parts, _items, _grammars, _allowed, _calls])
+async def test_a_large_request_is_read_and_passed_on_beside_the_event_loop(
+    make: Callable[[], dict[str, Any]], upstream: ScriptedUpstream, redis_url: str
+) -> None:
+    body = orjson.dumps({"model": "tiny", "store": False, **make()})
+    app = ResponsesMiddleware(upstream, Settings(redis=redis_url, state_timeout=20))
+    heart = Heart()
+    async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
+        upstream.whole(_chunk())
+        upstream.whole(_chunk())
+        assert (await http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "store": False})).status_code == 200
+        async with heart.beating():
+            response = await http.post("/v1/responses", content=body)
+    assert response.status_code == 200, response.text
+    assert heart.longest < MOST
