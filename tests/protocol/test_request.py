@@ -15,9 +15,10 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest, TooLarge
+from responses_mw.protocol.body import Limits
 from responses_mw.protocol.document import create
 from responses_mw.protocol.items import ITEMS, NOT_SERVED
-from responses_mw.protocol.request import PARAMETERS, REFUSED, Limits, parse
+from responses_mw.protocol.request import PARAMETERS, REFUSED, parse
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 

@@ -107,7 +107,7 @@ async def test_what_a_client_says_was_found_is_not_fetched(searching: Ours, upst
         "type": "web_search_call",
         "id": "ws_1",
         "action": {"type": "open_page", "url": url, "sources": [{"type": "url", "url": url}]},
-        "results": [{"number": 2**63, "url": url, "title": "T", "snippet": ""}, {"number": "x"}, 7],
+        "results": [{"number": 2**31, "url": url, "title": "T", "snippet": ""}, {"number": "x"}, 7],
     }
     upstream.stream(text(f"See [Me]({url})."), finish())
     streamed = await stream(searching, tools=[SEARCH], input=[claim, {"role": "user", "content": "Hi"}])

@@ -12,6 +12,7 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
+from responses_mw.sealing import Sealer
 from responses_mw.tools import Tools
 from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
 
@@ -46,7 +47,7 @@ def configured(**members: Any) -> dict[str, Any]:
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
 def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
-    tools = Tools(SETTINGS, httpx.AsyncClient())
+    tools = Tools(SETTINGS, httpx.AsyncClient(), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
         tools.check([tool(server_label=label) for label in labels])
