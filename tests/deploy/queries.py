@@ -1,4 +1,4 @@
-"""Which metrics, and which of their labels, what we ship asks Prometheus for: dashboard, alerts, and scaling by the queue."""
+"""The metrics and labels queried by the dashboard, the alerts and the scaling by the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 FILES = REPOSITORY / "helm" / "responses-mw" / "files"
 SCALING = REPOSITORY / "helm" / "responses-mw" / "templates" / "worker-scaledobject.yaml"
 
-# What is asked for of `/metrics`, with the labels that may be asked for. Histograms stand with their bare name.
+# Metrics of `/metrics`, with the labels that queries may use. Histograms are listed by their bare name.
 EMITTED: dict[str, set[str]] = {
     "gen_ai_client_operation_duration_seconds": {"error_type", "gen_ai_request_model"},
     "gen_ai_client_token_usage": {"gen_ai_token_type", "gen_ai_request_model"},
@@ -36,7 +36,7 @@ EMITTED: dict[str, set[str]] = {
     "process_cpu_seconds_total": set(),
     "process_resident_memory_bytes": set(),
 }
-# What Prometheus itself adds.
+# Metrics that Prometheus adds.
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 OF_EVERY_TARGET = {"job", "instance", "namespace", "service"}
 
@@ -51,7 +51,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Where each stands, and the query as Prometheus gets it."""
+    """Yield the place of each query, and the query as Prometheus receives it."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", []):
             yield f"panel {panel['title']}", target["expr"].replace("$__rate_interval", "5m")
@@ -67,7 +67,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def asked_for(query: str) -> dict[str, set[str]]:
-    """The metrics of a query, with the labels that are asked of each; those that it is grouped by count for all."""
+    """Return the metrics of a query with the labels used. Labels that the query groups by count for every metric."""
     metrics: dict[str, set[str]] = {}
     grouped: set[str] = set()
 
@@ -84,7 +84,7 @@ def asked_for(query: str) -> dict[str, set[str]]:
 
 
 def bare(name: str) -> str:
-    """A histogram's own name."""
+    """Return the name without a histogram's suffix."""
     for suffix in ("_bucket", "_count", "_sum"):
         if name.removesuffix(suffix) in EMITTED:
             return name.removesuffix(suffix)

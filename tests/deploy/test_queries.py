@@ -1,4 +1,4 @@
-"""What the dashboard and the alerts ask for is there."""
+"""Queries of the dashboard and the alerts match the metrics that are exported."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SECRET = "a secret that all the replicas of the deployment have"
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it was received. Ids are hexadecimal."""
+    """A span as received. Ids are hexadecimal."""
 
     name: str
     kind: int
@@ -49,7 +49,7 @@ class Span:
 
     @property
     def context(self) -> str:
-        """The beginning of a ``traceparent``; its flags follow."""
+        """A `traceparent` without its flags."""
         return f"00-{self.trace_id}-{self.span_id}-"
 
 
@@ -87,7 +87,7 @@ class Collector:
                 self.spans += [_span(span, service) for span in scoped.spans]
 
     async def until(self, *names: str, **attributes: Any) -> list[Span]:
-        """All spans, once there is one of each of these names."""
+        """Wait for a span of each of these names, and return all spans."""
         async with asyncio.timeout(30):
             while not set(names) <= {span.name for span in self.spans}:
                 await asyncio.sleep(0.02)
@@ -123,7 +123,7 @@ def _value(value: Any) -> Any:
 
 
 class Command:
-    """``responses-mw serve`` or ``worker`` as a process."""
+    """A process that runs `responses-mw serve` or `worker`."""
 
     def __init__(self, command: str, settings: dict[str, Any], environment: dict[str, str], log: Path) -> None:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
@@ -139,7 +139,7 @@ class Command:
         self.admin = Ours(f"http://127.0.0.1:{settings['admin_port']}")
 
     async def is_ready(self, path: str = "/readyz") -> Command:
-        """Waits until it is; by ``/livez``, until it is there."""
+        """Wait until the process is ready or, with `/livez`, alive."""
         async with asyncio.timeout(30):
             while True:
                 assert self.process.poll() is None, self.log
@@ -150,11 +150,11 @@ class Command:
 
     @property
     def log(self) -> str:
-        """What it has written to standard error."""
+        """The process's standard error so far."""
         return self._log.read_text()
 
     async def logged(self, text: str) -> str:
-        """Waits until its log holds ``text``."""
+        """Wait until the log contains `text`, and return the log."""
         async with asyncio.timeout(20):
             while text not in self.log:
                 await asyncio.sleep(0.02)
@@ -188,7 +188,7 @@ def database(redis_url: str) -> str:
 
 @pytest.fixture
 def environment(serve: Serve, collector: Collector) -> dict[str, str]:
-    """Has everything sent to the collector, soon."""
+    """Variables for frequent export to the collector."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": serve(collector),
         "OTEL_BSP_SCHEDULE_DELAY": "50",
@@ -198,7 +198,7 @@ def environment(serve: Serve, collector: Collector) -> dict[str, str]:
 
 @pytest.fixture
 async def start(upstream_url: str, database: str, environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts ``serve`` or ``worker``, with settings and further variables."""
+    """Start `serve` or `worker` with settings and further variables."""
     async with AsyncExitStack() as stack:
 
         def start(command: str, variables: dict[str, str] | None = None, **settings: Any) -> Command:

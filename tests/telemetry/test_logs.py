@@ -1,4 +1,4 @@
-"""Log records, and the access line."""
+"""Log records and the access line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET, PROMPT = "sk-a-secret-key", "a secret question"
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """Nothing is sent anywhere."""
+    """No variables: nothing is exported."""
     return {}
 
 
@@ -59,7 +59,7 @@ def test_a_record_is_one_line_of_json() -> None:
 
 
 @pytest.mark.parametrize("formatter", [JSONFormatter(), HumanFormatter()])
-def test_an_exception_is_told_by_where_and_what_kind_but_not_by_its_text(formatter: logging.Formatter) -> None:
+def test_an_exception_is_logged_by_place_and_class_without_its_message(formatter: logging.Formatter) -> None:
     text = formatter.format(record("x", error=raised()))
     assert PROMPT not in text
     assert "builtins.KeyError" in text
@@ -67,11 +67,11 @@ def test_an_exception_is_told_by_where_and_what_kind_but_not_by_its_text(formatt
     assert "in raised" in text
 
 
-def test_an_exceptions_text_is_there_for_debugging() -> None:
+def test_debugging_shows_the_message_of_an_exception() -> None:
     assert PROMPT in JSONFormatter(with_messages=True).format(record("x", error=raised()))
 
 
-# -- observed applications -------------------------------------------------------------------------------------------------------
+# -- the middleware --------------------------------------------------------------------------------------------------------------
 
 
 def streams_open() -> float | None:
@@ -83,7 +83,7 @@ def active_requests() -> float | None:
 
 
 def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200) -> Any:
-    """An application that tells what it knows, and answers with ``parts``."""
+    """An application that annotates its request and answers with `parts`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         annotate(route="/v1/things/{thing}", owner="0123456789abcdef")
@@ -130,7 +130,7 @@ async def test_a_request_has_the_callers_id_or_a_new_one() -> None:
         assert (await client.get("/")).headers["x-request-id"] not in given
 
 
-async def test_what_passes_through_keeps_the_headers_that_it_has() -> None:
+async def test_headers_of_proxied_requests_pass_unchanged() -> None:
     transport = httpx.ASGITransport(TelemetryMiddleware(answering(b"{}"), "*", traced=False))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         assert "x-request-id" not in (await client.get("/")).headers
@@ -142,7 +142,7 @@ async def test_streams_are_counted_while_they_are_open() -> None:
     assert active_requests() == 0
 
 
-async def test_a_client_that_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_left_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "responses_mw.access")
 
     async def left(scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,9 +179,7 @@ async def _forget(_: Any) -> None:
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("form", ["json", "human"])
-async def test_a_servers_log_has_a_line_for_each_request_and_nothing_of_what_was_asked(
-    upstream: ScriptedUpstream, start: Start, form: str
-) -> None:
+async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: ScriptedUpstream, start: Start, form: str) -> None:
     front = await start("serve", log_format=form).is_ready()
     upstream.stream(*HELLO)
     created = await front.ours.client.with_options(api_key=SECRET).responses.create(model="tiny", input=PROMPT)

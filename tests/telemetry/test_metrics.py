@@ -35,7 +35,7 @@ CHAT = {"model": "m", "stream": True, "messages": []}
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The families by name, a counter's with its suffix."""
+    """Return the metric families by name; counters have their suffix."""
     families = text_string_to_metric_families(text)
     return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in families}
 
@@ -69,7 +69,7 @@ print(json.dumps([points, metrics.exposition("")[0].decode()]))
 
 
 def run_script(script: str, **environment: str) -> Any:
-    """The JSON that `script` prints, run in a process of its own."""
+    """Run `script` in a process of its own, and decode the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
@@ -150,7 +150,7 @@ def document(output_tokens: int | None = None) -> dict[str, Any]:
 
 
 def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
-    """Sums by the labels that matter here, of one provider."""
+    """Return the sums recorded for `provider`, by the labels that matter here."""
     samples = parsed(metrics.exposition("")[0].decode())[name].samples
     wanted = ("gen_ai_request_model", "gen_ai_token_type", "error_type")
     return {
@@ -199,12 +199,12 @@ def test_only_models_that_answered_are_label_values_and_their_number_is_bounded(
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """Nothing is sent anywhere."""
+    """No variables: nothing is exported."""
     return {}
 
 
 @pytest.mark.timeout(120)
-async def test_metrics_are_read_from_the_admin_port_without_any_collector(upstream: ScriptedUpstream, start: Start) -> None:
+async def test_the_admin_port_serves_metrics_without_a_collector(upstream: ScriptedUpstream, start: Start) -> None:
     lonely = start("serve", redis="redis://127.0.0.1:1", limit_requests_per_minute=2)
     front = await start("serve", cache="exact", limit_requests_per_minute=2).is_ready()
     await exercised(front, upstream)
@@ -236,7 +236,7 @@ async def test_metrics_are_read_from_the_admin_port_without_any_collector(upstre
 
 
 async def exercised(front: Command, upstream: ScriptedUpstream) -> None:
-    """Has a server that lets two requests pass stream, run a job that fails, and refuse."""
+    """Make a server with a limit of two requests stream, run a job that fails, and refuse a request."""
     upstream.stream(*HELLO)
     stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
     assert [event.type async for event in stream][-1] == "response.completed"
@@ -268,7 +268,7 @@ async def scraped(command: Command) -> dict[str, Any]:
 
 
 def total(families: dict[str, Any], name: str, **labels: str) -> float:
-    """The sum of the samples of that name that have these labels."""
+    """Add up the samples with these labels."""
     family = families[name.removesuffix("_count").removesuffix("_sum")]
     return float(sum(one.value for one in family.samples if one.name == name and labels.items() <= one.labels.items()))
 

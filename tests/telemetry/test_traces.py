@@ -1,4 +1,4 @@
-"""What an OTLP receiver gets of real processes."""
+"""Traces and metrics that real processes export by OTLP."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
     assert (created.parent_id, committed.parent_id) == (request.span_id, job.span_id)
     assert committed.kind == CLIENT
     assert committed.attributes["db.system.name"] == "redis"
-    assert collector.all("EVALSHA log_append") == []  # what a process does time and again is no span
+    assert collector.all("EVALSHA log_append") == []  # periodic work is not traced
     written = repr([(span.name, span.attributes) for span in collector.spans])
     assert PROMPT not in written
     assert "Sunny" not in written
@@ -112,7 +112,7 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
 
 
 def remembering(app: ASGIApp) -> tuple[ASGIApp, dict[str, tuple[str, dict[str, Any]]]]:
-    """An MCP server that remembers, by method, the last ``traceparent`` that came as a header, and what came as ``_meta``."""
+    """Wrap an MCP server to remember, by method, the last `traceparent` header and `_meta` received."""
     told: dict[str, tuple[str, dict[str, Any]]] = {}
 
     async def remembering(scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +135,7 @@ def front_address(upstream: ScriptedUpstream) -> tuple[str, int]:
 
 
 @pytest.mark.timeout(90)
-async def test_a_request_is_one_trace_and_its_failures_are_told_by_their_kind(
+async def test_a_request_is_one_trace_and_its_failures_have_a_kind(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve").is_ready()
@@ -167,7 +167,7 @@ async def test_a_request_is_one_trace_and_its_failures_are_told_by_their_kind(
 
 
 @pytest.mark.timeout(90)
-async def test_texts_stand_in_spans_by_opt_in_only_and_never_those_of_a_response_that_is_not_stored(
+async def test_spans_hold_texts_by_opt_in_only_and_never_of_a_response_that_is_not_stored(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     opt_in = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
@@ -190,7 +190,7 @@ async def test_texts_stand_in_spans_by_opt_in_only_and_never_those_of_a_response
 
 
 @pytest.mark.timeout(90)
-async def test_a_caller_who_does_not_sample_is_heeded_and_his_trace_goes_on(
+async def test_the_callers_decision_not_to_sample_is_kept_and_propagated(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve").is_ready()
@@ -205,7 +205,7 @@ async def test_a_caller_who_does_not_sample_is_heeded_and_his_trace_goes_on(
 
 
 @pytest.mark.timeout(90)
-async def test_a_disabled_sdk_sends_nothing_and_the_callers_context_passes_as_it_is(
+async def test_a_disabled_sdk_exports_nothing_and_passes_the_callers_context_on(
     upstream: ScriptedUpstream, start: Start, collector: Collector
 ) -> None:
     front = await start("serve", {"OTEL_SDK_DISABLED": "true"}).is_ready()
@@ -223,7 +223,9 @@ def test_an_exporter_that_is_not_installed_is_an_error_at_the_start(monkeypatch:
 
 
 @pytest.mark.timeout(90)
-async def test_metrics_go_where_traces_go(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
+async def test_metrics_are_exported_to_the_same_endpoint_as_traces(
+    upstream: ScriptedUpstream, start: Start, collector: Collector
+) -> None:
     front = await start("serve").is_ready()
     upstream.stream(*HELLO)
     stream = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
