@@ -27,6 +27,7 @@ Attributes: TypeAlias = Mapping[str, str | int]
 Metric = TypeVar("Metric", bound=MetricWrapperBase)
 
 MAX_SERIES = 1000
+MAX_NAME = 256
 OTHER = "_OTHER"
 REGISTRY = prometheus.CollectorRegistry()
 
@@ -132,14 +133,14 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """Names that may be label values: the first `maximum` that were admitted. Any other reads `_OTHER`."""
+    """Names that may be label values: the first `maximum` admitted of at most `MAX_NAME` characters. Others read `_OTHER`."""
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._names: set[str] = set()
 
     def admit(self, name: str) -> None:
-        if len(self._names) < self._maximum:
+        if len(self._names) < self._maximum and len(name) <= MAX_NAME:
             self._names.add(name)
 
     def known(self, name: str) -> str:

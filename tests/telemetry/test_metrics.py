@@ -194,6 +194,13 @@ def test_only_models_that_answered_are_label_values_and_their_number_is_bounded(
     assert [known.known(name) for name in ("a", "b", "c")] == ["a", "b", "_OTHER"]
 
 
+def test_a_long_model_name_is_no_label_value() -> None:
+    """Each of the many samples of a histogram repeats it."""
+    known = metrics.KnownNames(2)
+    known.admit("x" * 10_000)
+    assert known.known("x" * 10_000) == "_OTHER"
+
+
 # -- the port --------------------------------------------------------------------------------------------------------------------
 
 
