@@ -106,6 +106,7 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             bounds=bounds,
             patience=settings.state_timeout,
             partitions=settings.queue_partitions,
+            owner_bytes=settings.limit_stored_bytes,
         )
         stack.push_async_callback(state.wakeups.aclose)
         if settings.redis is not None:

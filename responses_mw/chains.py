@@ -14,7 +14,8 @@ from .ids import RunIds, random_part
 from .protocol.items import ID_PREFIXES
 from .protocol.request import CreateResponse
 from .protocol.types import Document, Item
-from .state import Chain, Deleted, Missing, OverBound, State, StateUnavailable
+from .state import Chain, Deleted, Missing, OverBound, OverQuota, State, StateUnavailable
+from .telemetry import UNSTORED
 from .threads import by_size
 
 logger = logging.getLogger(__name__)
@@ -96,10 +97,11 @@ class Chains:
             raise NotSupported(f"'{param}' needs stored state, and this server keeps none: set 'redis'.", param=param)
         return self._state
 
-    async def will_store(self, request: CreateResponse) -> bool:
-        """Whether the response of ``request`` is to be stored, and there is room."""
+    async def will_store(self, request: CreateResponse, ground: Ground) -> bool:
+        """Whether the response of ``request`` is to be stored, and there is room. Raises OverQuota."""
         if not request.store or self._state is None:
             return False
+        await self._state.quota.check(ground.owner, request.size)
         try:
             return not await self._state.nearly_full()
         except StateUnavailable:
@@ -116,8 +118,9 @@ class Chains:
             await self._state.responses.commit(ground.chain, document, ground.input, ground.owner, ground.token)
         except Deleted as error:
             raise NotFound(error.message) from None
-        except (StateUnavailable, OverBound) as error:
+        except (StateUnavailable, OverBound, OverQuota) as error:
             document["store"] = False
+            UNSTORED.add(1, {"error.type": type(error).__name__})
             if self._required:
                 raise
             logger.warning("response %s is not stored: %s", document["id"], error.message)

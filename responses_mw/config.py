@@ -278,6 +278,9 @@ class Settings(BaseSettings):
     limit_background: int = Field(
         0, ge=0, description="most background responses of an owner that wait or run at a time; 0 is no limit"
     )
+    limit_stored_bytes: int = Field(
+        0, ge=0, description="most bytes of stored responses and conversations of an owner, as JSON; 0 is no limit"
+    )
 
     # -- telemetry
     admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 opens none")

@@ -172,7 +172,7 @@ class Runner:
         ground = await self._chains.begin(request, caller.owner)
         created = document.create(request, response_id=ground.ids.response, model=request.model or model, created_at=_now())
         created["tools"] = self._tools.echo(created["tools"])
-        created["store"] = await self._chains.will_store(request)
+        created["store"] = await self._chains.will_store(request, ground)
         if request.enable_response_messages:
             created |= {"input_messages": None, "output_messages": None}  # they are known in the end
         return self._run(request, caller, model, ground, created)

@@ -18,7 +18,7 @@ from ..protocol.request import parse
 from ..run import Run, fail, limits_of
 from ..runner import Runner
 from ..sealing import Sealer, Unsealable
-from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, State, StateUnavailable
+from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
 from ..telemetry import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 KEY_COMES_WITHIN = 3600.0
 """Seconds after its creation for which a job waits for a replica that has its key: keys are being rolled out."""
+_LOG_STEP = 1024 * 1024
+"""The log of a running job is counted as stored each time that it has grown by so many bytes."""
 _NOT_IN_TIME = "The server was stopped before the response was complete."
 
 
@@ -114,7 +116,7 @@ class JobRunner:
             run.assembler.fail("server_error", _NOT_IN_TIME)
 
     async def _turns(self, held: Held, run: Run) -> None:
-        number = held.job.next_number
+        number, counted = held.job.next_number, 0
         async with aclosing(self._runner.turns(run, lambda assembler: assembler.resume(number))) as batches:
             async for events in batches:
                 self._flusher.write(held, events)
@@ -123,6 +125,13 @@ class JobRunner:
                 if held.size > self._longest_log:
                     fail(run, UpstreamError("The answer is longer than what is stored."))
                     return
+                if held.size - counted >= _LOG_STEP:
+                    counted = held.size
+                    try:
+                        await self._state.jobs.count_log(held.job, counted)
+                    except OverQuota as error:
+                        fail(run, error)
+                        return
 
     async def _end(self, held: Held, run: Run) -> None:
         """Stores the response, with the last events. Tried for as long as the lease lasts."""

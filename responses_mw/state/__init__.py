@@ -13,6 +13,7 @@ from .errors import (
     NewerRecord,
     NotChainable,
     OverBound,
+    OverQuota,
     StateUnavailable,
 )
 from .health import Health
@@ -37,6 +38,7 @@ __all__ = [
     "NewerRecord",
     "NotChainable",
     "OverBound",
+    "OverQuota",
     "Page",
     "State",
     "StateUnavailable",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from ..ids import random_part
 from .codec import json_size, pack, unpack
 from .errors import Missing, NewerRecord, OverBound
 from .keys import conversation_key, conversation_tag
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .client import Client
+    from .quota import Quota
 
 __all__ = ["Conversations"]
 
@@ -27,6 +29,9 @@ _APPEND = script("conversation_append")
 _ITEMS = script("conversation_items")
 _DELETE_ITEM = script("conversation_item_delete")
 
+# What an item takes in Redis besides its JSON (lua/lib.lua).
+ITEM_BYTES = 256
+
 
 class Conversations:
     """The conversations of every owner; each call names the owner, and sees no other's.
@@ -34,21 +39,28 @@ class Conversations:
     Every method but ``create`` raises Missing for an id that this owner has no conversation of.
     """
 
-    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
+    def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
         """``ttl_seconds`` is how long a conversation is kept after it was last written to; ``patience`` how long it is tried to
         create one, or to append to it (seconds)."""
         self._client = client
+        self._quota = quota
         self._ttl = ttl_seconds * 1000
         self._bounds = bounds
         self._patience = patience
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Stores a new conversation with its first ``items``, each with an id of the conversation's tag. Raises OverBound."""
-        key = _key(conversation.id)
+        """Stores a new conversation with its first ``items``, each with an id of the conversation's tag.
+
+        Raises OverBound, OverQuota.
+        """
+        tag, blobs = _tag(conversation.id), _blobs(items)
         metadata = orjson.dumps(conversation.metadata)
-        args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl]
-        args += [*self._limits, *_blobs(items)]
-        _check(await self._client.persistently(_CREATE, [key], args, patience=self._patience), conversation.id)
+        args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
+        async with self._quota.reserved(owner, tag, "c", len(metadata) + _size(blobs), ttl=self._ttl) as report:
+            answer, *report[:] = await self._client.persistently(
+                _CREATE, [conversation_key(tag)], args, patience=self._patience
+            )
+        _check(answer, conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
         fields = await self._client.command("HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata")
@@ -62,13 +74,17 @@ class Conversations:
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         """Replaces the metadata, and returns the conversation as it is now."""
         args: list[str | bytes | int] = [owner, orjson.dumps(metadata), self._ttl]
-        answer, *created_at = await self._client.script(_UPDATE, [_key(conversation_id)], args)
+        answer, *rest = await self._client.script(_UPDATE, [_key(conversation_id)], args)
         _check(answer, conversation_id)
-        return Conversation(conversation_id, int(created_at[0]), metadata)
+        created_at, *report = rest
+        await self._quota.settle(owner, _tag(conversation_id), report)
+        return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
         """Deletes the conversation and its items; responses made in it stay, but nothing can be chained on them."""
-        _check(await self._client.script(_DELETE, [_key(conversation_id)], [owner]), conversation_id)
+        answer, *report = await self._client.script(_DELETE, [_key(conversation_id)], [owner])
+        _check(answer, conversation_id)
+        await self._quota.settle(owner, _tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
         """The conversation's items, for a new response to stand on; its commit appends to the conversation."""
@@ -92,10 +108,17 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
-        """Appends items, each with an id of the conversation's tag, as one block. Raises OverBound."""
-        key = _key(conversation_id)
-        args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *_blobs(items)]
-        _check(await self._client.persistently(_APPEND, [key], args, patience=self._patience), conversation_id)
+        """Appends items, each with an id of the conversation's tag, as one block.
+
+        Raises OverBound, OverQuota.
+        """
+        tag, blobs = _tag(conversation_id), _blobs(items)
+        args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *blobs]
+        async with self._quota.reserved(owner, tag, f"a{random_part()}", _size(blobs)) as report:
+            answer, *report[:] = await self._client.persistently(
+                _APPEND, [conversation_key(tag)], args, patience=self._patience
+            )
+        _check(answer, conversation_id)
 
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
@@ -124,7 +147,8 @@ class Conversations:
         if answer == b"cursor":
             raise Missing("Item", item_id)
         _check(answer, conversation_id)
-        created_at, metadata = rest
+        created_at, metadata, *report = rest
+        await self._quota.settle(owner, _tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
@@ -153,6 +177,11 @@ def _key(conversation_id: str) -> str:
 
 def _blobs(items: Sequence[Item]) -> list[str | bytes]:
     return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
+
+
+def _size(blobs: Sequence[str | bytes]) -> int:
+    """What the items that ``_blobs`` has made count."""
+    return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:

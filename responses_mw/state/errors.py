@@ -5,6 +5,7 @@ APIError
 │   └── Deleted          404  the response was deleted while its run went on
 ├── NotChainable         400  the response exists, but nothing can stand on it: it runs, or it failed, or was cancelled
 ├── OverBound            413  a response, chain or conversation beyond its setting
+├── OverQuota            429  the owner may not store more
 └── StateUnavailable     503  Redis is away, slow, full, read-only or loading; ``reason`` tells which
     └── NewerRecord      503  a newer release wrote this; a replica that runs that release can serve it
 
@@ -14,9 +15,19 @@ EmbeddedFailed           (at start) the embedded server cannot run
 
 from __future__ import annotations
 
-from ..errors import BadRequest, NotFound, TooLarge, Unavailable
+from ..errors import APIError, BadRequest, NotFound, TooLarge, Unavailable
 
-__all__ = ["Deleted", "EmbeddedFailed", "Fenced", "Missing", "NewerRecord", "NotChainable", "OverBound", "StateUnavailable"]
+__all__ = [
+    "Deleted",
+    "EmbeddedFailed",
+    "Fenced",
+    "Missing",
+    "NewerRecord",
+    "NotChainable",
+    "OverBound",
+    "OverQuota",
+    "StateUnavailable",
+]
 
 
 class Missing(NotFound):
@@ -46,6 +57,22 @@ class NotChainable(BadRequest):
 
 class OverBound(TooLarge):
     """More than the settings allow to be stored: nothing was written."""
+
+
+class OverQuota(APIError):
+    """The owner has stored as much as it may: nothing was written."""
+
+    status = 429
+    type = "insufficient_quota"
+    default_code = "storage_quota_exceeded"
+
+    def __init__(self, most: int) -> None:
+        message = (
+            f"You have reached your quota of {most} bytes of stored responses and conversations. Delete some, wait until they "
+            "expire, or set 'store' to false."
+        )
+        # The official clients would ask again at once, which does not help.
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class StateUnavailable(Unavailable):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .client import Client
     from .keys import Address
+    from .quota import Quota
 
 __all__ = ["Jobs", "announced"]
 
@@ -37,10 +38,11 @@ Call = tuple[list[str], Args]
 class Jobs:
     """Every step names the token of who has the job; whoever had it before is fenced. Raises StateUnavailable."""
 
-    def __init__(self, client: Client, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
+    def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
         """``ttl_seconds`` is how long a job may wait and run; it is a day at the least. ``patience`` is how long it is tried to
         create one (seconds)."""
         self._client = client
+        self._quota = quota
         self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
         self._bounds = bounds
         self._patience = patience
@@ -49,7 +51,8 @@ class Jobs:
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
         """Writes the record of a new response: its ``document`` (queued), the request ``body`` without its input ``items``, the
-        sealed ``credential``, and the log's ``start``. Raises OverBound; Deleted if the job was given up meanwhile."""
+        sealed ``credential``, and the log's ``start``. Raises OverBound, OverQuota; Deleted if the job was given up
+        meanwhile."""
         address = _address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size, most = len(head) + len(job), self._bounds.response_bytes
@@ -58,8 +61,15 @@ class Jobs:
         keys = [address.record, address.tombstone]
         packed = await by_size(len(job), pack, job)
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
-        if await self._client.persistently(_CREATE, keys, args, patience=self._patience) == b"deleted":
+        size += len(credential) + len(start.data)
+        async with self._quota.reserved(owner, address.tag, f"r{address.random}", size, ttl=self._ttl) as report:
+            answer, *report[:] = await self._client.persistently(_CREATE, keys, args, patience=self._patience)
+        if answer == b"deleted":
             raise Deleted("Response", document["id"])
+
+    async def count_log(self, job: Job, size: int) -> None:
+        """Count the ``size`` that the log of a running job has grown to as stored by its owner. Raises OverQuota."""
+        await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
 
     async def take(self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = "") -> Taken:
         """Gives the job to a new holder, for ``lease`` seconds. ``why``: to ``run`` it, to ``settle`` it if it is lost, or to

@@ -3,6 +3,7 @@
     rmw:{<tag>}:r:<random>        hash: the record of response resp_<tag><random>
     rmw:{<tag>}:s:<segment>       list: turns, append-only
     rmw:{<tag>}:s:<segment>:refs  zset: who needs how many of the segment's turns
+    rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, where the owner has a quota
     rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
     rmw:{<tag>}:e:<random>        stream: the event log of a background response
     rmw:{<tag>}:k:<random>        string: the sealed credential that it runs with, until it has ended

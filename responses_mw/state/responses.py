@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .client import Client
     from .conversations import Conversations
+    from .quota import Quota
 
 __all__ = ["Responses"]
 
@@ -44,6 +45,7 @@ class Responses:
         self,
         client: Client,
         conversations: Conversations,
+        quota: Quota,
         *,
         ttl_seconds: int,
         log_ttl_seconds: int,
@@ -54,6 +56,7 @@ class Responses:
         end; ``patience`` how long a commit is tried (seconds)."""
         self._client = client
         self._conversations = conversations
+        self._quota = quota
         self._segments = Segments(client, recent_bytes=bounds.recent_bytes)
         self._ttl = ttl_seconds * 1000
         self._log_ttl = log_ttl_seconds * 1000
@@ -131,8 +134,8 @@ class Responses:
         ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
         random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already.
         ``last`` ends the log of a background response, whose record must be there; such a one that failed is stored whatever
-        its size. Raises OverBound, Deleted, Fenced, or StateUnavailable when the patience is over; the write may then
-        have happened.
+        its size, and no quota refuses ``last``. Raises OverBound, OverQuota, Deleted, Fenced, or StateUnavailable when the
+        patience is over; the write may then have happened.
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
@@ -163,6 +166,7 @@ class Responses:
             "status": status,
             "aside": status not in CHAINABLE,
             "ttl": self._ttl,
+            "counts": self._quota.is_set,
             "max_items": self._bounds.chain_items,
             "max_bytes": self._bounds.chain_bytes,
         }
@@ -171,11 +175,12 @@ class Responses:
         """Deletes the response, and every text that nothing living stands on any more. Raises Missing."""
         address = _address(response_id)
         keys = [address.record, address.tombstone]
-        answer = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000])
+        answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000])
         if answer == b"missing":
             raise Missing("Response", response_id)
         _check_answer(answer)
         self._segments.forget(address.tag)
+        await self._quota.settle(owner, address.tag, report)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """The stored items that ``item_reference`` items name, by id. Raises Missing for the first that is nowhere."""
@@ -249,25 +254,33 @@ class Responses:
     ) -> bytes:
         """Commits as a branch of the parent, or, where there is none any more, with the whole history as a new root."""
         rest: Sequence[str | bytes] = ()
+        turn = json_size(blobs[1], RANDOM_LENGTH)
+        size = json_size(blobs[0]) + turn
         if chain.parent is not None:
             parent = {"random": chain.parent.random, "segment": chain.parent.segment, "path": chain.parent.path}
             branch = facts | {"parent": parent | {"length": str(chain.parent.length)}}
-            answer = await self._commit(address, branch, blobs)
+            answer = await self._commit(address, branch, blobs, size)
             if answer != b"reroot":
                 return answer
         if chain.conversation is not None:
             facts = facts | {"rest": "items", "seen": chain.seen}
-            size = sum(map(len, blobs))
-            rest = await by_size(size, lambda: [part for item in items for part in (item["id"], pack(orjson.dumps(item)))])
+            new = sum(map(len, blobs))
+            rest = await by_size(new, lambda: [part for item in items for part in (item["id"], pack(orjson.dumps(item)))])
+            size += turn  # they are in the conversation too
         elif chain.turns:
             facts = facts | {"rest": "turns"}
             rest = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])
-        return await self._commit(address, facts, [*blobs, *rest])
+            size += chain.size
+        return await self._commit(address, facts, [*blobs, *rest], size)
 
-    async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes]) -> bytes:
-        """The script's answer."""
+    async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes], size: int) -> bytes:
+        """The script's answer. A background response has its place already, even beyond the quota."""
         keys, all_args = [address.record, address.tombstone], [orjson.dumps(facts), *args]
-        answer: bytes = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
+        reserved = None if "job" in facts else size
+        name = f"r{address.random}"
+        async with self._quota.reserved(facts["owner"], address.tag, name, reserved, ttl=self._ttl, admitted=True) as report:
+            answer: bytes
+            answer, *report[:] = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
         return answer
 
     async def _resolve(self, address: Address, item_ids: list[str], owner: str) -> dict[str, Item]:

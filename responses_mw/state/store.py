@@ -10,6 +10,7 @@ from .jobs import Jobs
 from .keys import KEY_CHECK
 from .limits import Usage
 from .queue import Queue
+from .quota import Quota
 from .responses import Responses
 from .scripts import script
 from .values import Bounds
@@ -29,7 +30,8 @@ WEEK = 7 * DAY
 
 
 class State:
-    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, and the owners' ``usage`` behind one client.
+    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, and the
+    ``quota`` of what they have stored, behind one client.
 
     ``wakeups`` tells at once what others have written.
     """
@@ -43,23 +45,26 @@ class State:
         bounds: Bounds | None = None,
         patience: float = 2.0,
         partitions: int = 8,
+        owner_bytes: int = 0,
     ) -> None:
         """``ttl_seconds``: how long things are kept, ``log_ttl_seconds``: the event log of a background response after its end;
         ``patience``: how long a write that can be repeated is tried while Redis is away (seconds); ``partitions``: of the
-        queue."""
+        queue; ``owner_bytes``: the most that an owner may have stored, 0 for any number."""
         bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
-        self.conversations = Conversations(client, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
+        self.quota = quota = Quota(client, owner_bytes=owner_bytes)
+        self.conversations = Conversations(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.responses = Responses(
             client,
             self.conversations,
+            quota,
             ttl_seconds=ttl_seconds,
             log_ttl_seconds=log_ttl_seconds,
             bounds=bounds,
             patience=patience,
         )
-        self.jobs = Jobs(client, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
+        self.jobs = Jobs(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.usage = Usage(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = Wakeups(client)

@@ -24,6 +24,7 @@ from .metrics import (
     QUEUE_AGE,
     QUEUE_DEPTH,
     REGISTRY,
+    UNSTORED,
     exposition,
 )
 from .observed import TelemetryMiddleware, websocket_request_span
@@ -49,6 +50,7 @@ __all__ = [
     "QUEUE_AGE",
     "QUEUE_DEPTH",
     "REGISTRY",
+    "UNSTORED",
     "TelemetryMiddleware",
     "ToolCallSpan",
     "TurnSpan",

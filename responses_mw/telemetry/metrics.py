@@ -207,16 +207,16 @@ STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open stre
 LIMITS_REFUSED = Counter(
     "responses_mw.limits.refused",
     "{request}",
-    "Requests refused with 429, by limit.",
+    "Requests that a limit refused, by limit.",
     ["limit"],
-    ["requests", "streams", "background"],
+    ["requests", "streams", "background", "storage"],
 )
 LIMITS_UNCHECKED = Counter(
     "responses_mw.limits.unchecked",
     "{request}",
     "Requests accepted unchecked because Redis was unavailable, by limit.",
     ["limit"],
-    ["requests", "streams", "background"],
+    ["requests", "streams", "background", "storage"],
 )
 CACHE_LOOKUPS = Counter(
     "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", ["result"], ["exact", "semantic", "miss"]
@@ -229,6 +229,13 @@ QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest of them h
 JOBS_RUNNING = UpDownCounter("responses_mw.jobs.running", "{job}", "Background responses running in this process.")
 LEASES_LOST = Counter("responses_mw.leases.lost", "{lease}", "Background responses whose worker was lost or too late.")
 EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
+UNSTORED = Counter(
+    "responses_mw.responses.unstored",
+    "{response}",
+    "Responses that were answered but could not be stored, by class of error.",
+    ["error.type"],
+    ["OverBound", "OverQuota", "StateUnavailable"],
+)
 STATE_ERRORS = Counter(
     "responses_mw.state.errors",
     "{error}",

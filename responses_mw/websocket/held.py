@@ -36,8 +36,8 @@ class HeldChains(Chains):
         self._size = 0
         self._held: OrderedDict[str, HeldChain] = OrderedDict()
 
-    async def will_store(self, request: CreateResponse) -> bool:
-        return request.previous_response_id not in self._held and await super().will_store(request)
+    async def will_store(self, request: CreateResponse, ground: Ground) -> bool:
+        return not isinstance(ground.chain, HeldChain) and await super().will_store(request, ground)
 
     async def commit(self, ground: Ground, document: Document) -> None:
         """Stores ``document``; what is not stored is held."""

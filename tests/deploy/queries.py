@@ -29,6 +29,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_cache_lookups_total": {"result"},
     "responses_mw_streams_open": set(),
     "responses_mw_state_errors_total": {"error_type"},
+    "responses_mw_responses_unstored_total": {"error_type"},
     "responses_mw_jobs_running": set(),
     "responses_mw_limits_refused_total": {"limit"},
     "responses_mw_limits_unchecked_total": set(),

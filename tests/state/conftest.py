@@ -36,11 +36,11 @@ def server(valkey: Server) -> Iterator[Plain]:
 
 @pytest.fixture
 async def open_state() -> AsyncIterator[OpenState]:
-    """Makes a state of a URL, with options of ``connect`` and a patience, that is closed when the test ends."""
+    """Makes a state of a URL, with options of ``connect``, a patience and a quota, that is closed when the test ends."""
     async with AsyncExitStack() as stack:
 
-        def open_state(url: str, *, patience: float = 2.0, **options: Any) -> State:
-            state = State(connect(url, **options), patience=patience)
+        def open_state(url: str, *, patience: float = 2.0, owner_bytes: int = 0, **options: Any) -> State:
+            state = State(connect(url, **options), patience=patience, owner_bytes=owner_bytes)
             stack.push_async_callback(state.aclose)
             return state
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from responses_mw.ids import RunIds, random_part
+from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
+from responses_mw.state.codec import json_size
 from responses_mw.state.keys import response_address
+from responses_mw.state.scripts import script
 
 if TYPE_CHECKING:
     from responses_mw.state import Chain, Item, State
@@ -72,10 +74,32 @@ def everything(server: Plain) -> dict[bytes, Any]:
 
 
 def kept(server: Plain) -> list[bytes]:
-    """All keys but tombstones, which hold no text and go by themselves."""
-    return sorted(key for key in server.keys("*") if b":x:" not in key)
+    """All keys but tombstones and accounts, which hold no text and go by themselves."""
+    rest = accounts(server)
+    return sorted(key for key in server.keys("*") if b":x:" not in key and key not in rest)
 
 
 def turns(server: Plain) -> dict[bytes, int]:
     """The number of turns in each segment."""
-    return {key: server.llen(key) for key in server.keys("*:s:*") if not key.endswith(b":refs")}
+    return {key: server.llen(key) for key in server.keys("*:s:*") if not key.endswith((b":refs", b":bytes"))}
+
+
+def accounts(server: Plain) -> list[bytes]:
+    """The keys of the accounts of what owners have stored."""
+    return [*server.keys("*}:expires"), *server.keys("*}:sizes")]
+
+
+def turn_sizes(server: Plain) -> dict[bytes, int]:
+    """The size of each segment, as it is."""
+    return {segment: sum(map(_turn_size, server.lrange(segment, 0, -1))) for segment in turns(server)}
+
+
+def _turn_size(turn: bytes) -> int:
+    return json_size(turn, RANDOM_LENGTH) if turn[RANDOM_LENGTH : RANDOM_LENGTH + 1] == b"Z" else len(turn)
+
+
+async def used(state: State, owner: str = ALICE) -> int:
+    """What the account of an owner says that it has stored."""
+    keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
+    _, stored = await state.client.script(script("account"), keys, [0, 0])
+    return int(stored)

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
 from responses_mw.state import Chain, Missing, NotChainable, State, connect
-from responses_mw.state.codec import turn_owner
+from responses_mw.state.codec import json_size, turn_owner
 
-from .making import ALICE, BOB, address, history, kept, respond, turns
+from .making import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from .servers import Server
 
+# What objects count besides their JSON.
+RECORD, SEGMENT, TOMBSTONE = 1536, 768, 256
 OWNERS = st.sampled_from([ALICE, BOB])
 
 
@@ -48,6 +50,7 @@ class Store(RuleBasedStateMachine):
     """The model is ``living``: responses by id. Everything that was ever stored is in the bundle."""
 
     valkey: Server
+    owner_bytes: int
     responses: Bundle[str] = Bundle("responses")
     runs: Bundle[Running] = Bundle("runs")
 
@@ -56,7 +59,7 @@ class Store(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.server = self.valkey.client()
         self.server.flushall()
-        self.replicas = [State(connect(self.valkey.url)) for _ in range(2)]
+        self.replicas = [State(connect(self.valkey.url), owner_bytes=self.owner_bytes) for _ in range(2)]
         self.living: dict[str, Known] = {}
         self.gone: dict[str, Known] = {}
         self.expired = False
@@ -109,9 +112,12 @@ class Store(RuleBasedStateMachine):
 
     @rule(response=responses)
     def expire(self, response: str) -> None:
-        if self.living.pop(response, None):
+        known = self.living.pop(response, None)
+        if known is not None:
             self.expired = True
-            self.server.delete(address(response).record)
+            where = address(response)
+            self.server.delete(where.record)
+            self.server.zadd(f"rmw:{{b{known.owner}}}:expires", {f"{where.tag}r{where.random}": 1}, xx=True)
 
     @rule(response=responses, owner=OWNERS)
     def look(self, response: str, owner: str) -> None:
@@ -135,6 +141,15 @@ class Store(RuleBasedStateMachine):
         # What expired stays until a neighbour is touched, or until its own time to live is over.
         assert found >= needed if self.expired else found == needed
 
+    @invariant()
+    def the_accounts_say_what_is_there(self) -> None:
+        if self.owner_bytes:
+            records = [json_size(self.server.hget(key, "document")) for key in self.server.keys("*:r:*")]
+            segments = turn_sizes(self.server)
+            there = sum(records) + sum(segments.values()) + RECORD * len(records) + SEGMENT * len(segments)
+            there += TOMBSTONE * len(self.server.keys("*:x:*"))
+            assert there == sum(self.do(used(self.state, owner)) for owner in (ALICE, BOB))
+
     def teardown(self) -> None:
         for response, known in self.living.items():
             self.do(self.state.responses.delete(response, known.owner))
@@ -147,7 +162,8 @@ class Store(RuleBasedStateMachine):
         self.server.close()
 
 
-def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server) -> None:
-    Store.valkey = valkey
-    check = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("owner_bytes", [0, 10**9])
+def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server, owner_bytes: int) -> None:
+    Store.valkey, Store.owner_bytes = valkey, owner_bytes
+    check = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     run_state_machine_as_test(Store, settings=check)

@@ -17,10 +17,10 @@ from redis.crc import key_slot
 
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag
-from responses_mw.state import Batch, Chain, Client, Conversation, Missing, State, StateUnavailable, connect
+from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
 from responses_mw.state.keys import stop_channel
 
-from .making import ALICE, BOB, address, continued, history, message, respond, texts
+from .making import ALICE, BOB, address, continued, history, message, respond, texts, used
 from .servers import Server, wire
 
 if TYPE_CHECKING:
@@ -177,6 +177,22 @@ def cluster_url(nodes: list[Server]) -> str:
 async def test_everything_works_in_a_cluster_of_three_nodes(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster))
     await assert_works(state)
+
+
+async def test_what_owners_store_is_counted_in_a_cluster(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster), owner_bytes=10**9)
+    before = await used(state)
+    response = await respond(state, Chain.new(), "x" * 10_000)
+    on = await continued(state, response, "y" * 10_000)
+    assert await used(state) > before + 40_000
+    for one in (response, on):
+        await state.responses.delete(one, ALICE)
+    assert await used(state) < before + 1_000
+    await assert_works(state)
+    await assert_jobs_work(state)
+    strict = open_state(cluster_url(cluster), owner_bytes=1)
+    with pytest.raises(OverQuota):
+        await respond(strict, Chain.new(), "x")
 
 
 async def test_a_conversation_lies_in_one_slot_and_conversations_in_all_nodes(
@@ -373,8 +389,9 @@ async def test_everything_works_over_a_unix_socket(open_state: OpenState, start:
 async def test_everything_works_in_fakeredis() -> None:
     from fakeredis import FakeAsyncRedis
 
-    state = State(Client(FakeAsyncRedis(), timeout=2, max_connections=10))
+    state = State(Client(FakeAsyncRedis(), timeout=2, max_connections=10), owner_bytes=10**9)
     await assert_works(state)
+    assert await used(state) > 0
     assert (await state.check()).server == "unknown"
     await state.aclose()
 

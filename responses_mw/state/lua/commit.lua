@@ -1,7 +1,8 @@
 -- Stores a finished response: its record, its turn, and its items in its conversation.
 -- KEYS: record, tombstone
 -- ARGV: 1 facts as JSON, 2 document, 3 turn; of a background response (facts.job) 4 the last batch of its log; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
--- Answers: 'stored'; 'reroot' (send the whole history as a new root); 'deleted'; 'fenced'; 'newer'; 'bound'
+-- Answers: {'stored'}, with facts.counts and a report (lib.lua); {'reroot'} (send the whole history as a new root); {'deleted'};
+--   {'fenced'}; {'newer'}; {'bound'}
 
 local new = cjson.decode(ARGV[1])
 local REST = new.job and 5 or 4
@@ -48,19 +49,38 @@ end
 local function keep_segment(segment)
   keep(prefix .. 's:' .. segment, new.ttl)
   keep(prefix .. 's:' .. segment .. ':refs', new.ttl)
+  if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
+end
+
+-- That it is stored, and what was written or kept for longer.
+local function stored()
+  if not new.counts then return {'stored'} end
+  local reply = {'stored'}
+  local add, record = report(reply), redis.call('HMGET', KEYS[1], 'segment', 'path', 'logged')
+  add('r' .. new.random, KEYS[1], RECORD_BYTES + json_size(ARGV[2]))
+  add('s' .. record[1], prefix .. 's:' .. record[1], segment_size(record[1]))
+  for ancestor in string.gmatch(record[2], '([a-z0-9]+):') do
+    add('s' .. ancestor, prefix .. 's:' .. ancestor, segment_size(ancestor))
+  end
+  if new.job then add('e' .. new.random, prefix .. 'e:' .. new.random, record[3] or 0) end
+  if new.rest == 'items' then add('c', prefix .. 'c', conversation_size()) end
+  return reply
 end
 
 local answer = earlier()
-if answer then return answer end
+if answer == 'stored' then return stored() end
+if answer then return {answer} end
 local appends = new.rest == 'items' and not new.aside and refusal(new.owner) == nil
-if appends and not has_room(REST, new.max_items, new.max_bytes) then return 'bound' end
+if appends and not has_room(REST, new.max_items, new.max_bytes) then return {'bound'} end
 
 local segment, path
 if new.parent then segment, path = branch(new.parent) else segment, path = root() end
-if not segment then return 'reroot' end
+if not segment then return {'reroot'} end
 
-local length = redis.call('RPUSH', prefix .. 's:' .. segment, ARGV[3])
-redis.call('ZADD', prefix .. 's:' .. segment .. ':refs', length, 'r' .. new.random)
+local turns = prefix .. 's:' .. segment
+local length = redis.call('RPUSH', turns, ARGV[3])
+if redis.call('EXISTS', turns .. ':bytes') == 1 then redis.call('INCRBY', turns .. ':bytes', turns_size(turns, -1, -1)) end
+redis.call('ZADD', turns .. ':refs', length, 'r' .. new.random)
 redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', new.owner, 'status', new.status, 'token', new.token,
   'segment', segment, 'length', length, 'path', path, 'document', ARGV[2])
 if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
@@ -78,4 +98,4 @@ if new.job then
   redis.call('DEL', prefix .. 'k:' .. new.random)
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
 end
-return 'stored'
+return stored()

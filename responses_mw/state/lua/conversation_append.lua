@@ -1,10 +1,10 @@
 -- Appends items to a conversation as one block.
 -- KEYS: conversation
 -- ARGV: 1 owner, 2 TTL in ms, 3 most items, 4 most bytes, then id and blob of each item
--- Answers: 'appended'; 'missing'; 'newer'; 'bound'
+-- Answers: {'appended'} and a report (lib.lua); {'missing'}; {'newer'}; {'bound'}
 
 local refused = refusal(ARGV[1])
-if refused then return refused end
-if not has_room(5, tonumber(ARGV[3]), tonumber(ARGV[4])) then return 'bound' end
+if refused then return {refused} end
+if not has_room(5, tonumber(ARGV[3]), tonumber(ARGV[4])) then return {'bound'} end
 append_items(5, ARGV[2])
-return 'appended'
+return with_size({'appended'})

@@ -1,9 +1,9 @@
 -- Deletes a conversation and its items. Responses that were made in it stay.
 -- KEYS: conversation
 -- ARGV: owner
--- Answers: 'deleted'; 'missing'; 'newer'
+-- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
 local refused = refusal(ARGV[1], true)
-if refused then return refused end
+if refused then return {refused} end
 redis.call('DEL', KEYS[1], KEYS[1] .. ':items', KEYS[1] .. ':order')
-return 'deleted'
+return with_size({'deleted'})

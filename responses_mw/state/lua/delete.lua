@@ -1,16 +1,16 @@
 -- Deletes a response, and the turns that nothing living stands on any more.
 -- KEYS: record, tombstone
 -- ARGV: owner, token of this delete, life of the tombstone in ms
--- Answers: 'deleted'; 'missing'; 'newer'
+-- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
 local LAST_READS = 10000  -- ms: whoever follows the log reads its end
 
 local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment')
 if not record[1] then
-  return redis.call('GET', KEYS[2]) == ARGV[2] and 'deleted' or 'missing'
+  return {redis.call('GET', KEYS[2]) == ARGV[2] and 'deleted' or 'missing'}
 end
-if record[2] ~= ARGV[1] then return 'missing' end
-if tonumber(record[1]) > VERSION then return 'newer' end
+if record[2] ~= ARGV[1] then return {'missing'} end
+if tonumber(record[1]) > VERSION then return {'newer'} end
 
 -- What frees memory comes first: a full Redis lets a script write on that has begun so.
 redis.call('DEL', KEYS[1])
@@ -22,4 +22,14 @@ if record[3] then
   redis.call('ZREM', prefix .. 's:' .. record[3] .. ':refs', 'r' .. random)
   settle(record[3])
 end
-return 'deleted'
+local reply = {'deleted'}
+local add = report(reply)
+add('r' .. random, KEYS[2], TOMBSTONE_BYTES)
+add('e' .. random, prefix .. 'e:' .. random, 0)
+for _, segment in ipairs(settled) do
+  local turns = prefix .. 's:' .. segment
+  local bytes = redis.call('GET', turns .. ':bytes')
+  -- One that is there and was never counted is in no account.
+  if bytes or redis.call('EXISTS', turns) == 0 then add('s' .. segment, turns, SEGMENT_BYTES + (bytes or 0)) end
+end
+return reply

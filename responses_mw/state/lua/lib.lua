@@ -34,25 +34,73 @@ local function highest(refs)
   end
 end
 
+-- The size of the JSON in a stored blob.
+local function json_size(blob)
+  return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
+end
+
+-- What objects take in Redis besides their JSON, in bytes.
+local RECORD_BYTES, SEGMENT_BYTES, ITEM_BYTES, TOMBSTONE_BYTES = 1536, 768, 256, 256
+
+-- What this script reports for the account of the owner (account.lua): when this was so, then name, bytes and ms to live of objects.
+-- Names are 'r<random>' (record), 's<segment>', 'e<random>' (event log) and 'c' (conversation). 0 bytes: it is no more.
+local function report(reply)
+  local time = redis.call('TIME')
+  reply[#reply + 1] = time[1] * 1000000 + time[2]
+  return function(name, key, bytes)
+    local ttl = redis.call('PTTL', key)
+    if ttl <= 0 then bytes, ttl = 0, 0 end
+    for _, value in ipairs({name, bytes, ttl}) do reply[#reply + 1] = value end
+  end
+end
+
+-- The size of some turns of a segment: of each the JSON, and the random part of its response's id before it.
+local function turns_size(turns, first, last)
+  local bytes = 0
+  for _, turn in ipairs(redis.call('LRANGE', turns, first, last)) do
+    bytes = bytes + (tonumber(string.match(turn, '^[a-z0-9]+Z(%d+):')) or #turn)
+  end
+  return bytes
+end
+
+-- The size of a segment, which is kept beside it from the first time that somebody wants to know.
+local function segment_size(segment)
+  local turns = prefix .. 's:' .. segment
+  local bytes = redis.call('GET', turns .. ':bytes')
+  if not bytes then
+    bytes = turns_size(turns, 0, -1)
+    local ttl = redis.call('PTTL', turns)
+    if ttl > 0 then redis.call('SET', turns .. ':bytes', bytes, 'PX', ttl) end
+  end
+  return SEGMENT_BYTES + bytes
+end
+
+-- Segments of which this script has erased turns.
+local settled = {}
+
+-- Erases the turns of a segment from the one with that index on.
+local function cut(turns, from)
+  if redis.call('EXISTS', turns .. ':bytes') == 1 then
+    redis.call('DECRBY', turns .. ':bytes', turns_size(turns, from, -1))
+  end
+  redis.call('LTRIM', turns, 0, from - 1)
+end
+
 -- Erases the turns of a segment that nothing living stands on; with none left, the segment, and then the same of its parent.
 local function settle(segment)
   while segment do
     local turns = prefix .. 's:' .. segment
     local refs = turns .. ':refs'
     local needed, parent = highest(refs)
+    settled[#settled + 1] = segment
     if needed then
-      if redis.call('LLEN', turns) > needed then redis.call('LTRIM', turns, 0, needed - 1) end
+      if redis.call('LLEN', turns) > needed then cut(turns, needed) end
       return
     end
-    redis.call('DEL', turns, refs)
+    redis.call('DEL', turns, refs, turns .. ':bytes')
     if parent then redis.call('ZREM', prefix .. 's:' .. parent .. ':refs', 's' .. segment) end
     segment = parent
   end
-end
-
--- The size of the JSON in a stored blob.
-local function json_size(blob)
-  return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
 end
 
 -- Whether the conversation can take the items (id, blob, id, blob, ...) that stand in ARGV from `first` on; some may be there already.
@@ -76,6 +124,19 @@ local function append_items(first, ttl)
     end
   end
   for _, key in ipairs({meta, items, order}) do keep(key, ttl) end
+end
+
+-- The size of the conversation.
+local function conversation_size()
+  local key = prefix .. 'c'
+  local items, bytes = redis.call('ZCARD', key .. ':order'), redis.call('HGET', key, 'bytes') or 0
+  return RECORD_BYTES + redis.call('HSTRLEN', key, 'metadata') + ITEM_BYTES * items + bytes
+end
+
+-- The answer of a script on the conversation, and its size for the account.
+local function with_size(reply)
+  report(reply)('c', prefix .. 'c', conversation_size())
+  return reply
 end
 
 -- Whether a conversation has lost none of its keys: Redis evicts each by itself, and a shorter history would be another one.
@@ -110,6 +171,7 @@ local function append_batch(record, first, last, batch, final)
   if next_seq ~= first then return next_seq end
   if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
   redis.call('HSET', record, 'next_seq', last + 1)
+  redis.call('HINCRBY', record, 'logged', #batch)
   local head = last .. (final and ' final' or '') .. '\n'
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end

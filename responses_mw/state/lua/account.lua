@@ -1,0 +1,56 @@
+-- Keeps the account of what an owner has stored: objects count until they expire. An older report never replaces a newer one.
+-- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
+-- ARGV: 1 most bytes (0: any number), 2 when this was so (us; 0: it is about to be), then name, bytes (0: it is no more) and ms to
+--   live of each object
+-- Answers: {1 or 0 (nothing was changed, as it would be too much), bytes that are stored}
+
+local FORGOTTEN = 5000  -- so many at once; the rest next time
+
+local expires, sizes = KEYS[1], KEYS[2]
+local most, when, now = tonumber(ARGV[1]), tonumber(ARGV[2]), now_ms()
+
+local function known(name)
+  return string.match(redis.call('HGET', sizes, name) or '0 0', '^(%d+) (%d+)$')
+end
+
+if redis.call('EXISTS', expires) == 0 then redis.call('DEL', sizes) end  -- Redis evicts each by itself
+local sum = tonumber(redis.call('HGET', sizes, 'sum') or 0)
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', expires, '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
+  local _, bytes = known(name)
+  sum = sum - bytes
+  redis.call('HDEL', sizes, name)
+  redis.call('ZREM', expires, name)
+end
+local before = sum
+
+local changes = {}
+for i = 3, #ARGV, 3 do
+  local of, bytes = known(ARGV[i])
+  if tonumber(of) <= when then
+    sum = sum - bytes + ARGV[i + 1]
+    changes[#changes + 1] = i
+  end
+end
+local fits = most == 0 or sum <= before or sum <= most
+if fits then
+  for _, i in ipairs(changes) do
+    local name, bytes, ttl = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+    if bytes == '0' then
+      redis.call('HDEL', sizes, name)
+      redis.call('ZREM', expires, name)
+    else
+      redis.call('HSET', sizes, name, ARGV[2] .. ' ' .. bytes)
+      redis.call('ZADD', expires, now + ttl, name)
+      keep(expires, ttl)
+    end
+  end
+else
+  sum = before
+end
+if redis.call('EXISTS', expires) == 0 then
+  redis.call('DEL', sizes)
+else
+  redis.call('HSET', sizes, 'sum', string.format('%d', sum))
+  redis.call('PEXPIRE', sizes, redis.call('PTTL', expires))
+end
+return {fits and 1 or 0, sum}

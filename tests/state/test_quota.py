@@ -1,0 +1,290 @@
+"""What an owner has stored is counted, bounded, and given back, wherever it lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw.ids import RunIds, new_tag, random_part
+from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, connect
+
+from .making import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
+from .servers import wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .servers import Plain, Server
+
+Limited = Callable[..., State]
+MANY = 10**9
+# What is left of a deleted response: its tombstone.
+REST = 256
+
+
+@pytest.fixture
+async def limited(valkey: Server, server: Plain) -> AsyncIterator[Limited]:
+    """Makes a state in the empty server with a quota of so many bytes, that is closed when the test ends."""
+    async with AsyncExitStack() as stack:
+
+        def limited(owner_bytes: int, *, url: str = valkey.url, **options: Any) -> State:
+            state = State(connect(url), owner_bytes=owner_bytes, **options)
+            stack.push_async_callback(state.aclose)
+            return state
+
+        yield limited
+
+
+@pytest.fixture
+def counting(limited: Limited) -> State:
+    """A state with a quota that nobody reaches."""
+    return limited(MANY)
+
+
+async def assert_segments_are_counted(server: Plain) -> None:
+    """Asserts that the number that stands beside each segment is right."""
+    sizes = turn_sizes(server)
+    assert {key: int(server.get(key + b":bytes")) for key in sizes} == sizes
+    assert len(server.keys("*:bytes")) == len(sizes)
+
+
+async def test_nothing_is_counted_without_a_quota(state: State, server: Plain) -> None:
+    first = await respond(state, Chain.new(), "one")
+    await state.responses.delete(await continued(state, first, "two"), ALICE)
+    assert not accounts(server)
+    assert not server.keys("*:bytes")
+
+
+async def test_what_is_stored_counts_for_its_owner_only(counting: State, server: Plain) -> None:
+    response = await respond(counting, Chain.new(), "x" * 10_000)
+    assert 20_000 < await used(counting) < 26_000
+    assert await used(counting, BOB) == 0
+    before = await used(counting)
+    await continued(counting, response, "y" * 10_000)
+    assert 20_000 < await used(counting) - before < 26_000
+    await assert_segments_are_counted(server)
+
+
+async def test_small_objects_count_for_more_than_their_text(counting: State) -> None:
+    await respond(counting, Chain.new(), "")
+    assert await used(counting) > 2_000
+    tag = new_tag()
+    await counting.conversations.create(Conversation(f"conv_{tag}", 1, {}), [], BOB)
+    assert await used(counting, BOB) > 1_000
+
+
+async def test_a_repeated_commit_counts_once(counting: State, limited: Limited, valkey: Server) -> None:
+    document, given = made(Chain.new(), "x" * 5_000)
+    async with wire(valkey.port) as line:
+        distant = limited(MANY, url=line.url)
+        token, chain = random_part(), Chain.new()
+        await distant.responses.commit(chain, document, given, ALICE, token)
+        once = await used(counting)
+        await distant.responses.commit(chain, document, given, ALICE, token)
+        assert await used(counting) == once
+        line.cut_replies = 2  # to the reservation, and to the commit
+        document, given = made(Chain.new(), "x" * 5_000)
+        await distant.responses.commit(Chain.new(), document, given, ALICE, random_part())
+        assert line.cut_replies == 0
+        assert await used(counting) == pytest.approx(2 * once, abs=100)
+
+
+async def test_a_deleted_response_gives_back_what_is_erased_with_it(counting: State, server: Plain) -> None:
+    empty = await used(counting)
+    first = await respond(counting, Chain.new(), "x" * 10_000)
+    second = await continued(counting, first, "y" * 10_000)
+    both = await used(counting)
+    await counting.responses.delete(first, ALICE)  # the second stands on its text
+    assert await used(counting) > both - 4_000
+    await assert_segments_are_counted(server)
+    await counting.responses.delete(second, ALICE)
+    assert await used(counting) == empty + 2 * REST
+    assert not turn_sizes(server)
+
+
+async def test_a_fork_and_what_it_stands_on_count_until_the_last_is_deleted(counting: State, server: Plain) -> None:
+    root = await respond(counting, Chain.new(), "x" * 10_000)
+    left, right = [await continued(counting, root, side * 1_000) for side in ("left", "right")]
+    await assert_segments_are_counted(server)
+    for response in (root, left):
+        await counting.responses.delete(response, ALICE)
+        assert await used(counting) > 20_000
+        await assert_segments_are_counted(server)
+    await counting.responses.delete(right, ALICE)
+    assert await used(counting) == 3 * REST
+
+
+async def test_what_expires_is_given_back(limited: Limited, server: Plain) -> None:
+    state = limited(MANY, ttl_seconds=1)
+    first = await respond(state, Chain.new(), "x" * 10_000)
+    assert await used(state) > 20_000
+    async with asyncio.timeout(20):
+        while await used(state):
+            await asyncio.sleep(0.1)
+    with pytest.raises(Missing):
+        await state.responses.get(first, ALICE)
+    assert not accounts(server)
+
+
+async def test_a_text_that_a_continuation_keeps_alive_counts_as_long(counting: State, server: Plain) -> None:
+    first = await respond(counting, Chain.new(), "x" * 10_000)
+    where = address(first)
+    segment = where.segment(where.random)
+    for key in (segment, f"{segment}:refs", f"{segment}:bytes"):
+        server.pexpire(key, 5_000)
+    server.zadd(f"rmw:{{b{ALICE}}}:expires", {f"{where.tag}s{where.random}": 1}, xx=True)
+    await continued(counting, first, "y")
+    assert server.pttl(segment) > 60_000
+    assert await used(counting) > 20_000
+
+
+async def test_a_conversation_counts_with_its_items_until_it_is_deleted(counting: State) -> None:
+    tag = new_tag()
+    conversation = Conversation(f"conv_{tag}", 1, {"k": "v" * 500})
+    ids = RunIds(tag)
+    await counting.conversations.create(conversation, [message(ids.item("msg"), "user", "x" * 5_000)], ALICE)
+    created = await used(counting)
+    assert 6_000 < created < 8_500
+    more = message(ids.item("msg"), "user", "y" * 5_000)
+    await counting.conversations.append(conversation.id, [more], ALICE)
+    await counting.conversations.append(conversation.id, [more], ALICE)  # it is there already
+    appended = await used(counting)
+    assert 5_000 < appended - created < 6_000
+    response = await respond(counting, await counting.conversations.chain(conversation.id, ALICE), "z" * 5_000)
+    assert 20_000 < await used(counting) - appended < 26_000  # in its own turn, and in the conversation
+    await counting.conversations.delete_item(conversation.id, more["id"], ALICE)
+    await counting.conversations.update(conversation.id, {}, ALICE)
+    assert 14_500 < await used(counting) - appended < 20_000
+    await counting.conversations.delete(conversation.id, ALICE)
+    await counting.responses.delete(response, ALICE)
+    assert await used(counting) == REST
+
+
+async def test_a_background_response_counts_with_its_log(counting: State, server: Plain) -> None:
+    ids = RunIds()
+    document: dict[str, Any] = {"id": ids.response, "status": "queued", "background": True, "output": []}
+    start = Batch(0, 1, b"data: 0\n\ndata: 1\n\n")
+    body = {"model": "m", "instructions": "x" * 5_000}
+    await counting.jobs.create(document, body, [], ALICE, "sealed", start)
+    created = await used(counting)
+    assert created > 5_000
+    job = (await counting.jobs.take(ids.response, "run", worker="w", lease=5, max_attempts=2)).job
+    assert job is not None
+    batch = Batch(2, 2, b"data: " + b"y" * 5_000 + b"\n\n")
+    for _ in range(2):
+        assert await counting.jobs.append([(ids.response, job.token, batch)], 5) == [True]
+    await counting.jobs.count_log(job, len(batch.data))
+    assert await used(counting) == created + len(batch.data)
+    last = Batch(3, 3, b"data: 3\n\n", final=True)
+    done = {**document, "status": "completed"}
+    await counting.responses.commit(Chain.new(), done, [], ALICE, job.token, last=last)
+    log = sum(len(entry[1][b"b"]) for entry in server.xrange(address(ids.response).log))
+    assert log < await used(counting) < log + 3_500
+    await counting.responses.delete(ids.response, ALICE)
+    assert await used(counting) == REST
+
+
+async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_written(limited: Limited, server: Plain) -> None:
+    state = limited(20_000)
+    await state.quota.check(ALICE, 1_000)
+    kept = await respond(state, Chain.new(), "x" * 5_000)
+    before = {key: server.dump(key) for key in server.keys("*") if key not in accounts(server)}
+    tag, stored = new_tag(), await used(state)
+    refused = [
+        respond(state, Chain.new(), "x" * 5_000),
+        continued(state, kept, "y" * 5_000),
+        state.conversations.create(Conversation(f"conv_{tag}", 1, {}), [message("m", "user", "x" * 10_000)], ALICE),
+        state.jobs.create(made(Chain.new(), "")[0], {"x": "x" * 10_000}, [], ALICE, "sealed", Batch(0, 0, b"")),
+    ]
+    for attempt in refused:
+        with pytest.raises(OverQuota) as caught:
+            await attempt
+        assert (caught.value.status, caught.value.code) == (429, "storage_quota_exceeded")
+    assert {key: server.dump(key) for key in server.keys("*") if key not in accounts(server)} == before
+    assert await used(state) == stored
+    await respond(state, Chain.new(), "x" * 5_000, BOB)
+    await state.responses.delete(kept, ALICE)
+    await respond(state, Chain.new(), "x" * 5_000)
+
+
+async def test_who_has_reached_the_quota_is_refused_beforehand(limited: Limited, server: Plain) -> None:
+    state = limited(8_000)
+    await respond(state, Chain.new(), "x")
+    await state.quota.check(ALICE, 1_000)
+    filler = limited(MANY)
+    await respond(filler, Chain.new(), "x" * 5_000)
+    with pytest.raises(OverQuota):
+        await state.quota.check(ALICE, 1_000)
+    await state.quota.check(BOB, 1_000)
+
+
+async def test_responses_committed_at_a_time_do_not_go_beyond_the_quota_together(limited: Limited, server: Plain) -> None:
+    states = [limited(100_000) for _ in range(2)]
+    attempts = [respond(states[number % 2], Chain.new(), "x" * 5_000) for number in range(20)]
+    done = await asyncio.gather(*attempts, return_exceptions=True)
+    assert 6 < sum(isinstance(one, str) for one in done) < 10
+    assert all(isinstance(one, str | OverQuota) for one in done)
+    assert await used(states[0]) <= 110_000
+
+
+async def test_an_older_report_never_replaces_a_newer_one(counting: State) -> None:
+    quota = counting.quota
+    await quota.settle(ALICE, "t", [2_000_000_000_000_001, b"s1", 500, 60_000])
+    await quota.settle(ALICE, "t", [2_000_000_000_000_000, b"s1", 9_000, 60_000])
+    assert await used(counting) == 500
+    await quota.settle(ALICE, "t", [2_000_000_000_000_002, b"s1", 0, 0])
+    assert await used(counting) == 0
+
+
+async def test_a_chain_that_began_before_there_was_a_quota_is_counted_when_it_goes_on(
+    state: State, counting: State, server: Plain
+) -> None:
+    first = await respond(state, Chain.new(), "x" * 10_000)
+    assert await used(counting) == 0
+    second = await continued(counting, first, "y")
+    assert await used(counting) > 20_000
+    await continued(state, second, "z" * 5_000)  # by a replica whose setting is another
+    await assert_segments_are_counted(server)
+
+
+async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: State, limited: Limited) -> None:
+    tag = new_tag()
+    conversation = Conversation(f"conv_{tag}", 1, {})
+    await counting.conversations.create(conversation, [message(RunIds(tag).item("msg"), "user", "x" * 20_000)], ALICE)
+    response = await respond(counting, await counting.conversations.chain(conversation.id, ALICE), "in it")
+    before = await used(counting)
+    strict = limited(before)
+    with pytest.raises(OverQuota):
+        await continued(strict, response, "on")
+    assert await used(counting) == before
+    await continued(counting, response, "on")
+    assert await used(counting) > before + 20_000
+
+
+async def test_everything_passes_where_the_account_cannot_be_read(limited: Limited, server: Plain) -> None:
+    state = limited(4_000)
+    for part in ("expires", "sizes"):
+        server.set(f"rmw:{{b{ALICE}}}:{part}", "spoilt")
+    await state.quota.check(ALICE, 1_000)
+    await state.responses.get(await respond(state, Chain.new(), "x" * 10_000), ALICE)
+
+
+async def test_a_bounded_log_is_refused_while_it_grows(limited: Limited, server: Plain) -> None:
+    state = limited(10_000)
+    ids = RunIds()
+    document: dict[str, Any] = {"id": ids.response, "status": "queued", "background": True, "output": []}
+    await state.jobs.create(document, {}, [], ALICE, "sealed", Batch(0, 0, b"data: 0\n\n"))
+    job = (await state.jobs.take(ids.response, "run", worker="w", lease=5, max_attempts=2)).job
+    assert job is not None
+    await state.jobs.count_log(job, 5_000)
+    with pytest.raises(OverQuota):
+        await state.jobs.count_log(job, 10_000)
+    # Its end has its place in any case.
+    done = {**document, "status": "failed", "instructions": "x" * 20_000}
+    last = Batch(1, 1, b"data: 1\n\n", final=True)
+    await state.responses.commit(Chain.new(), done, [], ALICE, job.token, last=last)
+    assert await used(state) > 20_000

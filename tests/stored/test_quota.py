@@ -1,0 +1,168 @@
+"""What an owner may store, as a client sees it: refused beforehand, or answered and not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from websockets.asyncio.client import connect as connect_websocket
+
+from responses_mw.ids import random_part
+from responses_mw.telemetry import REGISTRY
+from scripted import HELLO, completion, finish, text, usage
+
+if TYPE_CHECKING:
+    import httpx
+
+    from conftest import Ours, Start
+    from state.servers import Plain
+
+    from .echo import Echo
+
+SECRET = "a secret that all the replicas of the deployment have"
+BODY = {"model": "tiny", "input": "hi"}
+FILLING = {"model": "tiny", "input": "x" * 7_000}
+
+
+@pytest.fixture
+def mount() -> str:
+    return "proxy"
+
+
+@pytest.fixture
+def ours(start: Start, keys: Plain) -> Ours:
+    return start(limit_stored_bytes=15_000, secret_keys=[SECRET], uvicorn={"ws": "websockets-sansio"})
+
+
+def refusals() -> float:
+    return REGISTRY.get_sample_value("responses_mw_limits_refused_total", {"limit": "storage"}) or 0
+
+
+def unstored() -> float:
+    return REGISTRY.get_sample_value("responses_mw_responses_unstored_total", {"error_type": "OverQuota"}) or 0
+
+
+def bearer(owner: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {owner}"}
+
+
+async def post(ours: Ours, owner: str, path: str = "/v1/responses", **body: Any) -> httpx.Response:
+    return await ours.http.post(path, json=body, headers=bearer(owner))
+
+
+async def fill(ours: Ours, owner: str) -> str:
+    """Stores responses until the quota is reached; the id of one of them."""
+    ids: list[str] = []
+    for _ in range(8):
+        answer = await post(ours, owner, **BODY, metadata={"k": "v" * 500})
+        if answer.status_code == 429:
+            return ids[0]
+        ids.append(answer.json()["id"])
+    raise AssertionError("there is no quota")
+
+
+def assert_refused(answer: httpx.Response) -> None:
+    assert answer.status_code == 429, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("insufficient_quota", "storage_quota_exceeded", None)
+    assert "15000 bytes" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_who_has_reached_the_quota_is_refused_on_any_replica_before_the_upstream_is_asked(
+    ours: Ours, start: Start, upstream: Echo
+) -> None:
+    owner, other = random_part(), start(limit_stored_bytes=15_000, secret_keys=[SECRET])
+    response = await fill(ours, owner)
+    asked, refused = len(upstream.requests), refusals()
+    for replica in (ours, other):
+        assert_refused(await post(replica, owner, **BODY))
+        assert_refused(await post(replica, owner, **BODY, stream=True))
+        assert_refused(await post(replica, owner, **BODY, background=True))
+        assert_refused(await post(replica, owner, **BODY, previous_response_id=response))
+        assert_refused(await post(replica, owner, "/v1/conversations", items=[{"role": "user", "content": "x" * 3_000}]))
+    assert len(upstream.requests) == asked
+    assert refusals() == refused + 10
+    for body in ({"store": False}, {"store": False, "previous_response_id": response}):
+        assert (await post(other, owner, **BODY, **body)).status_code == 200
+    assert (await post(other, owner, "/v1/responses/input_tokens", **BODY)).status_code != 429
+    assert (await other.http.get(f"/v1/responses/{response}", headers=bearer(owner))).status_code == 200
+    assert (await post(other, random_part(), **BODY)).status_code == 200
+
+
+async def test_deleting_makes_room_again(ours: Ours) -> None:
+    owner = random_part()
+    response = await fill(ours, owner)
+    assert (await ours.http.delete(f"/v1/responses/{response}", headers=bearer(owner))).status_code == 200
+    answer = await post(ours, owner, **BODY)
+    assert (answer.status_code, answer.json()["store"]) == (200, True)
+
+
+async def test_items_are_not_added_to_a_conversation_beyond_the_quota(ours: Ours, upstream: Echo) -> None:
+    owner = random_part()
+    conversation = (await post(ours, owner, "/v1/conversations")).json()["id"]
+    item = {"role": "user", "content": "x" * 5_000}
+    path = f"/v1/conversations/{conversation}"
+    assert (await post(ours, owner, f"{path}/items", items=[item])).status_code == 200
+    assert_refused(await post(ours, owner, f"{path}/items", items=[item, item]))
+    assert_refused(await post(ours, owner, **FILLING, conversation=conversation))
+    upstream.whole(completion({"content": "y" * 4_000}))  # twice: in the turn, and in the conversation
+    answer = await post(ours, owner, **BODY, conversation=conversation)
+    assert answer.json()["store"] is False
+    listed = await ours.http.get(f"{path}/items", headers=bearer(owner))
+    assert len(listed.json()["data"]) == 1
+    assert (await ours.http.delete(path, headers=bearer(owner))).status_code == 200
+    assert (await post(ours, owner, **BODY)).json()["store"] is True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_goes_beyond_the_quota_at_its_end_is_answered_and_says_that_it_is_not_stored(
+    ours: Ours, upstream: Echo, keys: Plain, stream: bool
+) -> None:
+    owner, before = random_part(), unstored()
+    if stream:
+        upstream.stream(text("y" * 20_000), finish(), usage())
+        answer = await post(ours, owner, **BODY, stream=True)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        assert events[-1]["type"] == "response.completed"
+        document = events[-1]["response"]
+    else:
+        upstream.whole(completion({"content": "y" * 20_000}))
+        document = (await post(ours, owner, **BODY)).json()
+    assert (document["status"], document["store"]) == ("completed", False)
+    assert unstored() == before + 1
+    path = f"/v1/responses/{document['id']}"
+    assert (await ours.http.get(path, headers=bearer(owner))).status_code == 404
+    assert (await post(ours, owner, **BODY)).json()["store"] is True
+
+
+async def test_a_response_on_a_websocket_is_refused_too_and_one_that_is_not_stored_goes_on(ours: Ours) -> None:
+    owner = random_part()
+    await fill(ours, owner)
+    url = ours.url.replace("http", "ws") + "/v1/responses"
+    async with connect_websocket(url, additional_headers=bearer(owner), proxy=None) as connection:
+        ends = []
+        for store in (True, False):
+            await connection.send(json.dumps({"type": "response.create", **BODY, "store": store}))
+            while (event := json.loads(await connection.recv()))["type"] not in ("response.completed", "error"):
+                pass
+            ends.append(event)
+    assert (ends[0]["status"], ends[0]["error"]["code"]) == (429, "storage_quota_exceeded")
+    assert ends[1]["type"] == "response.completed"
+
+
+async def test_a_background_response_whose_log_goes_beyond_the_quota_fails(start: Start, keys: Plain, upstream: Echo) -> None:
+    ours, owner = start(limit_stored_bytes=1_500_000, secret_keys=[SECRET]), random_part()
+    upstream.stream(*[text("y" * 100_000)] * 40, *HELLO)
+    created = await post(ours, owner, **BODY, background=True)
+    path = f"/v1/responses/{created.json()['id']}"
+    async with asyncio.timeout(20):
+        while (found := (await ours.http.get(path, headers=bearer(owner))).json())["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.02)
+    assert found["status"] == "failed"
+    assert "quota" in found["error"]["message"]
+    assert (await post(ours, owner, **BODY)).status_code == 429
+    assert (await ours.http.delete(path, headers=bearer(owner))).status_code == 200
+    assert (await post(ours, owner, **BODY)).status_code == 200
