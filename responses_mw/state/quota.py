@@ -39,6 +39,8 @@ Report: TypeAlias = "list[bytes | int]"
 
 # At least what the scripts count for a response besides its JSON (lua/lib.lua).
 OVERHEAD = 2560
+# The JSON of a response has at least so many bytes more than that of its request.
+DOCUMENT = 1024
 # Reservations that no report replaces expire after so many milliseconds.
 UNSETTLED = 3_600_000
 
@@ -55,8 +57,8 @@ class Quota:
         return self._most > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if the owner may not store a response of so many bytes or more."""
-        if self.is_set and await self._charge(owner) + size + OVERHEAD > self._most:
+        """Raise OverQuota if the owner may not store the response of a request of so many bytes."""
+        if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._most:
             raise self._exceeded()
 
     @asynccontextmanager

@@ -266,7 +266,7 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
 
 
 async def test_everything_passes_where_the_account_cannot_be_read(limited: Limited, server: Plain) -> None:
-    state = limited(4_000)
+    state = limited(10_000)
     for part in ("expires", "sizes"):
         server.set(f"rmw:{{b{ALICE}}}:{part}", "spoilt")
     await state.quota.check(ALICE, 1_000)
