@@ -9,12 +9,12 @@ from .health import Health, Memory, check
 from .jobs import Jobs
 from .keys import KEY_CHECK
 from .limits import Usage
+from .pubsub import PubSub
 from .queue import Queue
 from .quota import Quota
 from .responses import Responses
 from .scripts import script
 from .values import Bounds
-from .wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class State:
         self.jobs = Jobs(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.usage = Usage(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
-        self.wakeups = Wakeups(client)
+        self.wakeups = PubSub(client)
         self._memory = Memory(client)
 
     async def check(self) -> Health:

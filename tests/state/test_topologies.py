@@ -20,6 +20,7 @@ from responses_mw.ids import RunIds, new_tag
 from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
 from responses_mw.state.keys import stop_channel
 
+from .hearing import assert_heard
 from .making import ALICE, BOB, address, continued, history, message, respond, texts, used
 from .servers import Server, wire
 
@@ -266,6 +267,44 @@ async def test_more_requests_than_connections_wait_in_a_cluster_too(open_state: 
     await asyncio.gather(*(respond(state, Chain.new(), str(number)) for number in range(60)))
 
 
+async def test_a_subscription_follows_its_slot_to_another_node(open_state: OpenState, cluster: list[Server]) -> None:
+    state = open_state(cluster_url(cluster))
+    channel, other = stop_channel("moving"), stop_channel("staying")
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    slot = key_slot(channel.encode())
+    home = slot * len(cluster) // SLOTS
+    with state.wakeups.on(channel, messages.put_nowait), state.wakeups.on(other, lambda _: None):
+        await assert_heard(state, messages, "moving", "resp_0")
+        for number in (home + 1, home + 2, home):
+            await asyncio.to_thread(give_slot, cluster, slot, cluster[number % len(cluster)])
+            await assert_heard(state, messages, "moving", f"resp_{number}")
+
+
+async def test_a_subscriber_that_has_not_heard_of_a_moved_slot_finds_its_node(
+    open_state: OpenState, cluster: list[Server]
+) -> None:
+    state = open_state(cluster_url(cluster))
+    channel = stop_channel("moved")
+    slot = key_slot(channel.encode())
+    home = slot * len(cluster) // SLOTS
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    with state.wakeups.on(channel, messages.put_nowait):  # there is a subscriber for the node now
+        await assert_heard(state, messages, "moved", "resp_0")
+    await asyncio.to_thread(give_slot, cluster, slot, cluster[(home + 1) % len(cluster)])
+    with state.wakeups.on(channel, messages.put_nowait):
+        await assert_heard(state, messages, "moved", "resp_1")
+    await asyncio.to_thread(give_slot, cluster, slot, cluster[home])
+
+
+def give_slot(nodes: list[Server], slot: int, owner: Server) -> None:
+    """Have another node serve an empty slot."""
+    with owner.client() as client:
+        name = client.execute_command("CLUSTER", "MYID")
+    for node in sorted(nodes, key=lambda node: node is not owner):
+        with node.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
 # -- Sentinel ------------------------------------------------------------------------------------------------------------
 
 
@@ -286,11 +325,16 @@ async def test_sentinel_leads_to_the_new_master_after_a_fail_over(
         url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0"
         state = open_state(url, timeout=1, patience=20)
         await assert_works(state)
+        await assert_jobs_work(state)
         known = await respond(state, Chain.new(), "before")
         with master.client() as client:
             assert client.wait(1, 5000) == 1
-        master.kill()
-        after = await respond(state, await chain_when_back(state, known), "after")
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+        with state.wakeups.on(stop_channel("w"), messages.put_nowait):
+            await assert_heard(state, messages, "w", "resp_0")
+            master.kill()
+            after = await respond(state, await chain_when_back(state, known), "after")
+            await assert_heard(state, messages, "w", "resp_1")
         assert await history(state, after) == ["before", "before!", "after", "after!"]
     finally:
         sentinel.kill()

@@ -1,0 +1,210 @@
+"""Messages between processes over sharded channels, the same in every topology.
+
+A message is only a hint and may be lost: its subject is stored elsewhere, and receivers also look there from time to time.
+A process subscribes to a channel once, however many receivers it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from .cancellation import raise_lost_cancellation
+from .errors import StateUnavailable
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from .client import Client
+
+__all__ = ["PubSub", "Receive"]
+
+logger = logging.getLogger(__name__)
+
+# Called with each message, and with an empty one when messages may have been missed. It must not block.
+Receive = Callable[[bytes], None]
+
+# Seconds of silence after which the server is pinged.
+SILENCE = 15.0
+# Seconds after which a connection that cannot be opened, or does not answer the ping, is given up.
+ANSWER = 5.0
+# Seconds between two attempts to connect, at first and at most.
+MIN_PAUSE, MAX_PAUSE = 0.05, 1.0
+
+
+class PubSub:
+    """Subscriptions to sharded channels, over one connection, or one per node of a cluster."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._receivers: dict[bytes, list[Receive]] = {}
+        self._subscribers: dict[str, _Subscriber] = {}
+
+    @contextmanager
+    def on(self, channel: str, receive: Receive) -> Iterator[None]:
+        """Call ``receive`` with each message on the channel, and with an empty one whenever the subscription is confirmed."""
+        name = channel.encode()
+        receivers = self._receivers.setdefault(name, [])
+        receivers.append(receive)
+        if len(receivers) == 1:
+            self.subscriber(name).subscribe(name)
+        else:
+            receive(b"")
+        try:
+            yield
+        finally:
+            receivers.remove(receive)
+            if not receivers:
+                del self._receivers[name]
+                for subscriber in self._subscribers.values():
+                    subscriber.unsubscribe(name)
+
+    def subscriber(self, channel: bytes) -> _Subscriber:
+        """The subscriber for the node that serves the channel."""
+        node = self._client.node_of(channel)
+        if node not in self._subscribers:
+            self._subscribers[node] = _Subscriber(self, self._client, node)
+        return self._subscribers[node]
+
+    def deliver(self, channel: bytes, message: bytes) -> None:
+        """Pass a message to the channel's receivers."""
+        for receive in list(self._receivers.get(channel, ())):
+            receive(message)
+
+    async def aclose(self) -> None:
+        """End all subscriptions."""
+        subscribers, self._subscribers = list(self._subscribers.values()), {}
+        await asyncio.gather(*(subscriber.aclose() for subscriber in subscribers))
+
+
+class _Subscriber:
+    """The subscriptions to one node: a task with a connection, which it opens anew when it breaks."""
+
+    def __init__(self, pubsub: PubSub, client: Client, node: str) -> None:
+        self._pubsub = pubsub
+        self._client = client
+        self._node = node
+        self._channels: set[bytes] = set()
+        self._wanted = asyncio.Event()
+        # What is to be sent: a channel, and whether to subscribe to it.
+        self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    def subscribe(self, channel: bytes) -> None:
+        self._channels.add(channel)
+        self._wanted.set()
+        self._changes.put_nowait((channel, True))
+
+    def unsubscribe(self, channel: bytes) -> None:
+        if channel in self._channels:
+            self._channels.discard(channel)
+            self._changes.put_nowait((channel, False))
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        pause = MIN_PAUSE
+        while True:
+            await self._wanted.wait()
+            try:
+                await self._hand_over()
+                if not self._channels:
+                    self._wanted.clear()
+                    continue
+                async with _connected(self._client.subscriber(self._node)) as connection:
+                    pause = MIN_PAUSE
+                    await self._serve(connection)
+            except Exception as error:  # noqa: BLE001 (whatever it was, the next connection may work)
+                logger.debug("subscriptions are interrupted: %r", error)
+            await raise_lost_cancellation(0)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
+
+    async def _hand_over(self) -> None:
+        """Leave the channels that another node serves now to its subscriber."""
+        with suppress(StateUnavailable):  # what is known already will do
+            await self._client.locate(self._channels)
+        for channel in list(self._channels):
+            subscriber = self._pubsub.subscriber(channel)
+            if subscriber is not self:
+                self._channels.discard(channel)
+                subscriber.subscribe(channel)
+
+    async def _serve(self, connection: Any) -> None:
+        """Send changes and receive messages until the connection breaks."""
+        self._changes = asyncio.Queue()
+        for channel in self._channels:
+            self._changes.put_nowait((channel, True))
+        leaving: Counter[bytes] = Counter()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send(connection, leaving))
+            while True:
+                self._receive(await _next_message(connection), leaving)
+
+    async def _send(self, connection: Any, leaving: Counter[bytes]) -> None:
+        while True:
+            channel, subscribed = await self._changes.get()
+            if subscribed:
+                await connection.ssubscribe(channel)
+            else:
+                leaving[channel] += 1
+                await connection.sunsubscribe(channel)
+
+    def _receive(self, message: dict[str, Any], leaving: Counter[bytes]) -> None:
+        channel: bytes = message["channel"]
+        match message["type"]:
+            case "smessage":
+                self._pubsub.deliver(channel, message["data"])
+            case "ssubscribe":
+                self._pubsub.deliver(channel, b"")
+            case "sunsubscribe" if leaving[channel] > 1:
+                leaving[channel] -= 1
+            case "sunsubscribe" if leaving[channel]:
+                del leaving[channel]
+            case "sunsubscribe" if channel in self._channels:
+                raise RedisConnectionError("the channel's slot has moved to another node")
+
+
+@asynccontextmanager
+async def _connected(redis: Redis) -> AsyncIterator[Any]:
+    """Open a connection for subscriptions, and close it together with the client.
+
+    A cancellation waits for the end of connecting, however often it comes: redis-py would leave a half-made connection open.
+    """
+    connection = redis.pubsub()
+    connecting = asyncio.create_task(_connect(connection))
+    try:
+        try:
+            await asyncio.shield(connecting)
+        finally:
+            while not connecting.done():
+                with suppress(asyncio.CancelledError):  # the first one is raised when this ends
+                    await asyncio.wait({connecting})
+        yield connection
+    finally:
+        await connection.aclose()
+        await redis.aclose()
+
+
+async def _connect(connection: Any) -> None:
+    async with asyncio.timeout(ANSWER):
+        await connection.connect()
+
+
+async def _next_message(connection: Any) -> dict[str, Any]:
+    """The next message; raises TimeoutError when the server does not answer a ping either."""
+    message = await connection.get_message(timeout=SILENCE)
+    if message is None:
+        await connection.ping()
+        message = await connection.get_message(timeout=ANSWER)
+        if message is None:
+            raise TimeoutError("the server is silent")
+    return dict(message)
