@@ -193,6 +193,7 @@ class Client:
         """Make a client for subscriptions to the channels that a node serves; the caller closes it."""
         if self._subscriber is not None:
             return self._subscriber()
+        assert isinstance(self.redis, Redis)
         return Redis(connection_pool=self.redis.connection_pool)  # closing it leaves the pool open
 
 

@@ -179,7 +179,7 @@ async def _connected(redis: Redis) -> AsyncIterator[Any]:
 
     A cancellation waits for the end of connecting, however often it comes: redis-py would leave a half-made connection open.
     """
-    connection = redis.pubsub()
+    connection: Any = redis.pubsub()
     connecting = asyncio.create_task(_connect(connection))
     try:
         try:
