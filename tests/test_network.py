@@ -259,17 +259,123 @@ async def test_a_body_is_streamed_as_its_headers_say(transport: NetworkTransport
         await transport.aclose()
 
 
-async def test_a_body_of_bytes_may_be_chunked(transport: NetworkTransport) -> None:
+@pytest.mark.parametrize(("body", "sent"), [(b"hello", b"5\r\nhello\r\n0\r\n\r\n"), (b"", b"0\r\n\r\n")])
+async def test_a_body_of_bytes_may_be_chunked(transport: NetworkTransport, body: bytes, sent: bytes) -> None:
     received: list[bytes] = []
 
     async def conversation(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         received.append(await reader.readuntil(b"0\r\n\r\n"))
         writer.write(OK)
+        received.append(await reader.readuntil(b"\r\n"))
+        writer.write(OK)
 
     async with listening(conversation) as url:
-        await fetch(transport, url, "POST", headers={"transfer-encoding": "chunked"}, content=b"hello")
-    assert received == [b"5\r\nhello\r\n0\r\n\r\n"]
+        await fetch(transport, url, "POST", headers={"transfer-encoding": "chunked"}, stream=httpx.ByteStream(body))
+        await fetch(transport, url, "GET")
+    assert received == [sent, b"GET / HTTP/1.1\r\n"]
+
+
+async def test_a_body_of_bytes_that_nothing_announces_gets_its_length(transport: NetworkTransport) -> None:
+    received: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        received.append(await reader.readuntil(b"hello"))
+        writer.write(OK)
+
+    async with listening(conversation) as url:
+        await fetch(transport, url, "POST", headers={"host": "h"}, stream=httpx.ByteStream(b"hello"))
+    assert received == [b"POST / HTTP/1.1\r\nhost: h\r\nContent-Length: 5\r\n\r\nhello"]
+
+
+MISFRAMED: list[list[tuple[bytes, bytes]]] = [
+    [(b"Content-Length", b"4")],
+    [(b"Content-Length", b"6")],
+    [(b"Content-Length", b"5"), (b"content-length", b"5")],
+    [(b"Content-Length", b"5"), (b"Content-Length", b"6")],
+    [(b"Content-Length", b"5, 5")],
+    [(b"Content-Length", b"+5")],
+    [(b"Content-Length", b"-5")],
+    [(b"Content-Length", b"0x5")],
+    [(b"Content-Length", b"")],
+    [(b"Content-Length", b"5 ")],
+    [(b"Content-Length", "\u0665".encode())],
+    [(b"Content-Length", b"5" * 19)],
+    [(b"Content-Length", b"5"), (b"Transfer-Encoding", b"chunked")],
+    [(b"Transfer-Encoding", b"chunked"), (b"Transfer-Encoding", b"chunked")],
+    [(b"Transfer-Encoding", b"gzip, chunked")],
+    [(b"Transfer-Encoding", b"xchunked")],
+    [(b"Transfer-Encoding", b"identity")],
+    [(b"Transfer-Encoding", b"chunked ")],
+    [(b"Content-Length ", b"5")],
+    [(b"Content-Length: 5\r\nx", b"5")],
+    [(b"", b"5")],
+]
+
+
+@pytest.mark.parametrize("headers", MISFRAMED, ids=lambda headers: repr(headers)[:60])
+async def test_a_head_that_does_not_fit_its_body_is_not_sent(
+    transport: NetworkTransport, headers: list[tuple[bytes, bytes]]
+) -> None:
+    served = Counted()
+    async with listening(served) as url:
+        with pytest.raises(httpx.LocalProtocolError):
+            await ask(transport, url, "POST", headers=headers, stream=httpx.ByteStream(b"hello"))
+    assert served.total == 0
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "GET /x HTTP/1.1\r\nx: ", "G T", ""])
+async def test_a_method_that_changes_the_framing_is_not_sent(transport: NetworkTransport, method: str) -> None:
+    served = Counted()
+    async with listening(served) as url:
+        with pytest.raises(httpx.LocalProtocolError):
+            await ask(transport, url, method)
+    assert served.total == 0
+
+
+async def test_a_streamed_body_never_sends_more_than_was_announced(transport: NetworkTransport) -> None:
+    received: list[bytes] = []
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        try:
+            while data := await reader.read(100):
+                received.append(data)
+        except ConnectionError:
+            received.append(b"reset")
+
+    async with listening(conversation) as url:
+        body = Body(b"hel", b"lo", b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(httpx.LocalProtocolError, match="longer"):
+            await ask(transport, url, "POST", headers={"content-length": "5"}, stream=body)
+        await transport.aclose()
+    assert b"GET" not in b"".join(received)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["answered at the end", "answered early"])
+async def test_a_connection_whose_request_lacks_announced_bytes_is_not_used_again(
+    transport: NetworkTransport, early: bool
+) -> None:
+    answered = asyncio.Event()
+
+    async def conversation(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if early:
+            writer.write(b"HTTP/1.1 401 No\r\ncontent-length: 2\r\n\r\nno")
+        rest = await reader.readexactly(9)
+        raise AssertionError(rest)
+
+    served = Counted(conversation)
+    body = Body(b"hello", answered) if early else Body(b"hello")
+    async with listening(served) as url:
+        asking = ask(transport, url, "POST", headers={"content-length": "9"}, stream=body)
+        if early:
+            assert b"".join(await reads(await asking)) == b"no"
+            answered.set()
+        else:
+            with pytest.raises(httpx.LocalProtocolError, match="shorter"):
+                await asking
+        await until(lambda: served.total == 1 and served.open == 0)
 
 
 async def test_a_body_is_held_by_a_server_that_does_not_read(transport: NetworkTransport) -> None:

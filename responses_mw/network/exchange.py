@@ -3,8 +3,8 @@
 1. One read of the socket runs the parser, which is C, and wakes one future: no lock, no queue, no timer, no task.
 2. An *exchange* is one request and its answer. While it lasts it is the protocol of its connection. Before and after, the
    connection is its own, and whatever arrives then ends it.
-3. A connection is free for the next request once the answer is complete, read or not; but only if the request was sent whole,
-   nothing came behind the answer, and both sides keep it.
+3. A connection is free for the next request once the answer is complete, read or not; but only if all that the request's head
+   announced was sent, nothing came behind the answer, and both sides keep it.
 4. An answer that nobody reads is held by pausing the socket; one that is left is aborted.
 5. Only the end that its head announced ends an answer. Any other end breaks it off, and so does what is not HTTP.
 """
@@ -47,6 +47,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._reader: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._sender: asyncio.Task[None] | None = None
+        self._is_written = False  # all that the request's head announced
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
@@ -205,21 +206,33 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     def _begin_sending(self) -> None:
         head, body = self._request.head, self._request.body
-        if isinstance(body, bytes):
-            self._transport.write(head + (chunk(body) + chunk(b"") if self._request.chunked else body))
-        else:
+        if not isinstance(body, bytes):
             self._transport.write(head)
             self._sender = self._loop.create_task(self._send(body))
             self._sender.add_done_callback(self._sent)
+            return
+        if self._request.length is None:
+            body = (chunk(body) if body else b"") + chunk(b"")
+        self._transport.write(head + body)
+        self._is_written = True
 
     async def _send(self, body: httpx.AsyncByteStream) -> None:
+        """Send what the head announced, never more; raise where it was less."""
+        left = self._request.length
         async for data in body:
+            if left is not None:
+                if len(data) > left:
+                    raise httpx.LocalProtocolError("The request's body is longer than its Content-Length")
+                left -= len(data)
             if data:
-                self._transport.write(chunk(data) if self._request.chunked else data)
+                self._transport.write(chunk(data) if left is None else data)
             if self._writable is not None:
                 await self._writable
-        if self._request.chunked:
+        if left is None:
             self._transport.write(chunk(b""))
+        elif left:
+            raise httpx.LocalProtocolError(f"The request's body is {left} bytes shorter than its Content-Length")
+        self._is_written = True
 
     def _sent(self, sender: asyncio.Task[None]) -> None:
         failure = None if sender.cancelled() else sender.exception()
@@ -233,7 +246,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return self._sender is not None and not self._sender.done()
 
     def _is_sent(self) -> bool:
-        return not self._sending and self._transport.get_write_buffer_size() == 0
+        return self._is_written and self._transport.get_write_buffer_size() == 0
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
