@@ -143,6 +143,7 @@ def serve(settings: Serve) -> None:
     import uvicorn
 
     from .app import create_app
+    from .listener import HTTPProtocol
 
     set_up_sdk()
     # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.
@@ -164,6 +165,7 @@ def serve(settings: Serve) -> None:
         app,
         host=settings.host,
         port=settings.port,
+        http=HTTPProtocol,
         log_config=None,  # what is logged goes our way
         access_log=False,
         lifespan="on",

@@ -11,6 +11,7 @@ from .apikeys import APIKeys, Guarded
 from .assembly import network_transport
 from .config import Settings
 from .middleware import ResponsesMiddleware
+from .passable import PassablePaths
 from .proxy import ReverseProxy
 from .telemetry import TelemetryMiddleware
 
@@ -21,16 +22,18 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     settings = settings or Settings()
     if settings.upstream is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM")
-    transport = network_transport(settings)
     client = httpx.AsyncClient(
-        transport=transport,
+        transport=network_transport(settings),  # not that of our own calls: no request that passes comes near their connections
         timeout=httpx.Timeout(None, connect=settings.connect_timeout),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
-    proxy: ASGIApp = ReverseProxy(client, settings.upstream, settings.base_path)
     keys = APIKeys.of(settings)
+    passable = PassablePaths(settings.proxy_paths) if keys is not None else None
+    proxy: ASGIApp = ReverseProxy(
+        client, settings.upstream, settings.base_path, passable=passable, body_timeout=settings.body_timeout
+    )
     if keys is not None:
         key = settings.upstream_api_key
         proxy = Guarded(proxy, keys, upstream_key=key.get_secret_value() if key else None)
-    return ResponsesMiddleware(TelemetryMiddleware(proxy, "*", traced=False), settings, transport)
+    return ResponsesMiddleware(TelemetryMiddleware(proxy, "*", traced=False), settings)

@@ -8,6 +8,7 @@ or comma-separated.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -116,7 +117,9 @@ class Settings(BaseSettings):
     connect_timeout: float = Field(5.0, gt=0, description="longest wait for a connection to the upstream")
     first_byte_timeout: float = Field(600.0, gt=0, description="longest wait for the upstream's answer to begin")
     idle_timeout: float = Field(120.0, gt=0, description="longest silence of the upstream within an answer")
-    upstream_connections: int = Field(10_000, gt=0, description="most connections to the upstream at a time")
+    upstream_connections: int = Field(
+        10_000, gt=0, description="most connections to the upstream at a time, and as many again for what passes through"
+    )
     status_grace: float = Field(
         0.05,
         ge=0,
@@ -265,12 +268,18 @@ class Settings(BaseSettings):
     max_tools: int = Field(1024, gt=0, description="most tools of a request, those in namespaces and input items included")
     max_depth: int = Field(64, gt=0, description="deepest nesting of a request's JSON")
     max_values: int = Field(1_000_000, gt=0, description="most values (members and elements) in a request's JSON")
+    body_timeout: float = Field(60.0, gt=0, description="longest wait for the next piece of a request's body")
 
     # -- limits
     api_keys_file: str | None = Field(
         None, description="file of our own API keys, name:sha256:hash a line; without one of them requests are refused"
     )
     api_keys: Names = Field([], description="such lines, beside those of the file")
+    proxy_paths: Names = Field(
+        ["/v1/", "GET /health", "GET /ping", "GET /version"],
+        description="what passes to the upstream where there are API keys: paths (all below, with a slash at the end), each "
+        "for GET, HEAD, OPTIONS and POST, or for the method before it",
+    )
     limit_requests_per_minute: int = Field(
         0, ge=0, description="responses that an owner may ask for in a minute, at all replicas; 0 is no limit"
     )
@@ -372,7 +381,14 @@ class Settings(BaseSettings):
             raise ValueError(f"cannot hold {', '.join(own)}: each call of the upstream has its own")
         return names
 
-    @field_validator("cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", mode="before")
+    @field_validator("proxy_paths")
+    @classmethod
+    def _paths(cls, value: list[str]) -> list[str]:
+        if not all(re.fullmatch(r"([A-Z]+ )?/[!-~]*", line) for line in value):
+            raise ValueError("each must be a path that begins with a slash, or a method and such a path")
+        return value
+
+    @field_validator("cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", "proxy_paths", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):

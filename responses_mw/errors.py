@@ -8,6 +8,7 @@
     ├── Forbidden                   403  a page of another origin
     ├── NotFound                    404  no such object *for this owner*
     ├── MethodNotAllowed            405
+    ├── RequestTimeout              408  the rest of the request did not come
     ├── UpgradeRequired             426  a WebSocket where there is none
     ├── RateLimited                 429  the owner has asked for too much; carries Retry-After
     ├── Unavailable                 503  a service that the request needs is away; carries Retry-After
@@ -30,6 +31,7 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "RateLimited",
+    "RequestTimeout",
     "TooLarge",
     "Unauthorized",
     "Unavailable",
@@ -105,6 +107,17 @@ class MethodNotAllowed(APIError):
     status = 405
     type = "invalid_request_error"
     default_code = "method_not_allowed"
+
+
+class RequestTimeout(APIError):
+    """The client stopped sending its request. Nothing tells where another begins: the connection ends with the answer."""
+
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"connection": "close"})
 
 
 class UpgradeRequired(APIError):

@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .assembly import UNFIT, Assembled, assembled
 from .config import Settings
-from .errors import UpgradeRequired
+from .errors import APIError, UpgradeRequired
+from .framing import check_upgrade
+from .replies import send_json
 from .websocket import refuse
 
 # What of a host's scope a call needs that no request stands behind.
@@ -42,6 +44,12 @@ class ResponsesMiddleware:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
+        if scope["type"] == "http":
+            try:
+                check_upgrade(scope["method"], scope["headers"])
+            except APIError as error:  # the host's server may have lost the body, whosever the path is
+                await send_json(send, error.status, error.body(), error.headers)
+                return
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from starlette.requests import HTTPConnection, Request
 
 from ..apikeys import owner_in
 from ..config import Settings
-from ..errors import BadRequest, TooLarge
+from ..errors import BadRequest, RequestTimeout, TooLarge
 from ..protocol import checks
 from ..protocol.body import decode
 from ..protocol.request import INCLUDABLE
@@ -68,13 +69,24 @@ class Reader:
             raise BadRequest(
                 f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
             )
-        longest = self._settings.max_body_bytes
+        timeout = self._settings.body_timeout
+        try:
+            async with asyncio.timeout(timeout) as waiting:
+                return await self._whole(request, waiting)
+        except TimeoutError:
+            raise RequestTimeout(f"No more of the request's body came for {timeout:g} s.") from None
+
+    async def _whole(self, request: Request, waiting: asyncio.Timeout) -> bytes:
+        """The body; each piece of it moves the end of ``waiting``."""
+        longest, timeout = self._settings.max_body_bytes, self._settings.body_timeout
+        now = asyncio.get_running_loop().time
         chunks, size = [], 0
         async for chunk in request.stream():
             size += len(chunk)
             if size > longest:
                 raise TooLarge(f"The request body is larger than {longest} bytes.")
             chunks.append(chunk)
+            waiting.reschedule(now() + timeout)
         return b"".join(chunks)
 
 

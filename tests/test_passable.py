@@ -1,0 +1,279 @@
+"""What passes through to the upstream, and what is refused for its path, its method or its framing."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from recording import RecordingUpstream
+from responses_mw import Settings
+from responses_mw.errors import APIError, BadRequest
+from responses_mw.network import NetworkTransport
+from responses_mw.passable import PassablePaths, check_path
+from responses_mw.proxy import ReverseProxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import Message, Scope
+
+    from conftest import Start
+    from scripted import ScriptedUpstream
+
+KEYS = {"api_keys": [f"alice:sha256:{sha256(b'k').hexdigest()}"], "upstream_api_key": "the operator's"}
+BEARER = {"authorization": "Bearer k"}
+
+
+@pytest.fixture
+async def recording() -> AsyncIterator[RecordingUpstream]:
+    upstream = RecordingUpstream()
+    await upstream.start()
+    yield upstream
+    await upstream.stop()
+
+
+@pytest.fixture(params=[httpx.AsyncHTTPTransport, lambda: NetworkTransport(10)], ids=["httpx", "network"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=request.param(), timeout=10) as client:
+        yield client
+
+
+async def call(proxy: ReverseProxy, scope: Scope, *messages: Message) -> tuple[int, bytes]:
+    """Status and body of the answer to a request whose body comes as ``messages``, and then stalls."""
+    inbox, sent = list(messages), []
+
+    async def receive() -> Message:
+        if not inbox:
+            await asyncio.Event().wait()
+        return inbox.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await proxy(
+        {"type": "http", "method": "POST", "scheme": "http", "query_string": b"", "headers": [], **scope}, receive, send
+    )
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def body(*pieces: bytes, ends: bool = True) -> list[Message]:
+    last = len(pieces) - 1
+    return [{"type": "http.request", "body": piece, "more_body": n < last or not ends} for n, piece in enumerate(pieces)]
+
+
+# -- framing -------------------------------------------------------------------------------------------------------------
+
+LENGTH = (b"content-length", b"5")
+
+
+@pytest.mark.parametrize("pieces", [[b""], [b"hell"], [b"hello!"], [b"he", b"ll"], [b"hel", b"lo", b"!"], [b"hello", b"!"]])
+async def test_a_body_of_another_length_than_announced_never_makes_a_request(
+    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes]
+) -> None:
+    """As servers give it that lose a body, or some of it."""
+    proxy = ReverseProxy(client, recording.url)
+    status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces))
+    assert (status, b"invalid_framing" in answer) == (400, True)
+    status, _ = await call(proxy, {"path": "/v1/next"}, *body(b"next"))
+    assert status == 200
+    whole = [(request.target, request.body) for request in recording.requests if request.whole]
+    if b"".join(pieces).startswith(b"hello") and len(pieces) > 1:  # all that was announced had left before the rest came
+        assert whole.pop(0) == (b"/v1/x", b"hello")
+    assert whole == [(b"/v1/next", b"next")]
+    assert recording.faults == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [LENGTH, LENGTH],
+        [LENGTH, (b"content-length", b"6")],
+        [LENGTH, (b"transfer-encoding", b"chunked")],
+        [(b"transfer-encoding", b"gzip, chunked")],
+        [(b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")],
+        [(b"content-length", b"+5")],
+    ],
+)
+async def test_ambiguous_framing_is_refused(
+    client: httpx.AsyncClient, recording: RecordingUpstream, headers: list[tuple[bytes, bytes]]
+) -> None:
+    status, answer = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": headers}, *body(b"hello"))
+    assert (status, b"invalid_framing" in answer) == (400, True)
+    assert recording.connections == 0
+
+
+@pytest.mark.parametrize(
+    "odd", [(b"content_length", b"1"), (b"transfer_encoding", b"chunked"), (b"connection", b"content-length")]
+)
+@pytest.mark.parametrize("pieces", [[b"hello"], [b"hel", b"lo"]], ids=["whole", "streamed"])
+async def test_the_length_that_the_upstream_is_told_is_ours(
+    client: httpx.AsyncClient, recording: RecordingUpstream, odd: tuple[bytes, bytes], pieces: list[bytes]
+) -> None:
+    status, _ = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": [LENGTH, odd]}, *body(*pieces))
+    assert status == 200
+    [request] = recording.requests
+    assert (request.body, request.values(b"content-length")) == (b"hello", [b"5"])
+    assert odd[0] not in {name for name, _ in request.fields if b"_" in name}
+
+
+@pytest.mark.parametrize("header", [(b"x y", b"1"), (b"x:", b"1"), (b"x", b"1\r\ny: 2")])
+async def test_a_header_that_cannot_be_sent_is_a_bad_request(
+    client: httpx.AsyncClient, recording: RecordingUpstream, header: tuple[bytes, bytes]
+) -> None:
+    status, _ = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "headers": [header]}, *body(b"hello"))
+    assert status == 400
+    assert recording.requests == []
+
+
+# -- uploads that stall --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [[], [b"he"]], ids=["before the first byte", "after some"])
+async def test_an_upload_that_stalls_is_cut_off(
+    client: httpx.AsyncClient, recording: RecordingUpstream, pieces: list[bytes]
+) -> None:
+    proxy = ReverseProxy(client, recording.url, body_timeout=0.1)
+    async with asyncio.timeout(20):
+        status, answer = await call(proxy, {"path": "/v1/x", "headers": [LENGTH]}, *body(*pieces, ends=False))
+        assert (status, b"request_timeout" in answer) == (408, True)
+        while recording.open:
+            await asyncio.sleep(0.01)
+    assert not any(request.whole for request in recording.requests)
+
+
+async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start) -> None:
+    ours = start(body_timeout=0.1)
+    reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
+    writer.write(b'POST /v1/responses HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"input": ')
+    async with asyncio.timeout(20):
+        answer = await reader.read()  # the connection ends with it
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in answer
+    writer.close()
+
+
+# -- methods -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
+async def test_trace_and_connect_never_pass(client: httpx.AsyncClient, recording: RecordingUpstream, method: str) -> None:
+    status, answer = await call(ReverseProxy(client, recording.url), {"path": "/v1/x", "method": method}, *body(b""))
+    assert (status, b"method_not_allowed" in answer) == (405, True)
+    assert recording.connections == 0
+
+
+# -- paths ---------------------------------------------------------------------------------------------------------------
+
+DOTTED = [
+    "/v1/../admin",
+    "/v1/./x",
+    "/v1/..",
+    "/v1/%2e%2e/admin",
+    "/v1/.%2E/admin",
+    "/v1/%252e%252e/admin",
+    "/v1/..%2fadmin",
+    "/v1/..\\admin",
+    "/v1\\..\\admin",
+    "/v1/..%5cadmin",
+    "/v1/..;x=y/admin",
+    "/v1/..%3bx/admin",
+    "/v1/x%00",
+    "/v1/x%0d%0aHost:%20x",
+    "/v1/%25252e",
+    "v1/x",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", DOTTED)
+def test_a_path_that_may_lead_elsewhere_is_refused(path: str) -> None:
+    with pytest.raises(BadRequest):
+        check_path(path.encode())
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models/a%2Fb", "/v1/...", "/v1/a..b/x.", "/v1//x", "/v1/50%25", "/v1/%e2%82%ac", "/v1/.x"]
+)
+def test_other_paths_are_not(path: str) -> None:
+    check_path(path.encode())
+
+
+@pytest.mark.parametrize("base", ["", "/base"])
+async def test_dot_segments_are_refused_where_the_upstream_has_a_base_path(
+    client: httpx.AsyncClient, recording: RecordingUpstream, base: str
+) -> None:
+    scope = {"path": "/../x", "raw_path": b"/../x"}
+    status, _ = await call(ReverseProxy(client, recording.url + base), scope, *body(b""))
+    assert status == (400 if base else 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 200),
+        ("POST", "/v1/embeddings", 200),
+        ("OPTIONS", "/v1/models", 200),
+        ("DELETE", "/v1/files/x", 405),
+        ("PUT", "/v1/files/x", 405),
+        ("PURGE", "/v1/x", 405),
+        ("TRACE", "/v1/x", 405),
+        ("GET", "/health", 200),
+        ("HEAD", "/health", 200),
+        ("POST", "/health", 405),
+        ("GET", "/health/x", 404),
+        ("GET", "/version", 200),
+        ("GET", "/metrics", 404),
+        ("POST", "/sleep", 404),
+        ("GET", "/v1", 404),
+        ("GET", "//v1/models", 404),
+        ("GET", "/%761/models", 404),
+        ("GET", "/V1/models", 404),
+        ("GET", "/v1/%2e%2e/metrics", 400),
+    ],
+)
+async def test_behind_api_keys_only_what_is_listed_passes(
+    start_at: Any, recording: RecordingUpstream, method: str, path: str, status: int
+) -> None:
+    ours = start_at("proxy", upstream=recording.url, dialect="openai", **KEYS)
+    recording.forget()
+    url = httpx.URL(ours.url).copy_with(raw_path=path.encode())
+    request = httpx.Request(method, url, headers=BEARER, extensions={"target": path.encode()})
+    answer = await ours.http.send(request)
+    assert answer.status_code == status
+    if status == 200:
+        assert [(seen.target, seen.values(b"authorization")) for seen in recording.requests] == [
+            (path.encode(), [b"Bearer the operator's"])
+        ]
+    else:
+        assert recording.requests == []
+        assert method == "HEAD" or answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_who_has_no_key_does_not_learn_what_passes(start_at: Any, recording: RecordingUpstream) -> None:
+    ours = start_at("proxy", upstream=recording.url, dialect="openai", **KEYS)
+    assert (await ours.http.get("/metrics")).status_code == 401
+
+
+async def test_the_list_can_be_another(start_at: Any, upstream: ScriptedUpstream) -> None:
+    ours = start_at("proxy", proxy_paths=["GET /v1/models", "DELETE /v1/files/"], **KEYS)
+    assert (await ours.http.get("/v1/models", headers=BEARER)).status_code == 200
+    assert (await ours.http.delete("/v1/files/x", headers=BEARER)).status_code == 404  # the upstream's own
+    assert (await ours.http.post("/v1/chat/completions", headers=BEARER, json={})).status_code == 404
+    assert upstream.requests == []
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    paths = PassablePaths(["GET /v1/files/", "DELETE /v1/files/", "/v1/x"])
+    with pytest.raises(APIError) as refused:
+        paths.check("POST", b"/v1/files/a")
+    assert (refused.value.status, refused.value.headers) == (405, {"allow": "DELETE, GET, HEAD"})
+
+
+@pytest.mark.parametrize("line", ["v1/", "GET", "get /v1/", "GET  /v1/", "/v 1/", ""])
+def test_a_line_that_is_no_path_is_refused_at_the_start(line: str) -> None:
+    with pytest.raises(ValueError, match="proxy_paths"):
+        Settings(proxy_paths=[line])
