@@ -1,9 +1,14 @@
-"""Log records as text or JSON, with the ids of the request, response and trace. They never hold content of requests."""
+"""Log records as text or JSON, with the ids of the request, response and trace. They never hold content of requests.
+
+A path, a model or an error message in a record is chosen by a client or the upstream. Characters that could begin a line or
+steer a terminal are escaped.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from traceback import format_tb
@@ -15,6 +20,10 @@ from .context import current_request
 
 _QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
 """Loggers limited to warnings: at `info` they log every request or their own internals."""
+
+# C0, DEL and C1, the line separators of Unicode, what reverses the direction of a text, and lone surrogates.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_INDENT = "    "
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
@@ -35,11 +44,16 @@ class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Return the traceback, by default without the exceptions' messages."""
         if self._with_messages:
-            return super().formatException(ei)
-        return "\n".join(_traceback(ei[1])) if ei[1] is not None else ""
+            return _block(super().formatException(ei))
+        return _block("\n".join(_traceback(ei[1]))) if ei[1] is not None else ""
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 (logging's name)
+        return _block(stack_info)
 
 
 class HumanFormatter(_Formatter):
+    """One line, and a traceback below it, indented so that none of its lines looks like a record."""
+
     def __init__(self, *, with_messages: bool = False) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s%(ids)s", with_messages=with_messages)
 
@@ -47,6 +61,9 @@ class HumanFormatter(_Formatter):
         ids = {} if hasattr(record, "facts") else _ids()
         record.ids = " [" + " ".join(f"{name}={value}" for name, value in ids.items()) + "]" if ids else ""
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return _escaped(super().formatMessage(record))
 
 
 class JSONFormatter(_Formatter):
@@ -66,7 +83,19 @@ class JSONFormatter(_Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _UNSAFE.sub(_as_json, json.dumps(line, ensure_ascii=False, default=str))
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def _as_json(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def _block(text: str) -> str:
+    return "\n".join(_INDENT + _escaped(line.expandtabs()) for line in text.split("\n"))
 
 
 def _ids() -> dict[str, str]:

@@ -376,6 +376,17 @@ def test_an_ingress_keeps_streams_whole() -> None:
     assert short["proxy-body-size"] == "32m"
 
 
+def test_an_ingress_may_forward_upgrades_of_get_only() -> None:
+    def snippet(**ingress: Any) -> str | None:
+        values = {"ingress": {"enabled": True, "hosts": ["a"], **ingress}}
+        annotations = render(REQUIRED, values)("Ingress")["metadata"]["annotations"]
+        return annotations.get("nginx.ingress.kubernetes.io/configuration-snippet")
+
+    assert snippet() is None  # ingress-nginx refuses snippets unless it is told otherwise
+    assert snippet(nginxSnippet=True, streaming="haproxy") is None
+    assert snippet(nginxSnippet=True) == 'if ($request_method != GET) {\n  set $connection_upgrade "";\n}\n'
+
+
 def test_own_annotations_of_an_ingress_win() -> None:
     own = {"nginx.ingress.kubernetes.io/proxy-read-timeout": "60", "a": "b"}
     ingress = render(REQUIRED, {"ingress": {"enabled": True, "hosts": ["a"], "annotations": own}})("Ingress")

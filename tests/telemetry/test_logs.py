@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from responses_mw.proxy import ReverseProxy
 from responses_mw.telemetry import REGISTRY, TelemetryMiddleware, annotate
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
 from scripted import HELLO
@@ -69,6 +70,48 @@ def test_an_exception_is_logged_by_place_and_class_without_its_message(formatter
 
 def test_debugging_shows_the_message_of_an_exception() -> None:
     assert PROMPT in JSONFormatter(with_messages=True).format(record("x", error=raised()))
+
+
+# What can begin a line, move a cursor, or turn a text around.
+CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0x2066, 0xD800]))
+
+
+@pytest.mark.parametrize("formatter", [JSONFormatter(), HumanFormatter()])
+def test_no_text_begins_a_line_or_steers_a_terminal(formatter: logging.Formatter) -> None:
+    text = formatter.format(record(f"{CONTROLS} %s", f"a{CONTROLS}2026-01-01 00:00:00,000 INFO forged"))
+    assert not set(text) & set(CONTROLS)
+    text.encode()
+    if isinstance(formatter, JSONFormatter):
+        assert json.loads(text)["message"].startswith(CONTROLS)
+
+
+@pytest.mark.parametrize("formatter", [JSONFormatter(with_messages=True), HumanFormatter(with_messages=True)])
+def test_no_text_of_an_exception_looks_like_a_record(formatter: logging.Formatter) -> None:
+    error = ValueError("a\r\x1b[2K\u2028\n2026-01-01 00:00:00,000 INFO forged")
+    first, *rest = formatter.format(record("x", error=error)).split("\n")
+    assert "x" in first
+    assert all(line.startswith("    ") for line in rest)
+    assert not set("".join(rest)) & set(CONTROLS)
+    assert any("forged" in line for line in [first, *rest])
+
+
+def test_a_traceback_is_read_line_by_line() -> None:
+    lines = HumanFormatter().format(record("x", error=raised())).split("\n")
+    assert any(line.strip().startswith("File ") for line in lines)
+    assert lines[-1].strip() == "builtins.ValueError"
+
+
+async def test_a_path_that_has_a_line_break_is_logged_in_one_line(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(HumanFormatter())
+    monkeypatch.setattr(logging.getLogger("responses_mw.proxy"), "handlers", [handler])
+    async with httpx.AsyncClient(trust_env=False) as client:
+        url = serve(ReverseProxy(client, "http://127.0.0.1:9"))
+        assert (await client.get(f"{url}/v1/%0a%1b[2Kforged")).status_code == 502
+    [line] = capfd.readouterr().err.splitlines()
+    assert "\\n\\x1b[2Kforged" in line
 
 
 # -- the middleware --------------------------------------------------------------------------------------------------------------
