@@ -60,7 +60,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _is_idle(self) -> bool:
         """Whether no request is being answered, nor waits to be."""
-        return self.cycle is None or self.cycle.response_complete
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
     def _is_first_and_unanswered(self) -> bool:
         """Whether the error is within the body of the only request there is, and nothing of its answer has been sent."""

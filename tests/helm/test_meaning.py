@@ -377,7 +377,7 @@ def test_an_ingress_keeps_streams_whole() -> None:
 
 
 def test_an_ingress_may_forward_upgrades_of_get_only() -> None:
-    def snippet(**ingress: Any) -> str | None:
+    def snippet(**ingress: Any) -> Any:
         values = {"ingress": {"enabled": True, "hosts": ["a"], **ingress}}
         annotations = render(REQUIRED, values)("Ingress")["metadata"]["annotations"]
         return annotations.get("nginx.ingress.kubernetes.io/configuration-snippet")
