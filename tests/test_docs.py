@@ -1,0 +1,83 @@
+"""The documentation agrees with the code: settings, routes, links and examples of commands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Start
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+REPOSITORY = "https://github.com/responses-mw/responses-mw"
+
+
+def test_the_page_of_settings_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["settings", "--check"])
+    script = runpy.run_path(str(ROOT / "scripts" / "settings"))
+    assert script["main"]() == 0, "run scripts/settings"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "    ")) and " " in line]
+    assert not long
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+async def test_the_reference_lists_the_methods_of_every_path(start_at: Start) -> None:
+    """A method that no path has is refused with those that it has."""
+    listed: dict[str, set[str]] = {}
+    for method, path in re.findall(
+        r"^\| `(GET|POST|DELETE) (/v1/[\w/{}]+)`", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    ):
+        listed.setdefault(path, set()).add(method)
+    assert len(listed) == 10
+    http = start_at("proxy").http
+    for path in listed:
+        concrete = re.sub(r"{\w+}", "id", path)
+        expected = {
+            method
+            for template, methods in listed.items()
+            if re.fullmatch(re.sub(r"{\w+}", r"\\w+", template), concrete)
+            for method in methods
+        }
+        answer = await http.request("PUT", concrete)
+        assert set(answer.headers["allow"].split(", ")) == expected, path
+
+
+def test_every_setting_that_a_page_names_as_a_variable_exists() -> None:
+    from responses_mw.__main__ import COMMANDS
+
+    known = {
+        f"{command.model_config['env_prefix']}{name}".upper() for command in COMMANDS.values() for name in command.model_fields
+    }
+    for page in PAGES:
+        for name in re.findall(r"\bRESPONSES_MW_[A-Z_]+[A-Z]\b", page.read_text()):
+            assert name in known or name in ("RESPONSES_MW_SANDBOX", "RESPONSES_MW_DEMO"), f"{page.name}: {name}"
