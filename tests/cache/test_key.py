@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.cache.key import NEUTRAL, Key, key_of
-from responses_mw.protocol.request import CreateResponse
+from responses_mw.protocol.request import CreateResponse, parse
 
 from .asking import ALICE, BOB, asked
 
@@ -70,7 +70,12 @@ def partition(request: CreateResponse, items: list[dict[str, Any]] | None = None
 def test_of_every_member_of_a_request_it_is_decided_whether_it_shapes_the_answer() -> None:
     members = {field.name for field in fields(CreateResponse)}
     assert SHAPING.keys() == members - NEUTRAL
-    assert OTHERS.keys() | {"items", "background", "background_options", "cache"} == NEUTRAL
+    assert OTHERS.keys() | {"items", "background", "background_options", "cache", "size"} == NEUTRAL
+
+
+def test_the_size_of_a_request_does_not_shape_the_answer() -> None:
+    body = {"model": "m", "input": "Hi"}
+    assert partition(parse(body, size=30)) == partition(parse(body, size=40))
 
 
 @pytest.mark.parametrize("name", SHAPING)
