@@ -143,9 +143,13 @@ class Settings(BaseSettings):
     websocket_seconds: float = Field(3600.0, gt=0, description="how long a connection may last; a response is not cut")
     websocket_connections: int = Field(1000, gt=0, description="most connections of an owner to this process")
     websocket_lanes: int = Field(32, gt=0, description="most responses under way on a connection")
+    websocket_total_connections: int = Field(5000, gt=0, description="most connections of all owners to this process")
     websocket_held_bytes: int = Field(
-        64 * MIB, gt=0, description="most bytes of responses with store: false that a connection remembers"
+        64 * MIB,
+        gt=0,
+        description="most bytes that an owner's connections hold here: responses with store: false, and waiting requests",
     )
+    websocket_total_held_bytes: int = Field(256 * MIB, gt=0, description="most of these bytes of all owners")
 
     # -- state
     redis: SecretStr | None = Field(

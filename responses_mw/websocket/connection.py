@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -30,6 +31,7 @@ from ..upstream import Caller
 from . import frames
 from .frames import Create
 from .held import HeldChains
+from .memory import Share
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,14 @@ _TRY_AGAIN, _BROKEN = 1001, 1011
 
 
 class Connection:
-    """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains."""
+    """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains, which are in the owner's ``share`` of the
+    memory, as is what waits."""
 
     def __init__(
         self,
         runner: Runner,
         held: HeldChains,
+        share: Share,
         parse: Parse,
         admission: Admission,
         caller: Caller,
@@ -59,6 +63,7 @@ class Connection:
     ) -> None:
         self._runner = runner
         self._held = held
+        self._share = share
         self._parse = parse
         self._admission = admission
         self._caller = caller
@@ -68,18 +73,23 @@ class Connection:
         self._send = send
         self._lanes: dict[str | None, deque[Create]] = {}
         """What waits in each lane that has a response under way."""
-        self._waiting = self._waiting_bytes = 0
+        self._waiting = 0
         self._is_over = False
         self._idle = anyio.Event()
 
     async def run(self) -> None:
         """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
-        async with anyio.create_task_group() as group:
-            with anyio.move_on_after(self._settings.websocket_seconds) as time:
-                await self._read(group)
-            if time.cancelled_caught:
-                await self._wind_up(group)
-            group.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as group:
+                with anyio.move_on_after(self._settings.websocket_seconds) as time:
+                    await self._read(group)
+                if time.cancelled_caught:
+                    await self._wind_up(group)
+                group.cancel_scope.cancel()
+        finally:
+            self._held.close()
+            for create in chain.from_iterable(self._lanes.values()):
+                self._share.leave(create.size)
 
     async def _wind_up(self, group: TaskGroup) -> None:
         self._is_over = True
@@ -133,27 +143,27 @@ class Connection:
             most = self._settings.websocket_lanes
             if len(self._lanes) >= most:
                 raise RateLimited(f"The connection has {most} responses under way.")
-            self._lanes[create.lane] = deque([create])
-            group.start_soon(self._serve, create.lane, group)
-        elif self._waiting >= MOST_WAITING or self._waiting_bytes + create.size > self._settings.max_body_bytes:
+            self._lanes[create.lane] = deque()
+            group.start_soon(self._serve, create, group)
+        elif self._waiting >= MOST_WAITING:
             raise RateLimited("Too many requests wait for their turn on the connection.")
         else:
+            self._share.enter(create.size)
             self._waiting += 1
-            self._waiting_bytes += create.size
             lane.append(create)
 
     # -- responses ------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, name: str | None, group: TaskGroup) -> None:
+    async def _serve(self, first: Create, group: TaskGroup) -> None:
         """The responses of one lane, until none waits."""
-        lane = self._lanes[name]
-        await self._guard(lane.popleft(), group)
+        lane = self._lanes[first.lane]
+        await self._guard(first, group)
         while lane:
             create = lane.popleft()
             self._waiting -= 1
-            self._waiting_bytes -= create.size
+            self._share.leave(create.size)
             await self._guard(create, group)
-        del self._lanes[name]
+        del self._lanes[first.lane]
         if self._is_over and not self._lanes:
             self._idle.set()
 

@@ -1,12 +1,12 @@
 """What one connection remembers: the responses made on it that are stored nowhere else.
 
 OpenAI reference, "WebSocket mode": with ``store: false`` a response can be continued on the connection that made it, and there
-only. It is forgotten when the connection ends, when a continuation of it failed, and when it is the oldest of too many.
+only. It is forgotten when the connection ends, when a continuation of it failed, and when it is the oldest of too
+many of the owner's.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import orjson
@@ -16,25 +16,20 @@ from ..errors import BadRequest
 from ..protocol.request import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
+from .memory import Block, HeldChain, Share
 
 # What an item takes in memory beside its texts, in bytes.
 ITEM_OVERHEAD = 512
 _CHAINABLE = ("completed", "incomplete")
 
 
-class HeldChain(Chain):
-    """A history that is, at least in part, stored nowhere: what stands on it cannot be stored either."""
-
-
 class HeldChains(Chains):
-    """The chains of one connection: its own, and all that are stored. At ``most`` so many bytes are held; a history that two
-    responses share counts for each."""
+    """The chains of one connection: its own, which the owner's ``share`` of the memory holds, and all that are stored."""
 
-    def __init__(self, state: State | None, *, required: bool, most: int) -> None:
+    def __init__(self, state: State | None, share: Share, *, required: bool) -> None:
         super().__init__(state, required=required)
-        self._most = most
-        self._size = 0
-        self._held: OrderedDict[str, HeldChain] = OrderedDict()
+        self._share = share
+        self._own: set[str] = set()
 
     async def will_store(self, request: CreateResponse, ground: Ground) -> bool:
         return not isinstance(ground.chain, HeldChain) and await super().will_store(request, ground)
@@ -49,25 +44,38 @@ class HeldChains(Chains):
 
     def evict(self, response_id: str) -> None:
         """Forgets the response, if it is held."""
-        chain = self._held.pop(response_id, None)
-        if chain is not None:
-            self._size -= chain.size
+        if response_id in self._own:
+            self._share.evict(response_id)
+
+    def close(self) -> None:
+        """Forgets all of them: the connection has ended."""
+        for response_id in list(self._own):
+            self.evict(response_id)
 
     async def _chain(self, request: CreateResponse, owner: str) -> Chain:
         parent = request.previous_response_id
         if parent is None:
             return await super()._chain(request, owner)
-        if parent in self._held:
-            self._held.move_to_end(parent)
-            return self._held[parent]
+        if parent in self._own:
+            return self._share.get(parent)
         if self._state is None:
             message = f"Previous response with id '{parent}' not found."
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found")
         return await super()._chain(request, owner)
 
     def _hold(self, ground: Ground, response_id: str, turn: Sequence[Item]) -> None:
-        size = ground.chain.size + len(orjson.dumps(turn)) + ITEM_OVERHEAD * len(turn)
-        self._held[response_id] = HeldChain(tag=ground.chain.tag, items=[*ground.chain.items, *turn], size=size)
-        self._size += size
-        while self._size > self._most:
-            self.evict(next(iter(self._held)))
+        chain = ground.chain
+        before = chain.blocks if isinstance(chain, HeldChain) else [Block(_weight(chain.size, chain.items))]
+        size = len(orjson.dumps(turn))
+        held = HeldChain(
+            tag=chain.tag,
+            items=[*chain.items, *turn],
+            size=chain.size + size,
+            blocks=(*before, Block(_weight(size, turn))),
+        )
+        self._share.hold(response_id, held, self._own)
+
+
+def _weight(size: int, items: Sequence[Item]) -> int:
+    """About so many bytes of memory."""
+    return size + ITEM_OVERHEAD * len(items)

@@ -11,12 +11,13 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from ..config import Settings
-from ..errors import APIError, Forbidden, RateLimited
+from ..errors import APIError, Forbidden, RateLimited, Unavailable
 from ..runner import Runner
 from ..state import State
 from ..upstream import Caller, Upstream
 from .connection import Admission, Connection, Parse
 from .held import HeldChains
+from .memory import Memory
 
 _TRY_AGAIN = 1013
 
@@ -32,6 +33,7 @@ class WebSockets:
         self._settings = settings
         self._open: Counter[str] = Counter()
         """How many connections each owner has."""
+        self._memory = Memory(owner_bytes=settings.websocket_held_bytes, total_bytes=settings.websocket_total_held_bytes)
 
     async def serve(
         self, caller: Caller, scope: Scope, receive: Receive, send: Send, admission: Admission = nullcontext
@@ -49,8 +51,12 @@ class WebSockets:
         try:
             await send({"type": "websocket.accept"})
             settings = self._settings
-            held = HeldChains(self._state, required=settings.state_required, most=settings.websocket_held_bytes)
-            await Connection(self._runner.on(held), held, self._parse, admission, caller, settings, receive, send).run()
+            with self._memory.share(caller.owner) as share:
+                held = HeldChains(self._state, share, required=settings.state_required)
+                connection = Connection(
+                    self._runner.on(held), held, share, self._parse, admission, caller, settings, receive, send
+                )
+                await connection.run()
         finally:
             self._count_out(caller.owner)
 
@@ -67,6 +73,8 @@ class WebSockets:
         most = self._settings.websocket_connections
         if self._open[owner] >= most:
             raise RateLimited(f"You have {most} WebSocket connections open.")
+        if self._open.total() >= self._settings.websocket_total_connections:
+            raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
         self._open[owner] += 1
 
     def _count_out(self, owner: str) -> None:

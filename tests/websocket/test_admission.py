@@ -13,6 +13,7 @@ from responses_mw.protocol.request import parse
 from responses_mw.upstream import Caller
 from responses_mw.websocket.connection import Connection
 from responses_mw.websocket.held import HeldChains
+from responses_mw.websocket.memory import Memory, Share
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from responses_mw.protocol.events import Event
     from responses_mw.protocol.request import CreateResponse
+
+
+SHARE = Share(Memory(owner_bytes=1000, total_bytes=1000))
 
 
 class Failing:
@@ -40,7 +44,7 @@ class Watched(HeldChains):
     """Tells what was forgotten."""
 
     def __init__(self) -> None:
-        super().__init__(None, required=False, most=1)
+        super().__init__(None, SHARE, required=False)
         self.evicted: list[str] = []
 
     def evict(self, response_id: str) -> None:
@@ -70,7 +74,7 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
         if len(sent) == 2:
             told.set()
 
-    await Connection(runner, held, lambda body, _size: parse(body), admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
+    await Connection(runner, held, SHARE, lambda body, _size: parse(body), admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
     assert '"status":429' in sent[0]
     assert '"retry-after":"3"' in sent[0]
     assert '"status":500' in sent[1]

@@ -1,0 +1,190 @@
+"""What the connections of an owner, and those of all owners, keep in memory is bounded."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.exceptions import InvalidStatus
+
+from responses_mw.errors import RateLimited
+from responses_mw.websocket.memory import Block, HeldChain, Memory, Share
+from scripted import HELLO, Signal, text
+
+from .conftest import UVICORN, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ours
+    from scripted import ScriptedUpstream
+
+    from .conftest import Socket
+
+
+@pytest.fixture
+def start_proxy(start_at: Callable[..., Ours]) -> Callable[..., Ours]:
+    """For what does not depend on the mount."""
+    return lambda **settings: start_at("proxy", uvicorn=UVICORN, **settings)
+
+
+async def is_known(socket: Socket, response_id: str) -> bool:
+    """Whether a response can be continued; if so, it is."""
+    await socket.create(previous_response_id=response_id, store=False, generate=False)
+    return bool((await socket.events())[-1]["type"] == "response.completed")
+
+
+async def test_an_owner_holds_so_much_on_all_its_connections(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours = start_proxy(websocket_held_bytes=20_000)
+    async with opened(ours) as first, opened(ours) as second, opened(ours, key="another's") as other:
+        for _ in range(3):
+            upstream.stream(*HELLO)
+        foreign = await other.response("x" * 9_000, store=False)
+        oldest = await first.response("x" * 9_000, store=False)
+        newer = await second.response("x" * 9_000, store=False)
+        for _ in range(2):
+            upstream.stream(*HELLO)
+        newest = await second.response("x" * 9_000, store=False)
+        assert not await is_known(first, oldest["id"])
+        assert await is_known(second, newest["id"])
+        assert await is_known(other, foreign["id"])
+        assert not await is_known(first, newer["id"])  # it is the other connection's
+
+
+async def test_what_an_owner_held_is_free_again_when_its_connection_ends(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours = start_proxy(websocket_held_bytes=20_000, websocket_total_held_bytes=20_000)
+    for _ in range(3):
+        async with opened(ours, key=f"{_}") as socket:
+            upstream.stream(*HELLO)
+            held = await socket.response("x" * 9_000, store=False)
+            assert await is_known(socket, held["id"])
+
+
+async def test_requests_that_wait_on_several_connections_count_together(
+    start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
+) -> None:
+    ours, held = start_proxy(websocket_held_bytes=20_000), Signal()
+    async with opened(ours) as first, opened(ours) as second:
+        for socket in (first, second):
+            answer = upstream.stream(text("a"), held, *HELLO)
+            await socket.create()
+            await answer.asked.wait()
+        await first.create("x" * 15_000)
+        await second.create("x" * 15_000)
+        while (event := await second.receive())["type"] != "error":
+            pass
+        assert (event["status"], event["error"]["code"]) == (429, "rate_limit_exceeded")
+        upstream.stream(*HELLO)
+        held.set()
+        assert (await first.events())[-1]["type"] == "response.completed"
+        assert (await first.events())[-1]["type"] == "response.completed"
+        assert (await second.events())[-1]["type"] == "response.completed"
+        upstream.stream(*HELLO)
+        await second.response("x" * 15_000)
+
+
+async def test_all_owners_together_have_so_many_connections(start_proxy: Callable[..., Ours]) -> None:
+    ours = start_proxy(websocket_total_connections=2)
+    async with opened(ours, key="a"), opened(ours, key="b"):
+        with pytest.raises(InvalidStatus) as caught:
+            async with opened(ours, key="c"):
+                pass
+        assert caught.value.response.status_code == 503
+        assert caught.value.response.headers["retry-after"] == "5"
+    async with opened(ours, key="c") as socket:
+        await socket.send(type="response.stop")
+        await socket.receive()
+
+
+# -- the bookkeeping -------------------------------------------------------------------------------------------------------
+
+
+def chain(size: int, before: HeldChain | None = None) -> HeldChain:
+    return HeldChain(tag="t", items=[], blocks=(*(before.blocks if before else ()), Block(size)))
+
+
+def test_what_is_shared_by_two_responses_counts_once() -> None:
+    share, known = Share(memory := Memory(owner_bytes=10_000, total_bytes=10_000)), set[str]()
+    first = chain(4_000)
+    share.hold("1", first, known)
+    share.hold("2", second := chain(4_000, first), known)
+    share.hold("3", chain(1_000, second), known)
+    assert known == {"1", "2", "3"}
+    assert 9_000 <= memory.size < 9_100
+    share.evict("1")
+    assert memory.size >= 9_000
+    share.evict("3")
+    assert 8_000 <= memory.size < 8_100
+    share.evict("2")
+    assert memory.size == 0
+
+
+def test_an_owner_never_makes_room_at_the_cost_of_another() -> None:
+    memory = Memory(owner_bytes=8_000, total_bytes=10_000)
+    known: set[str] = set()
+    with memory.share("a") as a, memory.share("b") as b:
+        a.hold("a1", chain(7_000), known)
+        b.hold("b1", chain(2_000), known)
+        b.hold("b2", chain(5_000), known)  # it would not fit if b had nothing else
+        assert known == {"a1", "b1"}
+        with pytest.raises(RateLimited):
+            b.enter(5_000)
+        b.hold("b3", chain(2_000), known)
+        assert known == {"a1", "b3"}
+
+
+class Owner:
+    """An owner that does things to its share."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.share = Share(memory)
+        self.known: set[str] = set()
+        self.waiting: list[int] = []
+
+    def hold(self, number: int, size: int) -> None:
+        self.share.hold(str(number), chain(size), self.known)
+
+    def go_on(self, number: int, size: int) -> None:
+        if self.known:
+            self.share.hold(str(number), chain(size, self.share.get(min(self.known))), self.known)
+
+    def evict(self, _number: int, _size: int) -> None:
+        if self.known:
+            self.share.evict(max(self.known))
+
+    def enter(self, _number: int, size: int) -> None:
+        with suppress(RateLimited):
+            self.share.enter(size)
+            self.waiting.append(size)
+
+    def leave(self, _number: int, _size: int) -> None:
+        if self.waiting:
+            self.share.leave(self.waiting.pop())
+
+    def end(self) -> None:
+        for response_id in list(self.known):
+            self.share.evict(response_id)
+        for size in self.waiting:
+            self.share.leave(size)
+
+
+STEPS = [Owner.hold, Owner.go_on, Owner.evict, Owner.enter, Owner.leave]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 90))))
+def test_the_bounds_hold_whatever_is_done_and_nothing_is_left_in_the_end(steps: list[tuple[int, Any, int]]) -> None:
+    memory = Memory(owner_bytes=60, total_bytes=100)
+    owners = [Owner(memory) for _ in range(3)]
+    for number, (owner, step, size) in enumerate(steps):
+        step(owners[owner], number, size)
+        assert memory.size <= 100
+    for one in owners:
+        one.end()
+    assert memory.size == 0
