@@ -16,8 +16,6 @@ from .tracing import TRACER, captures_content, mark_failed
 class ToolCallSpan:
     """A context manager that traces a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children."""
 
-    __slots__ = ("_arguments", "_name", "_span", "_token")
-
     def __init__(self, name: str, arguments: str) -> None:
         self._name = name
         self._arguments = arguments

@@ -53,20 +53,6 @@ class TurnSpan:
     Call `answer_started`, then `finish` or `fail`. `close` may be called at any time and more than once.
     """
 
-    __slots__ = (
-        "_chat",
-        "_document",
-        "_first_read",
-        "_is_ended",
-        "_items_before",
-        "_model",
-        "_result",
-        "_server",
-        "_span",
-        "_started",
-        "_usage_before",
-    )
-
     def __init__(self, chat: Mapping[str, Any], document: Mapping[str, Any], server: UpstreamServer) -> None:
         """`document` is the response in progress, including the items and the usage of earlier turns."""
         self._chat = chat
