@@ -165,6 +165,9 @@ class Settings(BaseSettings):
     ttl: int = Field(
         7 * 24 * 3600, gt=0, description="how long a response is kept, in seconds; a chain keeps alive what it stands on"
     )
+    max_answer_bytes: int = Field(
+        128 * MIB, gt=0, description="most bytes that the upstream and tools may send for a response, stored or not"
+    )
     max_response_bytes: int = Field(16 * MIB, gt=0, description="largest response that is stored")
     max_chain_bytes: int = Field(64 * MIB, gt=0, description="largest history that is read for a response")
     max_chain_items: int = Field(10_000, gt=0, description="most items in a history")

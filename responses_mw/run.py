@@ -55,6 +55,8 @@ class Run:
     turn: telemetry.TurnSpan | None = None
     """The last one, as it is observed."""
     turns: int = 0
+    received: int = 0
+    """Bytes of the turns that are over, and of the results of tools."""
     is_last_turn: bool = False
     compacted: Compacted | None = None
     """What comes before the turn that is to begin, where the history was too long, or a compaction was asked for."""
@@ -70,6 +72,12 @@ class Run:
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
+
+    def receive(self, size: int, most: int) -> None:
+        """Counts what came for the response. Raises ``UpstreamError`` beyond ``most`` bytes in all."""
+        self.received += size
+        if self.received > most:
+            raise UpstreamError(f"The response has grown beyond {most} bytes.")
 
     def conclude(self, now: int) -> None:
         self.assembler.conclude(now)

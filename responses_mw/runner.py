@@ -351,6 +351,7 @@ class Runner:
         run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
         for call in run.calls:
             result = await call
+            run.receive(result.size, self._settings.max_answer_bytes)
             run.results[assembler.awaited["id"]] = result.content
             assembler.sources = toolbox.sources
             yield assembler.settle(result.members, failed=result.failed)
@@ -361,6 +362,7 @@ class Runner:
         events = self._end_turn(run, stream)
         if events:
             yield events
+        run.receive(stream.received, self._settings.max_answer_bytes)
         async for events in self._carry_out(run):
             yield events
         assembler = run.assembler

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 
+from ..bodies import BodyRefused, read_whole
 from ..config import Settings
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ class Embeddings:
             async with asyncio.timeout(self._timeout):
                 response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))
                 try:
-                    body = await _read(response)
+                    body = await read_whole(response, _MAX_BYTES)
                 finally:
                     await response.aclose()
+        except BodyRefused as error:
+            raise NoEmbedding(f"the embeddings server sent {error}") from None
         except (httpx.HTTPError, TimeoutError, OSError) as error:
             raise NoEmbedding(f"the embeddings server did not answer: {type(error).__name__}") from error
         if response.status_code != 200:
@@ -95,12 +98,3 @@ class Embeddings:
         if self._dimensions is not None and len(vector) != self._dimensions:
             raise NoEmbedding("the embeddings server sent a vector of another size")
         return vector
-
-
-async def _read(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _MAX_BYTES:
-            raise NoEmbedding("the embeddings server sent too much")
-    return bytes(body)

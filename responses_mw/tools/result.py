@@ -17,3 +17,10 @@ class Result:
     members: dict[str, Any] = field(default_factory=dict)
     """What the call's item shows: ``output``, ``error``, ``outputs``, ``action`` and the like."""
     failed: bool = False
+
+    @property
+    def size(self) -> int:
+        """Characters of what the model reads."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part.get("text") or part.get("image_url") or "") for part in self.content)

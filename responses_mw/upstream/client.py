@@ -12,6 +12,7 @@ import httpx
 import orjson
 
 from .. import ids
+from ..bodies import MOST, MOST_OF_A_FAULT, BodyRefused, read_whole
 from ..config import Settings
 from ..errors import BadRequest, Unauthorized, UpstreamError
 from ..owner import ANONYMOUS
@@ -174,21 +175,31 @@ class Upstream:
             return response
 
         settings = self._settings
-        return kind(send, first_byte_timeout=settings.first_byte_timeout, idle_timeout=settings.idle_timeout)
+        return kind(
+            send,
+            first_byte_timeout=settings.first_byte_timeout,
+            idle_timeout=settings.idle_timeout,
+            most_bytes=settings.max_answer_bytes,
+        )
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
         return await self._read(await self._send("GET", path, caller))
 
     async def _read(self, response: httpx.Response) -> httpx.Response:
-        """``response``, whole."""
+        """``response``, whole; of a fault that is refused, without its body: the status alone tells enough."""
+        is_fault = response.status_code >= 300
         try:
             async with asyncio.timeout(self._settings.first_byte_timeout):
-                await response.aread()
+                body = await read_whole(response, MOST_OF_A_FAULT if is_fault else MOST)
+        except BodyRefused as error:
+            if not is_fault:
+                raise UpstreamError(f"The upstream sent {error}.") from None
+            body = b""
         except (httpx.HTTPError, TimeoutError) as error:
             raise from_transport(error) from error
         finally:
             await response.aclose()
-        return response
+        return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Sends until there is an answer: a connection that fails, a 502 or a 503 is tried again while the grace lasts."""
@@ -228,7 +239,7 @@ class Upstream:
     async def _fault(self, response: httpx.Response) -> UpstreamError:
         try:
             async with asyncio.timeout(self._settings.idle_timeout):
-                body = await response.aread()
-        except (httpx.HTTPError, TimeoutError):
+                body = response.content if response.is_closed else await read_whole(response, MOST_OF_A_FAULT)
+        except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status alone tells enough
         return from_status(response.status_code, body, response.headers, own_key=self._key is not None)

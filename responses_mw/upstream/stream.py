@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import orjson
 
+from ..bodies import MOST, BodyRefused, check_plain
 from ..errors import UpstreamError, UpstreamTimeout
+from ..protocol.body import loads
 from ..protocol.chunks import as_chunk
 from ..protocol.shortcut import Shortcut, Text
 from ..protocol.sse import DONE, Decoder, FrameTooLong
@@ -26,11 +28,16 @@ class ChatStream:
 
     Nothing is sent before ``open``. An iteration then gives, for each read of the network, the chunks that it completed;
     ``done`` is True afterwards if the end was one: ``[DONE]`` came, or a whole answer. ``aclose`` closes the connection.
-    Raises ``UpstreamError`` where the answer is none, breaks off, or is not what it should be.
+    Raises ``UpstreamError`` where the answer is none, breaks off, is not what it should be, or has more than ``most_bytes``.
     """
 
     def __init__(
-        self, send: Callable[[], Awaitable[httpx.Response]], *, first_byte_timeout: float, idle_timeout: float
+        self,
+        send: Callable[[], Awaitable[httpx.Response]],
+        *,
+        first_byte_timeout: float,
+        idle_timeout: float,
+        most_bytes: int,
     ) -> None:
         self._send = send
         self._first_byte_timeout = first_byte_timeout  # some servers send their status before they have begun (vLLM)
@@ -45,11 +52,16 @@ class ChatStream:
         self.head: Chunk = {}
         """The first chunk, which names the completion and its model."""
         self._is_over = False
+        self._most_bytes = self._left = most_bytes
         self.done = False
 
     async def open(self) -> None:
         """Returns when the answer has begun, or ended."""
         self._response = response = await self._send()
+        try:
+            check_plain(response)
+        except BodyRefused as error:
+            raise UpstreamError(f"The upstream sent {error}.") from None
         if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._decoder = _Whole()
         assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -81,11 +93,19 @@ class ChatStream:
             silence.is_kept = False
             silence.passed = 0
             text = self._shortcut.text(data) if self._begins_frame else None
+            self._left -= len(text[1]) if text else len(data)  # what frames a text is the server's affair
+            if self._left < 0:
+                raise UpstreamError(f"The upstream sent more than {self._most_bytes} bytes.")
             chunks: list[Chunk | Text] = [text] if text else self._take(data)
             if chunks:
                 return chunks
         await self._end()
         raise StopAsyncIteration
+
+    @property
+    def received(self) -> int:
+        """Bytes of the answer so far; of those that only bring a text, its characters."""
+        return self._most_bytes - self._left
 
     async def aclose(self) -> None:
         """Closes the connection, in the middle of the answer too. It is not iterated after that."""
@@ -144,9 +164,13 @@ class _Whole:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         self._parts.append(data)
+        self._size += len(data)
+        if self._size > MOST:
+            raise FrameTooLong(f"an answer of more than {MOST} bytes")
         return []
 
     def flush(self) -> list[bytes]:
@@ -156,7 +180,7 @@ class _Whole:
 def json_object(data: bytes) -> dict[str, Any]:
     """What an upstream sent, decoded. Raises ``UpstreamError`` where it is no JSON object."""
     try:
-        decoded = orjson.loads(data)
+        decoded = loads(data)
     except orjson.JSONDecodeError as error:
         raise UpstreamError("The upstream sent something that is not JSON.") from error
     if not isinstance(decoded, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,18 @@ async def test_an_answer_without_end_is_no_embedding(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
-    with pytest.raises(NoEmbedding, match="too much"):
+    with pytest.raises(NoEmbedding, match="more than"):
         await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_timeout=20)).embed("Hi")
+
+
+async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
+    async def compressed(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-encoding", b"gzip")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": gzip.compress(b" " * 100)})
+
+    with pytest.raises(NoEmbedding, match="gzip"):
+        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache_embedding_timeout=20)).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(

@@ -225,10 +225,17 @@ async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient
 
 
 async def test_an_answer_that_grows_beyond_all_bounds_is_given_up(provider: Open, server: SearchServer) -> None:
-    server.headers = {"content-encoding": "gzip"}
-    server.answer = gzip.compress(b'{"results": []' + b" " * LARGEST_ANSWER + b"}")
+    server.answer = b'{"results": []' + b" " * LARGEST_ANSWER + b"}"
     with pytest.raises(SearchFailed, match="too much"):
         await provider("searxng").search(Query("a"))
+
+
+async def test_a_compressed_answer_is_not_expanded(provider: Open, server: SearchServer) -> None:
+    server.headers = {"content-encoding": "gzip"}
+    server.answer = gzip.compress(b'{"results": []}')
+    with pytest.raises(SearchFailed, match="compressed"):
+        await provider("searxng").search(Query("a"))
+    assert server.asked[0].headers["accept-encoding"] == "identity"
 
 
 async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, server: SearchServer) -> None:

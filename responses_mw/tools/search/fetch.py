@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import orjson
 
+from ...bodies import BodyRefused, read_whole
 from .query import SearchFailed
 
 logger = logging.getLogger(__name__)
@@ -26,18 +27,19 @@ _MEANINGS = {
 
 async def fetch(http: httpx.AsyncClient, name: str, request: httpx.Request, *, patience: float) -> dict[str, Any]:
     """The JSON object that a provider (``name``) answers with, whole within ``patience`` seconds. Raises ``SearchFailed``."""
+    request.headers["accept-encoding"] = "identity"
     request.extensions["timeout"] = httpx.Timeout(patience).as_dict()
     try:
         async with asyncio.timeout(patience):
             status, body = await _exchange(http, request)
+    except BodyRefused as error:
+        raise _failed(name, "sent too much, or compressed", str(error)) from None
     except (TimeoutError, httpx.TimeoutException):
         raise _failed(name, "did not answer in time") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _failed(name, "cannot be reached", type(error).__name__) from None
     if status != 200:
         raise _failed(name, _MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
-    if body is None:
-        raise _failed(name, "sent too much")
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -47,18 +49,13 @@ async def fetch(http: httpx.AsyncClient, name: str, request: httpx.Request, *, p
     return answer
 
 
-async def _exchange(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes | None]:
-    """Status and body; the body of an error is not read, and one that is too large is None."""
+async def _exchange(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes]:
+    """Status and body; the body of an error is not read. Raises ``BodyRefused``."""
     response = await http.send(request, stream=True)
     try:
         if response.status_code != 200:
             return response.status_code, b""
-        body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > LARGEST_ANSWER:
-                return response.status_code, None
-        return response.status_code, bytes(body)
+        return 200, await read_whole(response, LARGEST_ANSWER)
     finally:
         await response.aclose()
 

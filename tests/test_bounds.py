@@ -1,0 +1,153 @@
+"""What another server may send: its answers are read within bounds, and uncompressed only."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oracle import stream, whole
+from responses_mw import Settings
+from responses_mw.errors import UpstreamError
+from responses_mw.transport import ASGITransport
+from responses_mw.upstream import Caller, Upstream
+from scripted import HELLO, SSE, call, completion, delta, finish, text
+from tools.servers import weather
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from conftest import Ours, Serve, Start
+    from scripted import ScriptedUpstream
+
+Ask = Callable[[Upstream], Awaitable[object]]
+
+
+class Endless:
+    """An application whose answers have no end, or are compressed."""
+
+    def __init__(self, piece: bytes = b" " * (1 << 20), *, status: int = 200, **headers: str) -> None:
+        self.piece, self.status, self.headers = piece, status, headers
+        self.left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in self.headers.items()]
+        await receive()
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        try:
+            for _ in range(1000):
+                await send({"type": "http.response.body", "body": self.piece, "more_body": True})
+        finally:
+            self.left = True
+
+
+async def _chat(upstream: Upstream) -> None:
+    async with aclosing(upstream.chat({"model": "tiny", "messages": []}, Caller())) as answer:
+        await answer.open()
+        async for _ in answer:
+            pass
+
+
+async def _native(upstream: Upstream) -> None:
+    async with aclosing(upstream.responses({"model": "tiny", "input": []}, Caller())) as answer:
+        await answer.open()
+        async for _ in answer:
+            pass
+
+
+ASKS: dict[str, Ask] = {
+    "chat": _chat,
+    "responses": _native,
+    "models": lambda upstream: upstream.models(Caller()),
+    "tokenize": lambda upstream: upstream.post("/tokenize", {}, Caller()),
+    "props": lambda upstream: upstream.get("/props", Caller()),
+}
+
+
+async def _refused(app: Endless, ask: Ask) -> UpstreamError:
+    upstream = Upstream(ASGITransport(app), "http://upstream", Settings(dialect="vllm"))
+    with pytest.raises(UpstreamError) as caught:
+        await ask(upstream)
+    return caught.value
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+async def test_an_answer_without_end_is_broken_off(ask: Ask) -> None:
+    app = Endless(content_type="application/json")
+    error = await _refused(app, ask)
+    assert error.message.endswith("more than 67108864 bytes.")
+    assert error.status == 502
+    assert app.left
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_compressed_answer_is_refused_unread(ask: Ask, kind: str) -> None:
+    app = Endless(gzip.compress(b" " * (1 << 24)), content_type=kind, content_encoding="gzip")
+    error = await _refused(app, ask)
+    assert error.message == "The upstream sent a body with the content-encoding 'gzip', which was not asked for."
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_of_an_error_without_end_the_status_tells_enough(ask: Ask, encoding: str) -> None:
+    app = Endless(gzip.compress(b" " * (1 << 24)), status=500, content_encoding=encoding)
+    error = await _refused(app, ask)
+    assert (error.status, error.message) == (502, "The upstream answered with status 500.")
+
+
+async def test_a_stream_without_end_is_a_failed_response(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(max_answer_bytes=100_000)
+    upstream.stream(*[text("word " * 20)] * 2000)
+    failed = await stream(ours)
+    assert failed.terminal == "response.failed"
+    assert failed.response["error"] == {"code": "server_error", "message": "The upstream sent more than 100000 bytes."}
+    assert 90_000 < len(failed.response["output"][0]["content"][0]["text"]) <= 100_000
+    upstream.stream(*HELLO)
+    assert (await stream(ours)).terminal == "response.completed"
+
+
+async def test_calls_arguments_and_reasoning_count_too(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(max_answer_bytes=10_000)
+    for piece in (delta(reasoning='"' * 1000), call('"' * 1000, name="f", call_id="c"), delta(refusal="no" * 500)):
+        upstream.stream(*[piece] * 20)
+        assert (await stream(ours)).response["error"]["message"] == "The upstream sent more than 10000 bytes."
+
+
+async def test_a_whole_answer_that_is_too_large_is_a_502(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "a" * 20_000}))
+    response = await start(max_answer_bytes=10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
+    assert (response.status_code, response.json()["error"]["message"]) == (502, "The upstream sent more than 10000 bytes.")
+
+
+async def test_all_turns_and_what_tools_return_count_together(start: Start, upstream: ScriptedUpstream, serve: Serve) -> None:
+    ours = start(allow_private_urls=True, max_answer_bytes=4000)
+    url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
+    tool = {"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}
+    for _ in range(20):
+        upstream.stream(call('{"city": "Rome"}', name="get_weather", call_id="c"), finish("tool_calls"))
+    failed = await stream(ours, tools=[tool])
+    assert failed.terminal == "response.failed"
+    assert failed.response["error"]["message"] == "The response has grown beyond 4000 bytes."
+    assert 2 < len(upstream.requests) < 20
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_more_calls_than_a_turn_may_have_fail_the_response(
+    ours: Ours, upstream: ScriptedUpstream, streamed: bool
+) -> None:
+    calls = [{"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": "{}"}} for index in range(600)]
+    upstream.stream(delta(tool_calls=calls), finish("tool_calls"), headers=SSE)
+    response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": streamed})
+    assert "more than 512 calls" in response.text
+
+
+async def test_an_index_of_a_call_may_be_any_number(ours: Ours, upstream: ScriptedUpstream) -> None:
+    fragment: dict[str, Any] = {"index": 10**9, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    upstream.whole(completion({"content": "ok"}))
+    upstream.stream(delta(tool_calls=[fragment]), finish("tool_calls"))
+    await whole(ours)
+    assert [item["type"] for item in (await stream(ours)).response["output"]] == ["function_call"]
