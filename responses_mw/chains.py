@@ -9,6 +9,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from .errors import BadRequest, NotFound, NotSupported
 from .ids import RunIds, random_part
 from .protocol.items import ID_PREFIXES
@@ -59,8 +61,9 @@ class Chains:
         items = await self._resolved(request.items, chain, owner)
         if chain.conversation is not None and request.store:
             self._needed("conversation").conversations.check_room(chain, len(items))
-        own = await by_size(request.size, with_ids, items, ids)
-        return Ground(chain, ids, own, owner, random_part(), chain.size + request.size)
+        size = request.size if items is request.items else len(orjson.dumps(items))
+        own = await by_size(size, with_ids, items, ids)
+        return Ground(chain, ids, own, owner, random_part(), chain.size + size)
 
     async def _check_room(self, state: State) -> None:
         if state.client.away_for:  # how full it is, is not asked each time

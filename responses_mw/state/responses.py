@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,10 @@ import orjson
 
 from ..ids import RANDOM_LENGTH, random_part
 from ..threads import by_size
+from . import references
 from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
-from .keys import Address, conversation_key, item_address, response_address
+from .keys import Address, response_address
 from .pages import page
 from .scripts import script
 from .segments import Segments
@@ -35,7 +35,7 @@ TOMBSTONE_SECONDS = 24 * 60 * 60
 # In place of a response's random part: the first turn of a root that holds what a conversation had before.
 BASE = "0" * RANDOM_LENGTH
 
-_COMMIT, _DELETE, _GET, _RESOLVE = script("commit"), script("delete"), script("get"), script("resolve")
+_COMMIT, _DELETE, _GET = script("commit"), script("delete"), script("get")
 
 
 class Responses:
@@ -183,15 +183,9 @@ class Responses:
         await self._quota.settle(owner, address.tag, report)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """The stored items that ``item_reference`` items name, by id. Raises Missing for the first that is nowhere."""
-        wanted: dict[Address, list[str]] = {}
-        for item_id in item_ids:
-            address = item_address(item_id)
-            if address is None:
-                raise Missing("Item", item_id)
-            wanted.setdefault(address, []).append(item_id)
-        groups = await asyncio.gather(*(self._resolve(address, ids, owner) for address, ids in wanted.items()))
-        return {item_id: item for group in groups for item_id, item in group.items()}
+        """The stored items that ``item_reference`` items name, by id. Raises Missing for one that is nowhere, OverBound where
+        they stand among more bytes than a chain may have."""
+        return await references.resolve(self._client, item_ids, owner, most_bytes=self._bounds.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """The fields of the response's record that tell where it stands."""
@@ -282,22 +276,6 @@ class Responses:
             answer: bytes
             answer, *report[:] = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
         return answer
-
-    async def _resolve(self, address: Address, item_ids: list[str], owner: str) -> dict[str, Item]:
-        """The items of one response, or of the conversation with its tag."""
-        keys = [address.record, conversation_key(address.tag)]
-        blob, *blobs = await self._client.script(_RESOLVE, keys, [owner, *item_ids])
-        turn = unpack_turn(blob) if blob is not None else None
-        made: dict[str, Item] = {}
-        if turn is not None and turn.owner == address.random:
-            made = {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
-        found = {}
-        for item_id, blob in zip(item_ids, blobs, strict=True):
-            item = made.get(item_id) or (unpack(blob) if blob is not None else None)
-            if item is None:
-                raise Missing("Item", item_id)
-            found[item_id] = item
-        return found
 
 
 def _address(response_id: str) -> Address:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, Chain, Missing, State
+from responses_mw.state import Batch, Bounds, Chain, Missing, OverBound, State, connect
+from responses_mw.state.keys import item_address
 
 from .making import ALICE, BOB, continued, message, respond, texts
 from .test_conversations import converse
 
 if TYPE_CHECKING:
-    from .servers import Plain
+    from .servers import Plain, Server
 
 
 async def five(state: State) -> str:
@@ -95,6 +96,43 @@ async def test_references_are_found_wherever_they_were_made(state: State) -> Non
 async def items_of(state: State, response: str) -> list[dict[str, str]]:
     stored = await state.responses.get(response, ALICE)
     return [*stored.input, *stored.document["output"]]
+
+
+async def test_many_references_are_read_a_few_at_a_time(state: State, server: Plain) -> None:
+    responses = [await respond(state, Chain.new(), f"{number}") for number in range(150)]
+    ids = [item["id"] for response in responses for item in await items_of(state, response)]
+    address = item_address(ids[0])
+    assert address is not None
+    before = server.info("stats")["total_connections_received"]
+    found = await state.responses.resolve([*ids, *reversed(ids)], ALICE)
+    assert list(found) == ids
+    assert [found[item_id]["id"] for item_id in ids] == ids
+    assert server.info("stats")["total_connections_received"] - before < 10
+    nowhere = [f"msg_{address.tag}{address.random}{number}" for number in range(1000, 9000)]
+    with pytest.raises(Missing, match=nowhere[0]):
+        await state.responses.resolve([*ids[:2], *nowhere], ALICE)
+
+
+async def test_a_long_conversations_items_are_all_found(state: State) -> None:
+    conversation_id = await converse(state)
+    made = RunIds(conversation_id.removeprefix("conv_"))
+    items = [message(made.item("msg"), "user", f"{number}") for number in range(350)]
+    await state.conversations.append(conversation_id, items, ALICE)
+    found = await state.responses.resolve([item["id"] for item in items], ALICE)
+    assert list(found.values()) == items
+
+
+@pytest.mark.parametrize("most", [2500, 20_000])
+async def test_references_into_more_bytes_than_a_chain_has_are_refused(open_state: Any, valkey: Server, most: int) -> None:
+    roomy = open_state(valkey.url)
+    ids = [(await items_of(roomy, await respond(roomy, Chain.new(), "x" * 700)))[0]["id"] for _ in range(20)]
+    bounded = State(connect(valkey.url), bounds=Bounds(chain_bytes=most))
+    try:
+        assert await bounded.responses.resolve(ids[:1], ALICE)
+        with pytest.raises(OverBound, match=f"more than {most} bytes"):
+            await bounded.responses.resolve(ids, ALICE)
+    finally:
+        await bounded.aclose()
 
 
 async def test_a_reference_into_a_deleted_response_is_found_in_its_conversation(state: State) -> None:
