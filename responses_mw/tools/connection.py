@@ -33,7 +33,8 @@ CODE = "external_connector_error"
 _MOST_PAGES = 100
 _MOST_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-_MALFORMED_ERRORS = (ValidationError, RuntimeError)
+_MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
+"""The SDK's; and of what came, integers of more than 64 bits cannot be written again."""
 _BROKEN = "it broke off its answer"
 _MALFORMED = "its answer is malformed, or too large"
 
@@ -114,6 +115,8 @@ class Connection:
             return to_result(await self.invoke(name, arguments), self._bounds.output_bytes)
         except CallFailed as error:
             return error.result
+        except orjson.JSONEncodeError:
+            return self._protocol_failure(_MALFORMED, PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """What the tool returns, as it came; that it failed may be in it. Raises CallFailed."""

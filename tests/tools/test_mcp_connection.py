@@ -18,7 +18,7 @@ from responses_mw.tools.session import Bounds, Target
 from .servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from conftest import Serve
 
@@ -442,3 +442,55 @@ async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFi
             await weather.call("fail", {"why": "Atlantis"})
     ours = [record.getMessage() for record in caplog.records if record.threadName == "MainThread"]
     assert not [line for line in ours if "Atlantis" in line or "secret" in line or TOKEN in line]
+
+
+# -- numbers that JSON has and we have not ----------------------------------------------------------------------------------------
+
+HUGE = b"123456789012345678901234567890"
+
+
+class Altered:
+    """Says something else in place of what the application says."""
+
+    def __init__(self, app: ASGIApp, said: bytes, instead: bytes) -> None:
+        self._app, self._said, self._instead = app, said, instead
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: list[Message] = []
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begun.append(message)
+            elif message["type"] != "http.response.body":
+                await send(message)
+            else:
+                body = message.get("body", b"").replace(self._said, self._instead)
+                headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+                await send({**begun[0], "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+
+        await self._app(scope, receive, sent)
+
+
+@pytest.fixture
+def altered(serve: Serve) -> Callable[[bytes, bytes], str]:
+    app = streamable(json_response=True, stateless_http=True)
+    return lambda said, instead: serve(Altered(app, said, instead)) + "/mcp"
+
+
+async def test_a_schema_with_a_number_that_cannot_be_written_again_is_malformed(altered: Callable[[bytes, bytes], str]) -> None:
+    async with connection(altered(b'"type":"object"', b'"type":"object","maxProperties":' + HUGE)) as weather:
+        with pytest.raises(UpstreamError, match="malformed"):
+            await weather.list_tools()
+
+
+async def test_a_result_with_a_number_that_cannot_be_written_again_is_a_failed_call(
+    altered: Callable[[bytes, bytes], str],
+) -> None:
+    rest = b'"isError":false,"resultType":"complete","structuredContent":{"result":'
+    said = b'"content":[{"text":"Sunny in Paris.","type":"text"}],' + rest + b'"Sunny in Paris."}'
+    structured = b'"content":[],' + rest + HUGE + b"}"
+    async with connection(altered(said, structured)) as weather:
+        result = await weather.call("get_weather", {"city": "Paris"})
+    assert result.failed
+    assert "malformed" in str(result.content)

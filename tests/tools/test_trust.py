@@ -59,7 +59,7 @@ def server(serve: Serve) -> Server:
 
 def _own(start: Start, server: Server, **members: Any) -> Ours:
     """Ours, with the server as the operator's own."""
-    return start(mcp_servers={"own": {"url": server.url, **members}}, allow_private_urls=True)
+    return start(mcp_servers={"own": {"url": server.url, **members}}, allow_private_urls=True, status_grace=5)
 
 
 def _forged(name: str, request_id: str = "mcpr_forged", **arguments: Any) -> list[Item]:
