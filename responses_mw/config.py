@@ -128,7 +128,7 @@ class Settings(BaseSettings):
 
     # -- what we answer
     base_path: str = Field("", description="path that stands before /v1 here, e.g. /openai")
-    cors_origins: Names = Field([], description="origins that browsers may call from; * for all")
+    cors_origins: Names = Field([], description="origins whose pages may call, beside this server's own; * for all")
     reasoning_events: Literal["openai", "open_responses"] = Field(
         "openai", description="how the events of reasoning are named: response.reasoning_text.*, or response.reasoning.*"
     )

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,7 @@ from ..config import Settings
 from ..errors import APIError, MethodNotAllowed, NotFound
 from ..jobs import Background
 from ..limits import admitted
+from ..origins import SAFE_METHODS, Origins
 from ..prompts import Prompts
 from ..protocol.request import CreateResponse, parse
 from ..replies import INTERNAL_ERROR, send_json
@@ -50,13 +52,14 @@ class Routes:
         cache: Cache | None = None,
     ) -> None:
         self._reader = reader = Reader(settings)
+        self._origins = origins = Origins(settings.cors_origins)
         prompts = Prompts(settings.prompts_dir)
         limits = limits_of(settings)
 
         def parsed(body: Any, size: int) -> CreateResponse:
             return parse(prompts.resolve(body), limits, size)
 
-        self._websockets = WebSockets(runner, upstream, state, parsed, settings)
+        self._websockets = WebSockets(runner, upstream, state, parsed, origins, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, prompts, settings, cache)
         tokens = TokenRoutes(runner, upstream, reader, parsed)
         compact = CompactRoutes(runner, reader, parsed, settings)
@@ -86,6 +89,8 @@ class Routes:
             await self._connect(scope, receive, send)
             return
         try:
+            if scope["method"] not in SAFE_METHODS:
+                self._origins.check(Headers(scope=scope))
             endpoint = self._endpoint(scope)
             answer = await endpoint(Request(scope, receive))
         except ClientDisconnect:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from urllib.parse import urlsplit
 
 import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from ..config import Settings
-from ..errors import APIError, Forbidden, RateLimited, Unavailable
+from ..errors import APIError, RateLimited, Unavailable
+from ..origins import Origins
 from ..runner import Runner
 from ..state import State
 from ..upstream import Caller, Upstream
@@ -25,11 +25,14 @@ _TRY_AGAIN = 1013
 class WebSockets:
     """The connections of this process."""
 
-    def __init__(self, runner: Runner, upstream: Upstream, state: State | None, parse: Parse, settings: Settings) -> None:
+    def __init__(
+        self, runner: Runner, upstream: Upstream, state: State | None, parse: Parse, origins: Origins, settings: Settings
+    ) -> None:
         self._runner = runner
         self._upstream = upstream
         self._state = state
         self._parse = parse
+        self._origins = origins
         self._settings = settings
         self._open: Counter[str] = Counter()
         """How many connections each owner has."""
@@ -42,7 +45,7 @@ class WebSockets:
         ``admission``."""
         await receive()
         try:
-            self._check_origin(Headers(scope=scope))
+            self._origins.check(Headers(scope=scope))
             await self._upstream.verify(caller)  # what it prepares would never reach the upstream
             self._count_in(caller.owner)
         except APIError as error:
@@ -59,15 +62,6 @@ class WebSockets:
                 await connection.run()
         finally:
             self._count_out(caller.owner)
-
-    def _check_origin(self, headers: Headers) -> None:
-        """Browsers let any page open a WebSocket to anywhere, and say which one asks: that is all that guards what needs no
-        credential."""
-        origin = headers.get("origin")
-        if origin is None or {"*", origin} & set(self._settings.cors_origins):
-            return
-        if urlsplit(origin).netloc != headers.get("host"):
-            raise Forbidden("Pages of this origin may not connect: it is not among cors_origins.", code="origin_not_allowed")
 
     def _count_in(self, owner: str) -> None:
         most = self._settings.websocket_connections
