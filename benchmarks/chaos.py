@@ -56,6 +56,9 @@ class Chat:
         if not scope["path"].endswith("/chat/completions"):
             await _send_json(send, {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]})
             return
+        if body == b"{}":  # it asks whether its credential is good
+            await _send_json(send, {"error": {"message": "no messages"}}, 400)
+            return
         question = orjson.loads(body)["messages"][-1]["content"]
         self.asked[question] += 1
         headers = [(b"content-type", b"text/event-stream")]
@@ -72,9 +75,9 @@ async def _tokens() -> AsyncIterator[bytes]:
         yield orjson.dumps({"id": "c", "object": "chat.completion.chunk", "choices": [choice]})
 
 
-async def _send_json(send: Send, content: Any) -> None:
+async def _send_json(send: Send, content: Any, status: int = 200) -> None:
     headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": orjson.dumps(content)})
 
 

@@ -169,6 +169,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._path == b"/v1/models":
             self._send_json({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
+        elif self._body == b"{}":  # it asks whether its credential is good
+            self._send_json({"error": {"message": "no messages"}}, HTTPStatus.BAD_REQUEST)
         elif self._path == b"/v1/chat/completions":
             self._complete(json.loads(self._body))
         else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .config import Settings
 
-__all__ = ["APIKeys", "Guarded", "InvalidKeys", "owner_in"]
+__all__ = ["APIKeys", "Guarded", "InvalidKeys", "has_key", "owner_in"]
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 _KEY = "responses_mw.api_key"
@@ -100,12 +100,17 @@ class Guarded:
         await self._app(scope, receive, send)
 
 
-def owner_in(scope: Any, tenant_header: str | None) -> str:
+def has_key(scope: Any) -> bool:
+    """Whether the request with this ASGI ``scope`` came with a key of ours."""
+    return _KEY in scope
+
+
+def owner_in(scope: Any, settings: Settings) -> str:
     """Whose the request with this ASGI ``scope`` is: a trusted gateway's tenant, our key's name, or the credential."""
     name = scope.get(_KEY)
-    if name is not None and not tenant_header:
+    if name is not None and not settings.tenant_header:
         return sha256(f"key\0{name}".encode()).hexdigest()[:32]
-    return owner_of(Headers(scope=scope), tenant_header)
+    return owner_of(Headers(scope=scope), settings.tenant_header)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,13 +5,15 @@ Without a state (none is configured), or for a request that asks for none, a run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
-from .errors import BadRequest, NotFound, NotSupported
+from .errors import APIError, BadRequest, NotFound, NotSupported
+from .gate import Gate
 from .ids import RunIds, random_part
 from .protocol.items import ID_PREFIXES
 from .protocol.request import CreateResponse
@@ -21,6 +23,8 @@ from .telemetry import UNSTORED
 from .threads import by_size
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0  # seconds that the end of a failed response waits for what the upstream says of its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +114,16 @@ class Chains:
         except StateUnavailable:
             return True  # it may be back at the commit
 
-    async def commit(self, ground: Ground, document: Document) -> None:
-        """Stores the finished ``document``. Where that cannot be done, it says ``store: false`` from then on.
+    async def commit(self, ground: Ground, document: Document, gate: Gate) -> None:
+        """Stores the finished ``document``. Where that cannot be done, or the ``gate`` does not let it, it says
+        ``store: false`` from then on.
 
         Raises ``NotFound`` if the response was deleted meanwhile, ``Unavailable`` if it must be stored and cannot be.
         """
         if not document["store"] or self._state is None:
+            return
+        if not await _passes(gate):
+            document["store"] = False
             return
         try:
             await self._state.responses.commit(ground.chain, document, ground.input, ground.owner, ground.token)
@@ -127,6 +135,17 @@ class Chains:
             if self._required:
                 raise
             logger.warning("response %s is not stored: %s", document["id"], error.message)
+
+
+async def _passes(gate: Gate) -> bool:
+    """Whether a finished response may be stored. Only of one that failed is that not known already."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await gate()
+    except (APIError, TimeoutError) as error:
+        logger.debug("a response is not stored, as its caller was not accepted: %s", error)
+        return False
+    return True
 
 
 def _unrepeated(items: Sequence[Item], chain: Chain) -> list[Item]:

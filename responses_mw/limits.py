@@ -10,25 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from .apikeys import owner_in
 from .errors import RateLimited
 from .ids import random_part
 from .state import StateUnavailable
 from .telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED, websocket_request_span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from .config import Settings
+    from .gate import Gate
     from .state.limits import Kind, Rate, Usage
+    from .upstream import Caller
 
 __all__ = ["Allowance", "Limited", "Limits", "admitted", "allowance_of"]
 
@@ -48,7 +50,6 @@ class Limits:
     def __init__(self, usage: Usage | None, settings: Settings) -> None:
         self.per_minute = settings.limit_requests_per_minute
         self.most: dict[Kind, int] = {"streams": settings.limit_streams, "background": settings.limit_background}
-        self.tenant_header = settings.tenant_header
         self.usage = usage
         self._open: dict[str, set[str]] = {}
         if usage is None and self.are_set:
@@ -131,43 +132,47 @@ class Limits:
 
 
 class Allowance:
-    """What one request is let do; what it has of it is given back in the end."""
+    """What one request is let do; what it has of it is given back in the end. Only callers who have been accepted are counted:
+    a credential that somebody makes up leaves nothing in Redis."""
 
-    def __init__(self, limits: Limits | None, owner: str = "") -> None:
+    def __init__(self, limits: Limits | None) -> None:
         """Without ``limits`` everything."""
         self._limits = limits
-        self._owner = owner
-        self._stream: str | None = None
+        self._stream: tuple[str, str] | None = None
+        """The owner and the name of the one that is counted."""
         self.rate: Rate | None = None
 
-    async def request(self) -> None:
-        """It asks for a response. Raises ``RateLimited``."""
+    async def request(self, owner: str, gate: Gate) -> None:
+        """It asks for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
         if self._limits is not None:
-            self.rate = await self._limits.request(self._owner)
+            await gate()
+            self.rate = await self._limits.request(owner)
 
-    async def stream(self) -> None:
-        """Its answer is a stream. Raises ``RateLimited``."""
+    async def stream(self, owner: str, gate: Gate) -> None:
+        """Its answer is a stream. Raises as ``request``."""
         if self._limits is not None and self._stream is None:
+            await gate()
             name = random_part()
-            if await self._limits.enter("streams", self._owner, name):
-                self._stream = name
+            if await self._limits.enter("streams", owner, name):
+                self._stream = (owner, name)
 
     @asynccontextmanager
-    async def background(self, response_id: str) -> AsyncIterator[None]:
-        """It creates a background response meanwhile. Raises ``RateLimited``. The response counts until it has ended, or not at
+    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
+        """It creates a background response meanwhile. Raises as ``request``. The response counts until it has ended, or not at
         all where the creation fails."""
-        if self._limits is None or not await self._limits.enter("background", self._owner, response_id):
+        await gate()
+        if self._limits is None or not await self._limits.enter("background", owner, response_id):
             yield
             return
         try:
             yield
         except BaseException:
-            await self._limits.leave("background", self._owner, response_id)
+            await self._limits.leave("background", owner, response_id)
             raise
 
     async def aclose(self) -> None:
         if self._limits is not None and self._stream is not None:
-            await self._limits.leave("streams", self._owner, self._stream)
+            await self._limits.leave("streams", *self._stream)
 
 
 class Limited:
@@ -180,7 +185,7 @@ class Limited:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits
-        allowance = scope[_KEY] = Allowance(limits, owner_in(scope, limits.tenant_header))
+        allowance = scope[_KEY] = Allowance(limits)
 
         def send_with_rate(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start" and allowance.rate is not None:
@@ -195,11 +200,13 @@ class Limited:
 
 
 @asynccontextmanager
-async def admitted(scope: Any, owner: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
-    """A response that a message asks for on the WebSocket with this ASGI ``scope``, whose ``headers`` are the caller's: it is
-    observed, and counts as a request. Raises ``RateLimited``."""
-    with websocket_request_span("response.create", headers, owner):
-        await allowance_of(scope).request()
+async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
+    """A response that a message of the ``caller`` asks for on the WebSocket with this ASGI ``scope``: it is observed, and
+    counts as a request. The credential was that of the upgrade, and may be good no longer. Raises ``RateLimited``, and what
+    ``verify`` raises."""
+    with websocket_request_span("response.create", caller.headers, caller.owner):
+        await verify(caller)
+        await allowance_of(scope).request(caller.owner, partial(verify, caller))
         yield
 
 

@@ -13,12 +13,13 @@ from functools import partial
 import anyio
 
 from . import telemetry
-from .cache import Ahead, Cache, Hit, Miss, Policy, mark
+from .cache import Cache, Hit, Miss, Policy, mark
 from .cache.policy import HEADER as CACHE_HEADER
 from .chains import Chains, Ground
 from .compaction import Compaction
 from .config import Settings
 from .errors import APIError, BadRequest, UpstreamError
+from .gate import Gate
 from .protocol import compaction, document
 from .protocol.assembler import Assembler
 from .protocol.clienttools import distinct, offered
@@ -89,9 +90,8 @@ class Runner:
         async def found() -> Run:
             if self._cache is None or policy is None or policy.is_off:
                 return await self.prepare(request, caller)
-            async with self._cache.embedder.ahead(request, caller.owner, policy, caller.headers, caller.scope) as ahead:
-                run = await self.prepare(request, caller)
-                run.found = await self._look_up(self._cache, run, policy, ahead, streamed=grace is not None)
+            run = await self.prepare(request, caller)
+            run.found = await self._look_up(self._cache, run, policy, streamed=grace is not None)
             if self._relays and isinstance(run.found, Hit):  # it is kept as chunks
                 shape = options(request, run.ground, self._sealer, self._settings)
                 run.assembler = Assembler(run.document, run.ground.ids, replace(shape, think_tag=None, seal=None))
@@ -101,9 +101,7 @@ class Runner:
 
         return self._events(begin, Assembler.start, grace, commit=True)
 
-    async def _look_up(
-        self, cache: Cache, run: Run, policy: Policy, ahead: Ahead | None, *, streamed: bool
-    ) -> Hit | Miss | None:
+    async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> Hit | Miss | None:
         caller = run.caller
         if run.request.enable_response_messages:
             return None  # an answer that was kept does not tell them
@@ -118,8 +116,8 @@ class Runner:
         )
         if key is None:
             return None
-        await self._upstream.verify(caller)  # a hit never reaches it
-        return await cache.lookup(key, policy, streamed=streamed, ahead=ahead, headers=caller.headers, scope=caller.scope)
+        gate = self._gate(caller)  # a hit never reaches the upstream
+        return await cache.lookup(key, policy, gate, streamed=streamed, headers=caller.headers, scope=caller.scope)
 
     def turns(
         self, run: Run, start: Callable[[Assembler], list[Event]], grace: float | None = 0
@@ -138,6 +136,7 @@ class Runner:
 
     async def prepared(self, request: CreateResponse, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """The events of a response to which the model adds nothing: later ones stand on it (WebSocket: ``generate: false``)."""
+        await self._gate(caller)()
         run = await self.prepare(request, caller)
         if compaction.is_asked(run.ground.input):
             message = "A compaction_trigger asks the model for a summary: it cannot be sent with generate: false."
@@ -194,6 +193,9 @@ class Runner:
         ground = await self._chains.rejoin(request, caller.owner, created["id"], token)
         return self._run(request, caller, model, ground, created)
 
+    def _gate(self, caller: Caller) -> Gate:
+        return partial(self._upstream.verify, caller)
+
     def _checked(self, request: CreateResponse) -> CreateResponse:
         """``request`` with its tools checked; a relaying upstream checks them itself."""
         if self._relays or not request.tools:
@@ -208,7 +210,7 @@ class Runner:
             return Run(request, caller, model, ground, relaying)
         assembler = Assembler(created, ground.ids, options(request, ground, self._sealer, self._settings))
         headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
-        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers, ground.owner)
+        toolbox = self._tools.toolbox(request.tools, ground.items, ground.input, headers, ground.owner, self._gate(caller))
         messages = ResponseMessages() if request.enable_response_messages else None
         return Run(request, caller, model, ground, assembler, toolbox, messages=messages)
 
@@ -379,7 +381,7 @@ class Runner:
     async def _commit(self, run: Run, *, whole: bool) -> list[Event]:
         """Stores the response, then gives its last event. A fault is that event, or raised where the answer is ``whole``."""
         try:
-            await self._chains.commit(run.ground, run.document)
+            await self._chains.commit(run.ground, run.document, self._gate(run.caller))
         except APIError as error:
             if whole:
                 raise

@@ -69,7 +69,7 @@ class Turns(ABC):
         caller = replace(run.caller, headers=turn.with_trace_context(run.caller.headers))
         run.stream = stream = ask(body, caller)
         try:
-            await stream.open()
+            await self._upstream.open(stream, caller, run.model)
         except Exception as error:
             turn.fail(error)
             raise

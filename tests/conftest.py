@@ -187,14 +187,21 @@ def _forget_keys(redis_url: str) -> None:
 
 @pytest.fixture
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
-    """Starts ours at a mount, with the settings that are given."""
+    """Starts ours at a mount, with the settings that are given, in front of another ``upstream`` (or its URL) if one is."""
 
-    def start(mount: str, uvicorn: dict[str, Any] | None = None, wrap: Wrap = lambda app: app, **settings: Any) -> Ours:
+    def start(
+        mount: str,
+        uvicorn: dict[str, Any] | None = None,
+        wrap: Wrap = lambda app: app,
+        upstream: ASGIApp | str = upstream,
+        **settings: Any,
+    ) -> Ours:
         if settings.setdefault("redis", redis_url) == redis_url:
             _forget_keys(redis_url)
         if mount == "proxy":
-            app = create_app(Settings(upstream=settings.pop("upstream", None) or serve(upstream), **settings))
+            app = create_app(Settings(upstream=upstream if isinstance(upstream, str) else serve(upstream), **settings))
         else:
+            assert not isinstance(upstream, str)
             app = ResponsesMiddleware(upstream, Settings(**settings))
         ours = Ours(serve(wrap(app), **(uvicorn or {})))
         clients.push_async_callback(ours.aclose)

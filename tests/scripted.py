@@ -132,6 +132,10 @@ class ScriptedUpstream:
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         asked = Asked(scope["method"], path, headers, await _body(receive), tuple(scope["client"]))
+        if asked.body == b"{}":  # it asks whether its credential is good
+            self.visits.append(asked)
+            await _play(Answer([json.dumps(error("There is no model.")).encode()], 400, JSON), receive, send)
+            return
         if not path.endswith("/v1/chat/completions"):
             self.visits.append(asked)
             pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}

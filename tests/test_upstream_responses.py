@@ -38,6 +38,11 @@ class ScriptedResponses(ScriptedUpstream):
         if scope["type"] == "http" and scope["path"] == "/v1/responses":
             headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
             body = await scripted._body(receive)
+            if body == b"{}":  # it asks whether its credential is good
+                await scripted._play(
+                    Answer([b'{"error": {"message": "There is no model."}}'], 400, scripted.JSON), receive, send
+                )
+                return
             self.requests.append(Asked(scope["method"], scope["path"], headers, body, None))
             await scripted._play(self._lines.popleft(), receive, send)
         else:

@@ -23,13 +23,14 @@ import anyio
 
 from ..config import Settings
 from ..errors import Unavailable
+from ..gate import Gate
 from ..ids import random_part
 from ..protocol.request import CreateResponse
 from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
 from ..telemetry import CACHE_LOOKUPS, annotate
 from . import guard, record
-from .embedder import Ahead, Computing, Embedder, Headers, Scope
+from .embedder import Computing, Embedder, Headers, Scope
 from .embeddings import Embeddings
 from .key import Key, key_of
 from .policy import Policy
@@ -114,23 +115,22 @@ class Cache:
         self,
         key: Key,
         policy: Policy,
+        gate: Gate,
         *,
         streamed: bool = False,
-        ahead: Ahead | None = None,
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
         """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``cache_wait``.
 
-        ``ahead`` is the embedding, if it was begun earlier; ``headers`` and ``scope`` are the caller's, for the embedding. Use
-        ``flight`` around what follows a miss.
+        Raise what the ``gate`` raises. ``headers`` and ``scope`` are the caller's, for the embedding. Use ``flight`` around
+        what follows a miss.
         """
+        await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(self._settings.cache_wait, STREAM_WAIT) if streamed else self._settings.cache_wait
         try:
-            miss.vector = ahead.take(key.text) if ahead is not None else None
-            if miss.vector is None:
-                miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
+            miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
             hit = await self._lookup(miss, wait, headers, scope)
         except _FAILURES as error:
             logger.debug("cache lookup failed: %s", type(error).__name__)

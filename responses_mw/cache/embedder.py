@@ -1,20 +1,16 @@
-"""When the text of a request is embedded: as early as can be, and not at all where an exact hit is likely."""
+"""When the text of a request is embedded: beside the exact lookup, and not at all where an exact hit is likely."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import anyio
-
 from ..config import Settings
-from ..protocol.request import CreateResponse
 from .embeddings import Embeddings, NoEmbedding
-from .key import Key, text_of
+from .key import Key
 from .policy import Policy
 
 if TYPE_CHECKING:
@@ -31,23 +27,6 @@ _QUIET = 60.0
 _MOST_EXPECTED = 10_000
 
 
-class Ahead:
-    """The vector of a ``text``, computed while the request is prepared, until somebody takes it."""
-
-    __slots__ = ("computing", "text")
-
-    def __init__(self, text: str, computing: Computing) -> None:
-        self.text = text
-        self.computing: Computing | None = computing
-
-    def take(self, text: str) -> Computing | None:
-        """It is the taker's from now on; None where it is not of that text."""
-        if text != self.text:
-            return None
-        computing, self.computing = self.computing, None
-        return computing
-
-
 class Embedder:
     """Begins embeddings; ``headers`` and ``scope`` are the caller's. ``counts`` are the cache's."""
 
@@ -62,27 +41,6 @@ class Embedder:
     def compares(self, text: str, policy: Policy) -> bool:
         """Whether the nearest of ``text`` is to be found."""
         return policy.mode == "semantic" and self._embeddings is not None and len(text) <= self._longest
-
-    @asynccontextmanager
-    async def ahead(
-        self, request: CreateResponse, owner: str, policy: Policy, headers: Headers, scope: Scope
-    ) -> AsyncIterator[Ahead | None]:
-        """While a request is prepared: the embedding of its text is under way, where it is likely to be needed. It ends here,
-        unless somebody takes it."""
-        text = text_of(request)
-        computing = None if text is None else self.begin(text, owner, policy, headers, scope)
-        if text is None or computing is None:
-            yield None
-            return
-        ahead = Ahead(text, computing)
-        try:
-            await asyncio.sleep(0)  # it is sent before anything else is
-            yield ahead
-        finally:
-            if ahead.computing is not None:
-                computing.cancel()
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait({computing})
 
     def begin(self, text: str, owner: str, policy: Policy, headers: Headers, scope: Scope) -> Computing | None:
         """Begins the embedding of ``text``, unless it is most likely not needed."""

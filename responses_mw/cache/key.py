@@ -101,11 +101,6 @@ def key_of(
 _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
 
 
-def text_of(request: CreateResponse) -> str | None:
-    """Return the text of the key of ``request`` before its history is known; None if the request is certainly not cacheable."""
-    return _user_text(request.items[-1]) if request.items and _is_cacheable(request, request.items) else None
-
-
 def _is_cacheable(request: CreateResponse, items: Sequence[Item]) -> bool:
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)

@@ -11,6 +11,7 @@ import orjson
 
 from ..config import Settings
 from ..errors import BadRequest, NotSupported, Unavailable
+from ..gate import Gate
 from ..protocol.types import Document
 from ..run import Run
 from ..sealing import Sealer
@@ -54,8 +55,9 @@ class Background:
                 param="background",
             )
 
-    async def create(self, run: Run, body: dict[str, Any]) -> Document:
+    async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
         """Stores ``run``, made of the request ``body``, as a job, and returns its document (queued)."""
+        await gate()
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
         start = b"".join([event.frame for event in run.assembler.start(queued=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from ..protocol.request import CreateResponse
 from ..protocol.types import Document
 from ..replies import Reply, send_json
 from ..runner import Runner
+from ..upstream import Upstream
 from .reading import Reader
 
 
@@ -29,8 +31,16 @@ class CompactReply(Reply):
 class CompactRoutes:
     """``parse`` makes a valid request of a body."""
 
-    def __init__(self, runner: Runner, reader: Reader, parse: Callable[[Any, int], CreateResponse], settings: Settings) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        reader: Reader,
+        parse: Callable[[Any, int], CreateResponse],
+        settings: Settings,
+    ) -> None:
         self._runner = runner
+        self._upstream = upstream
         self._reader = reader
         self._parse = parse
         self._settings = settings
@@ -38,8 +48,8 @@ class CompactRoutes:
     async def compact(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/compact``: nothing of it is stored."""
         parsed = await self._reader.read(request, lambda body, size: self._parse(create_body(body), size))
-        await allowance_of(request.scope).request()
         caller = self._reader.caller(request)
+        await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
 
         async def documents() -> AsyncGenerator[Document, None]:
             yield await self._runner.compact(parsed, caller)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 
-from ..apikeys import owner_in
+from ..apikeys import has_key, owner_in
 from ..config import Settings
 from ..errors import BadRequest, RequestTimeout, TooLarge
 from ..protocol import checks
@@ -19,7 +19,7 @@ from ..protocol.request import INCLUDABLE
 from ..run import limits_of
 from ..telemetry import annotate
 from ..threads import by_size
-from ..upstream import Caller
+from ..upstream import Caller, Standing
 
 T = TypeVar("T")
 
@@ -46,13 +46,15 @@ class Reader:
         self._forwarded = frozenset(["authorization", *settings.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
+        """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
         headers: dict[str, str] = {}
         for name, value in request.headers.items():
             if name in self._forwarded:
                 headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        owner = owner_in(request.scope, self._settings.tenant_header)
+        owner = owner_in(request.scope, self._settings)
         annotate(owner=owner)
-        return Caller(owner=owner, headers=headers, scope=request.scope)
+        is_known = has_key(request.scope)
+        return Caller(owner, headers, request.scope, Standing(is_known=is_known, is_accepted=is_known))
 
     async def json(self, request: Request) -> Any:
         """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` where it is too much."""

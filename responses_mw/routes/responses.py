@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -59,28 +60,30 @@ class ResponseRoutes:
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
         body, parsed = await self._reader.read(request, self._parsed)
-        allowance = allowance_of(request.scope)
-        await allowance.request()
+        caller = self._reader.caller(request)
+        allowance, gate = allowance_of(request.scope), partial(self._upstream.verify, caller)
+        await allowance.request(caller.owner, gate)
         if parsed.stream:
-            await allowance.stream()
+            await allowance.stream(caller.owner, gate)
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, told, self._settings, stored=parsed.store)
         if parsed.background:
-            return await self._create_in_background(parsed, body, self._reader.caller(request))
+            return await self._create_in_background(parsed, body, caller)
         grace = self._settings.status_grace if parsed.stream else None
         headers: dict[str, str] = {}
-        run = self._runner.run(parsed, self._reader.caller(request), grace=grace, policy=policy, headers=headers)
+        run = self._runner.run(parsed, caller, grace=grace, policy=policy, headers=headers)
         return (StreamReply if parsed.stream else JSONReply)(run, self._settings, headers)
 
     async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
         if self._background is None:
             raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
-        await self._upstream.verify(caller)
+        gate = partial(self._upstream.verify, caller)
+        await gate()
         await self._background.check_secrets()
         run = await self._runner.prepare(parsed, caller)
         await self._runner.check(run)
-        async with allowance_of(caller.scope).background(run.document["id"]):
-            document = await self._background.create(run, body)
+        async with allowance_of(caller.scope).background(run.document["id"], caller.owner, gate):
+            document = await self._background.create(run, body, gate)
         if parsed.stream:
             return FollowReply(self._background.follow(document), self._settings)
         return Answer(whole(document, parsed.include))
@@ -107,7 +110,7 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        await allowance_of(request.scope).stream()
+        await allowance_of(request.scope).stream(caller.owner, partial(self._upstream.verify, caller))
         return FollowReply(background.follow(stored.document, after=after), self._settings)
 
     async def delete(self, request: Request) -> ASGIApp:

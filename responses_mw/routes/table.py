@@ -53,6 +53,7 @@ class Routes:
     ) -> None:
         self._reader = reader = Reader(settings)
         self._origins = origins = Origins(settings.cors_origins)
+        self._verify = upstream.verify
         prompts = Prompts(settings.prompts_dir)
         limits = limits_of(settings)
 
@@ -62,7 +63,7 @@ class Routes:
         self._websockets = WebSockets(runner, upstream, state, parsed, origins, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, prompts, settings, cache)
         tokens = TokenRoutes(runner, upstream, reader, parsed)
-        compact = CompactRoutes(runner, reader, parsed, settings)
+        compact = CompactRoutes(runner, upstream, reader, parsed, settings)
         conversations = ConversationRoutes(upstream, state, reader, settings)
         table: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/responses", responses.create),
@@ -111,9 +112,13 @@ class Routes:
             return
         # what the upstream is asked in this process is no WebSocket
         asking = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
-        caller = self._reader.caller(HTTPConnection(asking))
-        admission = partial(admitted, scope, caller.owner, caller.headers)
-        await self._websockets.serve(caller, scope, receive, send, admission)
+        try:
+            caller = self._reader.caller(HTTPConnection(asking))
+        except APIError as error:
+            await receive()
+            await refuse(error, scope, send)
+            return
+        await self._websockets.serve(caller, scope, receive, send, partial(admitted, scope, self._verify))
 
     def _endpoint(self, scope: Scope) -> Endpoint:
         method, path = scope["method"], scope["responses_mw.path"]

@@ -11,6 +11,7 @@ import httpx
 from .. import telemetry
 from ..config import Settings
 from ..errors import APIError, BadRequest
+from ..gate import Gate
 from ..protocol.forms import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
 from ..sealing import Sealer
@@ -47,7 +48,13 @@ class Tools:
         return [ECHOES[tool["type"]](tool) if tool["type"] in ECHOES else tool for tool in tools]
 
     def toolbox(
-        self, tools: Iterable[Tool], items: Sequence[Item], own: Sequence[Item], headers: Mapping[str, str], owner: str
+        self,
+        tools: Iterable[Tool],
+        items: Sequence[Item],
+        own: Sequence[Item],
+        headers: Mapping[str, str],
+        owner: str,
+        gate: Gate,
     ) -> Toolbox | None:
         """The toolbox of a run of ``owner``; None if none of its checked ``tools`` is served here.
 
@@ -58,16 +65,18 @@ class Tools:
         listings = Listings(self._sealer, owner, items, self._settings.mcp_max_tools)
         ground = Ground(self._settings, self._http, self._servers, listings, owner, items, trace)
         entries = [ENTRIES[tool["type"]](tool, ground) for tool in tools if tool["type"] in ENTRIES]
-        return Toolbox(entries, _approved(items, own)) if entries else None
+        return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 
 class Toolbox:
     """Opened once, before the first turn, and closed in any case."""
 
-    def __init__(self, entries: Sequence[Entry], approved: Mapping[str, Item]) -> None:
-        """``approved``: the approval requests whose calls are to be carried out first, by the path of what approves each."""
+    def __init__(self, entries: Sequence[Entry], approved: Mapping[str, Item], gate: Gate) -> None:
+        """``approved``: the approval requests whose calls are to be carried out first, by the path of what approves each. The
+        ``gate`` stands before all that leaves this process for a tool."""
         self._entries = entries
         self._requests = approved
+        self._gate = gate
         self._served: list[Served] = []
         self._approved: list[Served] = []
         self._serving: dict[int, Served] = {}
@@ -76,7 +85,9 @@ class Toolbox:
         call, with the arguments that were shown."""
 
     async def open(self) -> None:
-        """Finds out what the entries offer, all at a time. Raises ``APIError`` where one cannot be used."""
+        """Finds out what the entries offer, all at a time. Raises ``APIError`` where one cannot be used, and for a caller
+        who is not accepted."""
+        await self._gate()
         brought: list[list[Served]] = [[] for _ in self._entries]
 
         async def open_entry(index: int, entry: Entry) -> None:
@@ -113,6 +124,7 @@ class Toolbox:
 
     async def call(self, form: CallForm, arguments: str) -> Result:
         """Carries out one call of the function that was offered with that ``form``."""
+        await self._gate()
         served = self._serving[id(form)]
         with telemetry.ToolCallSpan(form.members.get("name", served.offered.name), arguments) as call:
             result = await served.call(arguments)

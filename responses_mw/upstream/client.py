@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
@@ -14,14 +12,15 @@ import orjson
 from .. import ids
 from ..bodies import MOST, MOST_OF_A_FAULT, BodyRefused, read_whole
 from ..config import Settings
-from ..errors import BadRequest, Unauthorized, UpstreamError
-from ..owner import ANONYMOUS
+from ..errors import BadRequest, UpstreamError
 from ..protocol.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
+from .caller import REFUSALS, Caller
 from .detection import detect
 from .faults import from_status, from_transport
 from .responses_api import ResponsesStream
 from .stream import ChatStream
+from .verification import Verification
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +29,6 @@ Answer = TypeVar("Answer", bound=ChatStream)
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
 _MODELS_LAST = 30.0  # seconds for which what /v1/models answered is taken to hold
-_MOST_VERIFIED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: ``owner`` is whose the request is; ``headers`` go on to the upstream; ``scope`` is the ASGI scope that a call
-    in this process inherits from."""
-
-    owner: str = ANONYMOUS
-    headers: dict[str, str] = field(default_factory=dict)
-    scope: MutableMapping[str, Any] | None = None
 
 
 class Upstream:
@@ -59,7 +47,8 @@ class Upstream:
         self._dialect = DIALECTS.get(settings.dialect)
         self._only_model: str | None = None
         self._only_model_until = 0.0
-        self._verified: dict[str, float] = {}
+        path = "/v1/responses" if settings.upstream_api == "responses" else "/v1/chat/completions"
+        self._verification = Verification(self._ask, self._fault, chat_path=path)
         self.lengths: dict[str, tuple[float, int | None]] = {}
         """How many tokens each model takes, and until when that is taken to hold; kept by ``room``."""
 
@@ -84,7 +73,7 @@ class Upstream:
         """What ``GET /v1/models`` lists."""
         response = await self._get("/v1/models", caller)
         if response.status_code >= 300:
-            raise await self._fault(response)
+            raise await self._fault(response, caller)
         try:
             listed = orjson.loads(response.content)
         except orjson.JSONDecodeError:
@@ -96,15 +85,15 @@ class Upstream:
 
     async def get(self, path: str, caller: Caller) -> Any:
         """What the server says of itself at ``path``: JSON. Raises ``UpstreamError``."""
-        return await self._json(await self._get(path, caller))
+        return await self._json(await self._get(path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
         """The JSON answer to ``body``, of what is no completion. Raises ``UpstreamError``."""
-        return await self._json(await self._read(await self._send("POST", path, caller, orjson.dumps(body))))
+        return await self._json(await self._ask("POST", path, caller, orjson.dumps(body)), caller)
 
-    async def _json(self, response: httpx.Response) -> Any:
+    async def _json(self, response: httpx.Response, caller: Caller) -> Any:
         if response.status_code >= 300:
-            raise await self._fault(response)
+            raise await self._fault(response, caller)
         try:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError:
@@ -143,24 +132,22 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """Asks the upstream whether it knows the caller's credential; for what never reaches it otherwise.
+        """The gate before every side effect: returns for a caller whom the upstream accepts, or who has a key of ours.
 
-        Raises ``Unauthorized``. What the upstream said is remembered for a while.
+        It asks the upstream where it has not answered this very request, and remembers that for a while (``verification``).
+        Raises ``Unauthorized``, or ``UpstreamError`` where nobody knows.
         """
-        now = asyncio.get_running_loop().time()
-        credential = caller.headers.get("authorization", "")
-        if self._verified.get(credential, 0.0) > now:
-            return
+        await self._verification.verify(caller)
+
+    async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
+        """Begins the answer of ``stream``, which says whether its caller is accepted. Raises ``UpstreamError``."""
         try:
-            await self.models(caller)
+            await stream.open()
         except UpstreamError as error:
-            if error.status in (401, 403):
-                raise Unauthorized(error.message) from None
-            if error.status != 404:  # an upstream without a list of models has nothing to say
-                raise
-        if len(self._verified) >= _MOST_VERIFIED:
-            self._verified.clear()
-        self._verified[credential] = now + _MODELS_LAST
+            if error.status in REFUSALS:
+                self._verification.chat_refused(caller)
+            raise
+        self._verification.chat_accepted(caller, model)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +156,7 @@ class Upstream:
             response = await self._send("POST", path, caller, orjson.dumps(body))
             if response.status_code >= 300:
                 try:
-                    raise await self._fault(response)
+                    raise await self._fault(response, caller)
                 finally:
                     await response.aclose()
             return response
@@ -183,7 +170,10 @@ class Upstream:
         )
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
-        return await self._read(await self._send("GET", path, caller))
+        return await self._ask("GET", path, caller)
+
+    async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
+        return await self._read(await self._send(method, path, caller, content))
 
     async def _read(self, response: httpx.Response) -> httpx.Response:
         """``response``, whole; of a fault that is refused, without its body: the status alone tells enough."""
@@ -236,10 +226,11 @@ class Upstream:
         async with asyncio.timeout(self._settings.first_byte_timeout):
             return await self._transport.handle_async_request(request)
 
-    async def _fault(self, response: httpx.Response) -> UpstreamError:
+    async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
             async with asyncio.timeout(self._settings.idle_timeout):
                 body = response.content if response.is_closed else await read_whole(response, MOST_OF_A_FAULT)
         except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status alone tells enough
-        return from_status(response.status_code, body, response.headers, own_key=self._key is not None)
+        own_key = self._key is not None or caller.standing.is_known
+        return from_status(response.status_code, body, response.headers, own_key=own_key)

@@ -17,7 +17,8 @@ import orjson
 from ..errors import UpstreamError
 from ..protocol.truncation import Cuts, truncated
 from ..protocol.types import ChatRequest, Item
-from .client import Caller, Upstream
+from .caller import Caller
+from .client import Upstream
 from .tokenizers import can_count, count_tokens
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..protocol.types import ChatRequest
-from .client import Caller, Upstream
+from .caller import Caller
+from .client import Upstream
 from .stream import ChatStream
 
 Counter = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 Parse = Callable[[Any, int], CreateResponse]
 """From the body of a request, and its size, to a request that is valid by itself; raises ``BadRequest``."""
 
-Admission = Callable[[], AbstractAsyncContextManager[None]]
-"""What each response is made within; raises an ``APIError`` where there may be none now."""
+Admission = Callable[[Caller], AbstractAsyncContextManager[None]]
+"""What each response of a caller's is made within; raises an ``APIError`` where there may be none now."""
 
 MOST_WAITING = 64
 _TRY_AGAIN, _BROKEN = 1001, 1011
@@ -179,30 +179,31 @@ class Connection:
 
     async def _respond(self, create: Create) -> None:
         """Sends the events of one response, or an error in their place."""
+        caller = self._caller.again()
         try:
-            async with self._admission():
-                await self._run(create)
+            async with self._admission(caller):
+                await self._run(create, caller)
         except APIError as error:
             await self._tell(frames.error_text(error, create.lane))
 
-    async def _run(self, create: Create) -> None:
+    async def _run(self, create: Create, caller: Caller) -> None:
         """What a response failed to continue is held no longer; one that was not admitted has not failed."""
         is_good = False
         try:
             request = await by_size(create.size, self._parse, create.body, create.size)
-            is_good = await self._stream(request, create)
+            is_good = await self._stream(request, create, caller)
         finally:
             if not is_good and create.parent is not None:
                 self._held.evict(create.parent)
 
-    async def _stream(self, request: CreateResponse, create: Create) -> bool:
+    async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
         """Whether the response did not fail."""
         settings, end = self._settings, frames.ending(create.lane)
         if create.generate:
             policy = policy_of(request.cache, None, settings, stored=request.store)
-            run = self._runner.run(request, self._caller, grace=settings.status_grace, policy=policy)
+            run = self._runner.run(request, caller, grace=settings.status_grace, policy=policy)
         else:
-            run = self._runner.prepared(request, self._caller)
+            run = self._runner.prepared(request, caller)
         last = ""
         async with aclosing(run):
             async for events in run:

@@ -13,6 +13,7 @@ import orjson
 
 from ..chains import Chains, Ground
 from ..errors import BadRequest
+from ..gate import Gate
 from ..protocol.request import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
@@ -34,11 +35,11 @@ class HeldChains(Chains):
     async def will_store(self, request: CreateResponse, ground: Ground) -> bool:
         return not isinstance(ground.chain, HeldChain) and await super().will_store(request, ground)
 
-    async def commit(self, ground: Ground, document: Document) -> None:
+    async def commit(self, ground: Ground, document: Document, gate: Gate) -> None:
         """Stores ``document``; what is not stored is held."""
         if isinstance(ground.chain, HeldChain):
             document["store"] = False
-        await super().commit(ground, document)
+        await super().commit(ground, document, gate)
         if not document["store"] and document["status"] in _CHAINABLE:
             self._hold(ground, document["id"], [*ground.input, *document["output"]])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 
 import orjson
 from starlette.datastructures import Headers
@@ -38,9 +37,7 @@ class WebSockets:
         """How many connections each owner has."""
         self._memory = Memory(owner_bytes=settings.websocket_held_bytes, total_bytes=settings.websocket_total_held_bytes)
 
-    async def serve(
-        self, caller: Caller, scope: Scope, receive: Receive, send: Send, admission: Admission = nullcontext
-    ) -> None:
+    async def serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send, admission: Admission) -> None:
         """Serves the connection of ``caller`` that ``scope`` asks for, to its end. Each response is made within an
         ``admission``."""
         await receive()

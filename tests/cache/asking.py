@@ -78,9 +78,13 @@ def told(hit: Hit | Miss) -> str:
     return document.output_text(run(asked(), hit.chunks)[1])
 
 
+async def granted() -> None:
+    """The gate of a caller who is accepted."""
+
+
 async def ask(cache: Cache, one: Key, policy: Policy = EXACT, *, answer: str | None = None, **options: Any) -> str:
     """What is answered to a key: by the cache (``told again: ...``), or ``answer``, which is kept then."""
-    found = await cache.lookup(one, policy, **options)
+    found = await cache.lookup(one, policy, granted, **options)
     if isinstance(found, Hit):
         return f"told again: {told(found)}"
     async with cache.flight(found):

@@ -14,7 +14,7 @@ from responses_mw.sealing import Sealer
 from scripted import Signal
 from state.servers import wire
 
-from .asking import ALICE, BOB, EXACT, SECRET, SEMANTIC, EmbeddingServer, answered, ask, asked, key, run, told
+from .asking import ALICE, BOB, EXACT, SECRET, SEMANTIC, EmbeddingServer, answered, ask, asked, granted, key, run, told
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -38,11 +38,11 @@ async def test_the_same_question_is_answered_again_by_any_replica(open_cache: Op
 
 async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: Cache) -> None:
     first = answered(("reasoning", "Easy."), ("content", "Paris."))
-    miss = await cache.lookup(key(cache), EXACT)
+    miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     assert miss.header == "miss"
     assert await cache.keep(miss, first)
-    hit = await cache.lookup(key(cache), EXACT)
+    hit = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(hit, Hit)
     assert hit.header == f"exact; similarity=1.0000; age={hit.age}"
     events, document = run(asked(), hit.chunks, hit.kind)
@@ -57,14 +57,14 @@ async def test_what_means_the_same_is_answered_again_if_it_is_near_enough(
     cache = open_cache(url)
     embedding_server.near(Q, SAME, 0.97)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
-    hit = await cache.lookup(key(cache, SAME), SEMANTIC)
+    hit = await cache.lookup(key(cache, SAME), SEMANTIC, granted)
     assert told(hit) == "Paris."
     assert isinstance(hit, Hit)
     assert hit.kind == "semantic"
     assert hit.similarity == pytest.approx(0.97, abs=1e-3)
     assert hit.header.startswith("semantic; similarity=0.97")
-    assert isinstance(await cache.lookup(key(cache, SAME), replace(SEMANTIC, threshold=0.98, write=False)), Miss)
-    assert isinstance(await cache.lookup(key(cache, SAME), replace(EXACT, write=False)), Miss)
+    assert isinstance(await cache.lookup(key(cache, SAME), replace(SEMANTIC, threshold=0.98, write=False), granted), Miss)
+    assert isinstance(await cache.lookup(key(cache, SAME), replace(EXACT, write=False), granted), Miss)
 
 
 async def test_the_guard_refuses_what_is_near_and_another_question(
@@ -74,7 +74,7 @@ async def test_the_guard_refuses_what_is_near_and_another_question(
     other = "What is the capital of Finland?"
     embedding_server.near(Q, other, 0.999)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
-    assert isinstance(await cache.lookup(key(cache, other), SEMANTIC), Miss)
+    assert isinstance(await cache.lookup(key(cache, other), SEMANTIC, granted), Miss)
     assert cache.counts["refused"] == 1
 
 
@@ -87,7 +87,7 @@ async def test_the_next_is_looked_at_where_the_nearest_is_refused(
     embedding_server.vectors[wrong] = embedding_server.vectors[SAME]
     await ask(cache, key(cache, wrong), SEMANTIC, answer="Helsinki.")
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
-    assert told(await cache.lookup(key(cache, SAME), SEMANTIC)) == "Paris."
+    assert told(await cache.lookup(key(cache, SAME), SEMANTIC, granted)) == "Paris."
 
 
 async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_only(
@@ -95,8 +95,8 @@ async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_onl
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
     await ask(cache, key(cache), EXACT, answer="Paris.")
-    assert isinstance(await cache.lookup(key(cache, SAME), SEMANTIC), Miss)
-    assert told(await cache.lookup(key(cache), SEMANTIC)) == "Paris."
+    assert isinstance(await cache.lookup(key(cache, SAME), SEMANTIC, granted), Miss)
+    assert told(await cache.lookup(key(cache), SEMANTIC, granted)) == "Paris."
 
 
 async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
@@ -192,7 +192,7 @@ async def test_an_entry_lives_as_long_as_was_fixed_when_it_was_kept(cache: Cache
     await ask(cache, key(cache), replace(EXACT, ttl=50), answer="Paris.")
     (body,) = server.keys("rmw:{c:*}:b:*")
     server.pexpire(body, 20_000)
-    hit = await cache.lookup(key(cache), replace(EXACT, ttl=60))
+    hit = await cache.lookup(key(cache), replace(EXACT, ttl=60), granted)
     assert isinstance(hit, Hit)
     assert hit.age == 30
     assert server.pttl(body) <= 20_000, "a hit does not renew it"
@@ -256,7 +256,7 @@ async def test_no_store_reads_and_keeps_nothing(cache: Cache) -> None:
 
 @pytest.mark.parametrize("document", [answered(finish="length"), answered(("refusal", "No."))])
 async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, document: dict[str, Any]) -> None:
-    miss = await cache.lookup(key(cache), EXACT)
+    miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     assert not await cache.keep(miss, document)
     assert await ask(cache, key(cache)) == "nothing"
@@ -292,7 +292,7 @@ async def test_the_embedding_is_made_beside_the_exact_look_up(
     assert server.dbsize() == 0
     cache = open_cache(plain_server.url)
     server.client_pause(20_000, all=False)
-    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC))
+    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     async with asyncio.timeout(20):
         while not embedding_server.requests:
             await asyncio.sleep(0.01)
@@ -318,7 +318,7 @@ async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embed
     one, other = open_cache(plain_server.url, **slow), open_cache(plain_server.url, **slow)
     await ask(one, key(one), EXACT, answer="Paris.")
     server.client_pause(20_000, all=False)
-    looking = asyncio.create_task(other.lookup(key(other), SEMANTIC))
+    looking = asyncio.create_task(other.lookup(key(other), SEMANTIC, granted))
     await came.wait()
     server.client_unpause()
     assert told(await looking) == "Paris."
@@ -332,10 +332,10 @@ async def test_a_miss_costs_one_round_trip(open_cache: OpenCache, plain_server: 
         cache = open_cache(counted.url)
         await ask(cache, key(cache, "Who?"), policy, answer="Me.")
         before = counted.trips
-        assert isinstance(await cache.lookup(key(cache), policy), Miss)
+        assert isinstance(await cache.lookup(key(cache), policy, granted), Miss)
         assert counted.trips - before == 1
         elsewhere = key(cache, model="another")
-        assert isinstance(await cache.lookup(elsewhere, policy), Miss)
+        assert isinstance(await cache.lookup(elsewhere, policy, granted), Miss)
         assert counted.trips - before == 2, "a partition that was not read yet"
 
 
@@ -348,11 +348,11 @@ async def test_a_semantic_hit_costs_two_round_trips_and_one_where_its_record_is_
         cache = open_cache(counted.url)
         await ask(cache, key(cache), SEMANTIC, answer="Paris.")
         reading = replace(SEMANTIC, write=False)
-        assert told(await cache.lookup(key(cache, SAME), reading)) == "Paris.", "the server knows the scripts now"
+        assert told(await cache.lookup(key(cache, SAME), reading, granted)) == "Paris.", "the server knows the scripts now"
         await ask(cache, key(cache), replace(SEMANTIC, read=False), answer="Paris!")
         for trips in (2, 1):
             before = counted.trips
-            assert told(await cache.lookup(key(cache, SAME), reading)) == "Paris!"
+            assert told(await cache.lookup(key(cache, SAME), reading, granted)) == "Paris!"
             assert counted.trips - before == trips
 
 
@@ -385,7 +385,7 @@ async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
     cache = open_cache(plain_server.url, cache_timeout=0.5)
-    miss = await cache.lookup(key(cache), EXACT)
+    miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     server.client_pause(20_000, all=False)
     async with asyncio.timeout(15):  # less than the client's
@@ -460,7 +460,7 @@ async def test_what_is_deleted_is_not_told_again(open_cache: OpenCache, url: str
     cache = open_cache(url)
     embedding_server.near(Q, SAME, 1.0)
     document = answered()
-    miss = await cache.lookup(key(cache), SEMANTIC)
+    miss = await cache.lookup(key(cache), SEMANTIC, granted)
     assert isinstance(miss, Miss)
     await cache.keep(miss, document)
     assert not await cache.forget(BOB, document["id"])
@@ -481,7 +481,7 @@ async def test_what_another_deletes_purges_or_makes_anew_is_not_told_as_it_was(
     await ask(another, key(another, "Who wrote Faust?"), SEMANTIC, answer="Goethe.")
     for answer in ("Paris.", "Paris!"):
         document = answered(("content", answer))
-        miss = await another.lookup(key(another), refreshing)
+        miss = await another.lookup(key(another), refreshing, granted)
         assert isinstance(miss, Miss)
         await another.keep(miss, document)
         assert await ask(here, key(here, SAME), reading) == f"told again: {answer}"
@@ -514,7 +514,7 @@ async def test_a_purge_empties_what_it_names_and_counts_it(open_cache: OpenCache
 
 
 async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cache: Cache) -> None:
-    miss = await cache.lookup(key(cache), EXACT)
+    miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     async with cache.flight(miss):
         await cache.purge(ALICE)
@@ -528,7 +528,7 @@ async def test_nor_is_that_of_an_owner_who_had_none_when_all_were_purged(
 ) -> None:
     assert server.dbsize() == 0
     one, other = open_cache(plain_server.url), open_cache(plain_server.url)
-    miss = await one.lookup(key(one), EXACT)
+    miss = await one.lookup(key(one), EXACT, granted)
     assert isinstance(miss, Miss)
     async with one.flight(miss):
         assert await other.purge() == 0

@@ -12,7 +12,7 @@ import pytest
 from responses_mw.cache import Hit, Miss
 from scripted import Signal
 
-from .asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, key
+from .asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, granted, key
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -34,13 +34,13 @@ def replicas(open_cache: OpenCache, plain_server: Server, server: Plain) -> tupl
 
 
 async def begun(cache: Cache) -> Miss:
-    miss = await cache.lookup(key(cache), EXACT)
+    miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     return miss
 
 
 async def waiting(cache: Cache, *, streamed: bool = False) -> asyncio.Task[Hit | Miss]:
-    task = asyncio.create_task(cache.lookup(key(cache), EXACT, streamed=streamed))
+    task = asyncio.create_task(cache.lookup(key(cache), EXACT, granted, streamed=streamed))
     await asyncio.sleep(0.1)
     assert not task.done(), "it waits"
     return task
@@ -51,7 +51,7 @@ async def test_of_many_who_ask_at_once_one_makes_the_answer(replicas: tuple[Cach
 
     async def one(cache: Cache) -> str:
         nonlocal made
-        found = await cache.lookup(key(cache), EXACT)
+        found = await cache.lookup(key(cache), EXACT, granted)
         if isinstance(found, Hit):
             return "hit"
         async with cache.flight(found):
@@ -194,7 +194,7 @@ async def test_a_look_up_that_is_cancelled_leaves_no_flight(
             pass
 
     cache = open_cache(plain_server.url, upstream=serve(silent, lifespan="off"), cache_embedding_timeout=60)
-    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC))
+    looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await asked.wait()
     async with asyncio.timeout(20):
         while not server.keys("*:f:*"):

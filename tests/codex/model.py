@@ -40,7 +40,12 @@ def app(model: str, chat: Callable[[Request], Awaitable[Response]]) -> Starlette
     async def models(_: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "created": 1, "owned_by": "vllm"}]})
 
-    return Starlette(routes=[Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])])
+    async def answer(http: Request) -> Response:
+        if await http.body() == b"{}":  # it asks whether its credential is good
+            return JSONResponse({"object": "error", "message": "no messages", "type": "BadRequestError", "code": 400}, 400)
+        return await chat(http)
+
+    return Starlette(routes=[Route("/v1/models", models), Route("/v1/chat/completions", answer, methods=["POST"])])
 
 
 @dataclass

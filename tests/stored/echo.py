@@ -42,7 +42,8 @@ class Echo(ScriptedUpstream):
             return
         if scope["path"].endswith("/v1/chat/completions") and not self._answers:
             body = await _body(receive)
-            self._answer(orjson.loads(body))
+            if body != b"{}":
+                self._answer(orjson.loads(body))
             receive = _again(body, receive)
         await super()._http(scope, receive, send)
 

@@ -58,7 +58,7 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
     frames = iter([frame, frame])
 
     @asynccontextmanager
-    async def admission() -> AsyncIterator[None]:
+    async def admission(_caller: Caller) -> AsyncIterator[None]:
         if is_full.pop(0):
             raise RateLimited("Too much.", retry_after=3)
         yield

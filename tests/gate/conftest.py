@@ -1,0 +1,54 @@
+"""Ours with all that can have an effect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from websocket.conftest import UVICORN
+
+from .servers import Effects, Knowing, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Ours, Serve
+    from state.servers import Plain
+
+
+@pytest.fixture
+def keys(redis_url: str) -> Iterator[Plain]:
+    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+        client.flushall()  # what others have left may expire meanwhile
+        yield client
+
+
+def snapshot(keys: Plain) -> dict[bytes, Any]:
+    """All keys with their values."""
+    read = {
+        b"hash": keys.hgetall,
+        b"string": keys.get,
+        b"set": keys.smembers,
+        b"list": lambda key: keys.lrange(key, 0, -1),
+        b"zset": lambda key: keys.zrange(key, 0, -1, withscores=True),
+        b"stream": keys.xrange,
+    }
+    return {key: read[keys.type(key)](key) for key in keys.keys("*")}
+
+
+@pytest.fixture
+def effects() -> Effects:
+    return Effects()
+
+
+@pytest.fixture
+def start_with(start_at: Callable[..., Ours], serve: Serve, effects: Effects) -> Callable[..., Ours]:
+    """Starts ours at a mount with an upstream, and with all that can have effects."""
+    url = serve(effects, lifespan="off")
+
+    def start(mount: str, upstream: Knowing, **settings: Any) -> Ours:
+        return start_at(mount, uvicorn=UVICORN, upstream=upstream, **{**settings_of(url), **settings})
+
+    return start

@@ -1,0 +1,147 @@
+"""What makes a credential a good one, and for how long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw import Settings
+from responses_mw.errors import Unauthorized, UpstreamError
+from responses_mw.transport import ASGITransport
+from responses_mw.upstream import Caller, Standing, Upstream, verification
+
+from .servers import Knowing, Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.anyio
+
+
+def before(app: Any, **settings: Any) -> Upstream:
+    return Upstream(ASGITransport(app), "http://localhost", Settings(**settings))
+
+
+def caller(key: str | None = "good", **headers: str) -> Caller:
+    authorization = {"authorization": f"Bearer {key}"} if key is not None else {}
+    return Caller(headers={**authorization, **headers})
+
+
+@pytest.mark.parametrize("listing", ["guarded", "public", "absent", "forbidden"])
+async def test_good_credentials_are_accepted_and_others_refused(listing: Listing) -> None:
+    upstream = before(Knowing(listing))
+    await upstream.verify(caller())
+    for key in ("wrong", None):
+        with pytest.raises(Unauthorized):
+            await upstream.verify(caller(key))
+
+
+@pytest.mark.parametrize("listing", ["guarded", "absent", "forbidden"])
+async def test_a_server_that_looks_into_the_body_first_is_not_taken_at_its_word(listing: Listing) -> None:
+    server = Knowing(listing)
+    server.checks_body_first = True
+    upstream = before(server)
+    await upstream.verify(caller())
+    with pytest.raises(Unauthorized):
+        await upstream.verify(caller("wrong"))
+
+
+async def test_no_model_is_run_where_the_list_of_models_tells() -> None:
+    server = Knowing()
+    await before(server).verify(caller())
+    assert server.requests == []
+
+
+def failing(path: str, status: int) -> Callable[..., Any]:
+    """An upstream that answers at ``path`` with ``status``."""
+    server = Knowing("public")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["path"].endswith(path):
+            await server(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    return app
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 302])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_what_is_neither_an_acceptance_nor_a_refusal_lets_nobody_in(path: str, status: int) -> None:
+    upstream = before(failing(path, status), status_grace=0)
+    with pytest.raises(UpstreamError) as raised:
+        await upstream.verify(caller())
+    assert raised.value.status in (status, 502)
+
+
+async def test_what_chats_at_no_path_lets_nobody_in() -> None:
+    with pytest.raises(UpstreamError) as raised:
+        await before(failing("/v1/chat/completions", 404)).verify(caller())
+    assert raised.value.status == 502
+
+
+async def test_a_credential_is_more_than_the_authorization() -> None:
+    """Where the upstream knows callers by a header that goes on to it, one caller's must not let in another."""
+    accepted = "good"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        good = dict(scope["headers"]).get(b"x-api-key") == accepted.encode()
+        await send(
+            {"type": "http.response.start", "status": 400 if scope["method"] == "POST" else 200} | {"headers": []}
+            if good
+            else {"type": "http.response.start", "status": 401, "headers": []}
+        )
+        await send({"type": "http.response.body", "body": b'{"data": []}'})
+
+    upstream = before(app)
+    await upstream.verify(Caller(headers={"x-api-key": "good"}))
+    for headers in ({"x-api-key": "bad"}, {}):
+        with pytest.raises(Unauthorized):
+            await upstream.verify(Caller(headers=headers))
+
+
+async def test_a_host_that_knows_more_of_callers_than_their_headers_is_always_asked() -> None:
+    server = Knowing()
+    upstream = before(server)
+    scope = {"type": "http", "user": object(), "headers": []}
+    for _ in range(2):
+        await upstream.verify(Caller(headers={"authorization": "Bearer good"}, scope=scope))
+    assert [visit.path for visit in server.visits].count("/v1/models") == 2
+
+
+async def test_an_acceptance_holds_whatever_trace_a_request_belongs_to_and_is_forgotten_by_a_refusal() -> None:
+    server = Knowing()
+    upstream = before(server)
+    await upstream.verify(caller())
+    asked = len(server.visits)
+    await upstream.verify(caller(traceparent="00-1-2-01", **{"x-session-id": "s"}))
+    assert len(server.visits) == asked
+    server.keys = set()
+    with pytest.raises(UpstreamError):
+        await upstream.open(upstream.chat({"model": "tiny", "messages": []}, caller()), caller(), "tiny")
+    with pytest.raises(Unauthorized):
+        await upstream.verify(caller())
+
+
+async def test_made_up_credentials_do_not_drive_out_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "MOST_ACCEPTED", 3)
+    server = Knowing()
+    server.keys |= {str(number) for number in range(5)}
+    upstream = before(server)
+    await upstream.verify(caller())
+    for number in range(5):
+        await upstream.verify(caller(str(number)))
+        await upstream.verify(caller())
+    visits = [visit.headers["authorization"] for visit in server.visits if visit.path == "/v1/models"]
+    assert visits.count("Bearer good") == 1
+    await upstream.verify(caller("0"))
+    assert len([visit for visit in server.visits if visit.path == "/v1/models"]) == 7
+
+
+async def test_who_has_a_key_of_ours_is_not_asked_about() -> None:
+    server = Knowing()
+    known = Caller(standing=Standing(is_known=True, is_accepted=True))
+    await before(server).verify(known.again())
+    assert server.visits == []
