@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.datastructures import Headers
 
-from .errors import Unauthorized
+from .errors import Forbidden, Unauthorized
 from .owner import owner_of
 
 if TYPE_CHECKING:
@@ -55,15 +55,23 @@ class APIKeys:
     def of(cls, settings: Settings) -> APIKeys | None:
         """Those that are set; None if none are to be asked for. Raises ``InvalidKeys``."""
         if settings.api_keys_file is None:
-            return cls(settings.api_keys) if settings.api_keys else None
-        try:
-            lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidKeys(f"api_keys_file cannot be read: {type(error).__name__}") from None
-        keys = cls([*lines, *settings.api_keys])
-        if not keys._hashes:
-            raise InvalidKeys("api_keys_file holds no key: nobody could ask for anything")
+            keys = cls(settings.api_keys) if settings.api_keys else None
+        else:
+            try:
+                lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidKeys(f"api_keys_file cannot be read: {type(error).__name__}") from None
+            keys = cls([*lines, *settings.api_keys])
+            if not keys._hashes:
+                raise InvalidKeys("api_keys_file holds no key: nobody could ask for anything")
+        unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
+        if unknown:
+            raise InvalidKeys(f"tenant_keys names {', '.join(sorted(unknown))}, which is no API key's name")
         return keys
+
+    @property
+    def names(self) -> set[str]:
+        return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
         """The name of the key in an ``Authorization`` header; None if it is none of ours. Takes the same time for any."""
@@ -106,11 +114,18 @@ def has_key(scope: Any) -> bool:
 
 
 def owner_in(scope: Any, settings: Settings) -> str:
-    """Whose the request with this ASGI ``scope`` is: a trusted gateway's tenant, our key's name, or the credential."""
-    name = scope.get(_KEY)
-    if name is not None and not settings.tenant_header:
+    """Whose the request with this ASGI ``scope`` is: a trusted gateway's tenant, our key's name, or the credential.
+
+    Raises ``BadRequest`` where the tenant is missing, ``Forbidden`` where the key is none that may name one.
+    """
+    name, header, headers = scope.get(_KEY), settings.tenant_header, Headers(scope=scope)
+    if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
+        if header in headers:
+            raise Forbidden(f"This API key may not name a tenant: leave '{header}' out.", code="tenant_not_allowed")
+        header = None
+    if name is not None and not header:
         return sha256(f"key\0{name}".encode()).hexdigest()[:32]
-    return owner_of(Headers(scope=scope), settings.tenant_header)
+    return owner_of(headers, header)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

@@ -177,6 +177,9 @@ class Settings(BaseSettings):
     tenant_header: str | None = Field(
         None, description="header by which a trusted gateway tells the owner (not set: the credential is it)"
     )
+    tenant_keys: Names = Field(
+        [], description="names of the API keys whose holders may use tenant_header (not set: all of them)"
+    )
     secret_keys: Annotated[list[SecretStr], NoDecode] = Field(
         [], description="secrets of at least 32 characters, the same on every replica: the first encrypts, all decrypt"
     )
@@ -353,6 +356,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"web_search_tool names '{tool}', which allowed_tools of '{label}' does not allow")
         return self
 
+    @model_validator(mode="after")
+    def _tenants_have_a_header(self) -> Settings:
+        if self.tenant_keys and not self.tenant_header:
+            raise ValueError("tenant_keys needs tenant_header")
+        return self
+
     @field_validator("base_path")
     @classmethod
     def _base_path(cls, value: str) -> str:
@@ -395,7 +404,9 @@ class Settings(BaseSettings):
             raise ValueError("each must be a path that begins with a slash, or a method and such a path")
         return value
 
-    @field_validator("cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", "proxy_paths", mode="before")
+    @field_validator(
+        "cache_ask", "forward_headers", "cors_origins", "secret_keys", "api_keys", "proxy_paths", "tenant_keys", mode="before"
+    )
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):

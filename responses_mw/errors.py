@@ -5,7 +5,7 @@
     │   ├── NotSupported            400  understood, but this server does not do it (yet)
     │   └── TooLarge                413  a body, list or nesting beyond its setting
     ├── Unauthorized                401  the credential is missing or refused
-    ├── Forbidden                   403  a page of another origin
+    ├── Forbidden                   403  a page of another origin, or a tenant that a key may not name
     ├── NotFound                    404  no such object *for this owner*
     ├── MethodNotAllowed            405
     ├── RequestTimeout              408  the rest of the request did not come

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from .errors import BadRequest
+
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
@@ -15,14 +17,29 @@ CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
 
 def owner_of(headers: Headers, tenant_header: str | None) -> str:
     """The owner that ``headers`` tell: the trusted gateway's ``tenant_header`` where one is set, else the credential. It is a
-    hash: neither can be read from what is stored. A changed credential is another owner."""
-    # A header that stands there twice (a gateway added its own to the caller's) tells neither of the two.
-    told = ", ".join(headers.getlist(tenant_header or "authorization"))
-    if not told:
-        return ANONYMOUS
-    if not tenant_header:
-        told = _canonical(told)
-    return sha256(f"{'tenant' if tenant_header else 'credential'}\0{told}".encode()).hexdigest()[:32]
+    hash: neither can be read from what is stored. A changed credential is another owner.
+
+    Raises ``BadRequest`` where the tenant is missing: a gateway that forgot it must not have everybody share one owner.
+    """
+    if tenant_header:
+        return _hashed("tenant", _tenant(headers, tenant_header))
+    # A credential that stands there twice tells neither of the two.
+    told = ", ".join(headers.getlist("authorization"))
+    return _hashed("credential", _canonical(told)) if told else ANONYMOUS
+
+
+def _tenant(headers: Headers, name: str) -> str:
+    """The one value of the header. Two of them are the gateway's and one that its client made up."""
+    values = headers.getlist(name)
+    if len(values) == 1 and values[0].strip():
+        return values[0]
+    fault = "is sent more than once" if len(values) > 1 else "is empty" if values else "is missing"
+    message = f"The header '{name}', by which this server knows whose a request is, {fault}."
+    raise BadRequest(message, param=name, code="invalid_tenant_header")
+
+
+def _hashed(kind: str, told: str) -> str:
+    return sha256(f"{kind}\0{told}".encode()).hexdigest()[:32]
 
 
 def _canonical(authorization: str) -> str:

@@ -150,3 +150,41 @@ def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: P
 
 def test_without_file_and_setting_no_key_is_asked_for() -> None:
     assert APIKeys.of(Settings()) is None
+
+
+# -- tenants of a gateway ------------------------------------------------------------------------------------------------------
+
+
+async def test_only_some_keys_may_name_a_tenant(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(api_keys=LINES, tenant_header="X-Tenant", tenant_keys=["alice"])
+    body = {"model": "tiny", "input": "hi"}
+    upstream.stream(*HELLO)
+    by_gateway = await ours.http.post("/v1/responses", json=body, headers={**bearer(ALICE), "x-tenant": "one"})
+    upstream.stream(*HELLO)
+    by_bob = await ours.http.post("/v1/responses", json=body, headers=bearer(BOB))
+    assert (by_gateway.status_code, by_bob.status_code) == (200, 200)
+    seen = {
+        (who, made.json()["id"]): (await ours.http.get(f"/v1/responses/{made.json()['id']}", headers=headers)).status_code
+        for made in (by_gateway, by_bob)
+        for who, headers in (("gateway", {**bearer(ALICE), "x-tenant": "one"}), ("bob", bearer(BOB)))
+    }
+    assert list(seen.values()) == [200, 404, 404, 200]
+
+
+async def test_who_may_not_name_a_tenant_and_does_is_refused(start: Start, upstream: ScriptedUpstream) -> None:
+    ours = start(api_keys=LINES, tenant_header="X-Tenant", tenant_keys=["alice"])
+    answer = await ours.http.post(
+        "/v1/responses", json={"model": "tiny", "input": "hi"}, headers={**bearer(BOB), "x-tenant": "one"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "tenant_not_allowed")
+    without = await ours.http.get("/v1/responses/x", headers=bearer(ALICE))
+    assert (without.status_code, without.json()["error"]["code"]) == (400, "invalid_tenant_header")
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize("keys", [LINES, []])
+def test_tenant_keys_must_be_the_names_of_keys(keys: list[str]) -> None:
+    with pytest.raises(InvalidKeys, match="carol"):
+        APIKeys.of(Settings(api_keys=keys, tenant_header="x-tenant", tenant_keys=["carol"]))
+    with pytest.raises(ValueError, match="tenant_header"):
+        Settings(api_keys=keys, tenant_keys=["alice"])

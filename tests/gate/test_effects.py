@@ -69,7 +69,12 @@ EFFECTS = [
     ),
     Effect("nothing", {"model": "tiny", "input": "Hi"}, None, ("compact",)),
 ]
-LIMITS = {"limit_requests_per_minute": 1000, "limit_streams": 1000, "limit_background": 1000}
+LIMITS = {
+    "limit_requests_per_minute": 1000,
+    "limit_streams": 1000,
+    "limit_background": 1000,
+    "limit_stored_bytes": 2**30,
+}
 MADE_UP = [{}, {"authorization": "Bearer wrong"}]
 
 

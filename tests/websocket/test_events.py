@@ -354,3 +354,11 @@ async def test_a_wrong_key_of_the_official_client_is_told(ws_proxy: Ours, upstre
         await connection.response.create(input="Hi", model="tiny")
         with pytest.raises(openai.OpenAIError):
             await connection.dispatch_events()
+
+
+async def test_an_upgrade_without_the_tenant_is_a_400(start_ws: Start) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(start_ws(tenant_header="x-tenant")):
+            pass
+    assert caught.value.response.status_code == 400
+    assert b"x-tenant" in (caught.value.response.body or b"")
