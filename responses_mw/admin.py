@@ -18,7 +18,6 @@ import orjson
 from . import telemetry
 from .errors import APIError, UpstreamError
 from .state import StateUnavailable
-from .state.backlog import backlog
 from .upstream import Caller
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ async def _watching(state: State) -> AsyncIterator[None]:
     async def watch() -> None:
         while True:
             with suppress(StateUnavailable):
-                found = await backlog(state.client, state.queue)
+                found = await state.queue.backlog()
                 telemetry.QUEUE_DEPTH.set(found.jobs)
                 telemetry.QUEUE_AGE.set(found.seconds)
             await asyncio.sleep(WATCHED_EVERY)

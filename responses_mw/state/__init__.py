@@ -1,6 +1,6 @@
 """State in Redis: stored responses and conversations.
 
-All keys, commands and scripts are here, and nothing else imports redis.
+Keys, commands and scripts are all here; nothing else imports redis.
 """
 
 from .client import Client, connect

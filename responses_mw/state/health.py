@@ -1,4 +1,4 @@
-"""Is this Redis fit to keep state, and how full is it?"""
+"""Checks of whether a Redis is fit to hold state, and how full it is."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OLDEST = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a Redis says of itself; of a cluster's primaries, what the worst of them says. Sizes in bytes.
+    """What a Redis reports about itself; for a cluster, its worst primary. Sizes are in bytes.
 
-    ``max_memory`` 0 is no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
+    ``max_memory`` 0 means no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
     """
 
     server: str
@@ -37,7 +37,7 @@ class Health:
 
 
 async def check(client: Client) -> Health:
-    """Asks the server, or every primary of the cluster. Raises StateUnavailable."""
+    """Query the server, or every primary of the cluster. Raises StateUnavailable."""
     nodes = await _info(client)
     worst = max(nodes, key=_fill)
     policies = {str(node.get("maxmemory_policy", "unknown")) for node in nodes}
@@ -55,10 +55,10 @@ async def check(client: Client) -> Health:
 
 
 class Memory:
-    """Whether memory is nearly full, asked at most every ``every`` seconds."""
+    """Whether memory is nearly full, queried at most once in ``every`` seconds."""
 
     def __init__(self, client: Client, *, share: float = 0.9, every: float = 5.0) -> None:
-        """``share`` of its maxmemory is what any node may fill and still be given more."""
+        """``share`` is the part of maxmemory above which a node is nearly full."""
         self._client = client
         self._share = share
         self._every = every
@@ -66,16 +66,16 @@ class Memory:
         self._full = False
 
     async def nearly_full(self) -> bool:
-        """Whether new responses had better not be stored. Raises StateUnavailable when it has to ask and cannot."""
+        """Return whether new responses should not be stored. Raises StateUnavailable if a due query fails."""
         now = time.monotonic()
         if now - self._asked >= self._every:
-            self._asked = now  # before the wait: requests that come meanwhile take the last answer
+            self._asked = now  # before the wait: concurrent requests use the last answer
             self._full = any(_fill(node) > self._share for node in await _info(self._client))
         return self._full
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
-    """INFO of the server, or of every primary of the cluster; empty where our user may not ask, or where it is fakeredis."""
+    """INFO of the server, or of every primary of the cluster; empty where it is not permitted, and for fakeredis."""
     try:
         redis: Any = client.redis
         if client.is_cluster:
@@ -104,13 +104,11 @@ def _warnings(node: dict[str, Any]) -> list[str]:
         return ["The server does not answer INFO: its version, memory and persistence are unknown."]
     warnings = []
     if node["maxmemory_policy"] != "noeviction":
-        warnings.append(
-            f"maxmemory-policy is {node['maxmemory_policy']}: what is stored may be evicted; it should be noeviction."
-        )
+        warnings.append(f"maxmemory-policy is {node['maxmemory_policy']}: stored data may be evicted; set it to noeviction.")
     if not int(node["maxmemory"]):
         warnings.append("maxmemory is not set: the machine runs out of memory before the server refuses a write.")
     if not int(node["aof_enabled"]):
-        warnings.append("appendonly is off: what was stored since the last snapshot is lost when the server restarts.")
+        warnings.append("appendonly is off: a restart of the server loses what was stored since the last snapshot.")
     return warnings
 
 

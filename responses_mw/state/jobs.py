@@ -26,9 +26,9 @@ __all__ = ["Jobs", "announced"]
 
 _CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
 _APPEND, _PUBLISH = script("log_append"), script("publish")
-# So many batches are read of a log at a time.
+# Batches of a log that are read at a time.
 PAGE = 100
-# So many logs are appended to by one call of the script.
+# Logs that one call of the script appends to.
 TOGETHER = 200
 
 Args = list[str | bytes | int]
@@ -36,11 +36,14 @@ Call = tuple[list[str], Args]
 
 
 class Jobs:
-    """Every step names the token of who has the job; whoever had it before is fenced. Raises StateUnavailable."""
+    """The records and logs of background responses. Each step names the holder's token; earlier holders are fenced.
+
+    Every method raises StateUnavailable.
+    """
 
     def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
-        """``ttl_seconds`` is how long a job may wait and run; it is a day at the least. ``patience`` is how long it is tried to
-        create one (seconds)."""
+        """``ttl_seconds``: how long a job may wait and run, at least a day. ``patience``: seconds for which creating one is
+        retried."""
         self._client = client
         self._quota = quota
         self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
@@ -50,9 +53,11 @@ class Jobs:
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
     ) -> None:
-        """Writes the record of a new response: its ``document`` (queued), the request ``body`` without its input ``items``, the
-        sealed ``credential``, and the log's ``start``. Raises OverBound, OverQuota; Deleted if the job was given up
-        meanwhile."""
+        """Write the record of a new response.
+
+        Its ``document`` (queued), the request ``body`` without its input ``items``, the encrypted ``credential``, and the
+        ``start`` of the log. Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
+        """
         address = _address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size, most = len(head) + len(job), self._bounds.response_bytes
@@ -72,8 +77,10 @@ class Jobs:
         await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
 
     async def take(self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = "") -> Taken:
-        """Gives the job to a new holder, for ``lease`` seconds. ``why``: to ``run`` it, to ``settle`` it if it is lost, or to
-        ``cancel`` it whoever has it. Raises NewerRecord."""
+        """Give the job to a new holder for ``lease`` seconds.
+
+        ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it whoever holds it. Raises NewerRecord.
+        """
         address, token = _address(response_id), random_part()
         args: Args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
@@ -102,38 +109,40 @@ class Jobs:
         return Taken(verdict, job, worker=(before or b"").decode())
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
-        """Renews the leases of jobs (response id and token); False for one that somebody else has now."""
+        """Renew the leases of jobs (response id and token); False for each that another worker holds now."""
         calls: list[Call] = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls)]
 
     async def release(self, job: Job) -> None:
-        """Hands the job back, as if it had not been taken."""
+        """Hand the job back as if it had not been taken."""
         await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
 
     async def tell(self, worker: str, response_id: str) -> None:
-        """Tells a worker to look after one of its jobs at once."""
+        """Ask a worker to look after one of its jobs at once."""
         await self._client.script(_PUBLISH, [stop_channel(worker)], [response_id])
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
-        """Appends to the logs of several jobs (response id, token, batch), and renews their leases. A repeat changes nothing.
+        """Append to the logs of several jobs (response id, token, batch), and renew their leases. A repeat changes nothing.
 
-        False for a job that somebody else has now, or whose log does not go on with that number: Redis has lost a part.
+        False for a job that another worker holds now, or whose log does not continue with that number: Redis lost a part.
         """
-        # One call for all of them costs a third of one for each; in a cluster each has a slot of its own.
+        # One call for all costs a third of one call each; in a cluster each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
         return [appended == 1 for replies in await self._client.scripts(_APPEND, calls) for appended in replies]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
-        """The next batches of several logs, for each (response id, number) those that end with a greater number. The first may
-        begin before it. None are there if the log goes no further, or has expired."""
+        """Read on in several logs: for each (response id, number) the batches that end after that number.
+
+        The first may begin before it. The list is empty at the end of the log, and if the log has expired.
+        """
         commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
         return [_batches(entries) for entries in await self._client.pipeline(commands)]
 
     async def end(self, response_id: str) -> int | None:
-        """The number of the log's last event if the response has ended, else None. Raises Missing if there is none."""
+        """The number of the last event if the response has ended, else None. Raises Missing if there is no such response."""
         job, number = await self._client.command("HMGET", _address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
@@ -141,7 +150,7 @@ class Jobs:
 
 
 def announced(message: bytes) -> Batch | None:
-    """The batch that a message on a log's channel brings; None if it only tells that there may be more in the log."""
+    """The batch in a message on a log's channel; None if the message only says that the log may have grown."""
     head, _, data = message.partition(b"\n")
     if not data:
         return None

@@ -1,30 +1,30 @@
-"""The names of all keys, and the ids that lead to them.
+"""The names of all keys, and the ids from which they are derived.
 
     rmw:{<tag>}:r:<random>        hash: the record of response resp_<tag><random>
     rmw:{<tag>}:s:<segment>       list: turns, append-only
-    rmw:{<tag>}:s:<segment>:refs  zset: who needs how many of the segment's turns
+    rmw:{<tag>}:s:<segment>:refs  zset: which objects need how many of the segment's turns
     rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, where the owner has a quota
     rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
     rmw:{<tag>}:e:<random>        stream: the event log of a background response
-    rmw:{<tag>}:k:<random>        string: the sealed credential that it runs with, until it has ended
+    rmw:{<tag>}:k:<random>        string: the encrypted credential it runs with, until it has ended
     rmw:{<tag>}:ev:<random>       channel: something was written to that log
     rmw:{<tag>}:c                 hash: conversation conv_<tag>
     rmw:{<tag>}:c:items           hash: its items by id
     rmw:{<tag>}:c:order           zset: its items' ids in order
 
 The tag in braces is the hash tag of Redis Cluster: all keys of a conversation lie in one slot. The queue of background
-responses lies in slots of its own; the number after the q is the version of what is written there.
+responses is in other slots; the number after the q is the version of its format.
 
-    rmw:{q1p<n>}:ready            zset: jobs of partition n that wait, by their turn
-    rmw:{q1p<n>}:since            zset: jobs that wait, by the time (ms) since when; only metrics stand on it
-    rmw:{q1p<n>}:leases           zset: jobs that somebody has, by the time (ms) until which
+    rmw:{q1p<n>}:ready            zset: waiting jobs of partition n, by their turn
+    rmw:{q1p<n>}:since            zset: waiting jobs, by the time (ms) since when; for metrics only
+    rmw:{q1p<n>}:leases           zset: leased jobs, by the time (ms) when the lease expires
     rmw:{q1p<n>}:jobs             hash: the owner of every job
     rmw:{q1p<n>}:owners           zset: the turn that each owner's last job was given
     rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
     rmw:{q1p<n>}:ev               channel: a job is ready
     rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
 
-    rmw:{keys}:check              set: what tells whether all replicas have the same secret keys
+    rmw:{keys}:check              set: values by which replicas check that their secret keys agree
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 KEY_CHECK = "rmw:{keys}:check"
 
-# Nothing but these letters may reach a key's name: a brace would change the slot.
+# Only these characters may reach a key's name: a brace would change the slot.
 _TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
 _RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
 _RESPONSE_ID = re.compile(f"resp_{_TAG}{_RANDOM}")
@@ -57,7 +57,7 @@ _ITEM_ID = re.compile(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a response lives: the ``tag`` of its slot and the ``random`` part of its id."""
+    """The address of a response: the ``tag`` of its slot and the ``random`` part of its id."""
 
     tag: str
     random: str
@@ -104,7 +104,7 @@ def response_address(response_id: str) -> Address | None:
 
 
 def item_address(item_id: str) -> Address | None:
-    """The address of the response that item ``<prefix>_<tag><random><n>`` was made in; None if it is not such an id."""
+    """The address of the response that made item ``<prefix>_<tag><random><n>``; None for anything that is not such an id."""
     match = _ITEM_ID.fullmatch(item_id)
     return Address(*match.groups()) if match else None
 

@@ -1,10 +1,10 @@
-"""What an owner uses, counted for all replicas together.
+"""Usage by owner, counted across replicas.
 
-    rmw:{l<owner>}:rate         string: until when (ms) its requests have been paid for
-    rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) until which each counts
-    rmw:{l<owner>}:background   zset: the same of its background responses
+    rmw:{l<owner>}:rate         string: the time (ms) until which its requests have used up its rate
+    rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) when each expires
+    rmw:{l<owner>}:background   zset: its background responses, likewise
 
-Times are the server's. What is under way counts for a while and is renewed: that of a replica that is lost ends by itself.
+Times are the server's. Entries expire unless they are renewed, so those of a lost replica vanish by themselves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _RATE, _ENTER, _RENEW, _LEAVE = script("limit_rate"), script("limit_enter"), scr
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Whether a request ``passes``; how many ``remaining`` ones may at once; in how many seconds all may again (``reset``), and
-    the next one (``retry_after``)."""
+    """The verdict on a request.
+
+    ``passes``: whether it is allowed. ``remaining``: how many more are allowed now. ``reset``: seconds until the whole rate is
+    available again. ``retry_after``: seconds until the next request is allowed.
+    """
 
     passes: bool
     remaining: int
@@ -38,23 +41,23 @@ class Rate:
 
 
 class Usage:
-    """Raises StateUnavailable."""
+    """The counters of all owners. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def request(self, owner: str, per_minute: int) -> Rate:
-        """Counts a request, if it may pass."""
+        """Count a request if the rate allows it."""
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
     async def enter(self, kind: Kind, owner: str, name: str, *, most: int, seconds: float) -> bool:
-        """Counts what has that ``name`` for so many seconds; False if ``most`` are counted already."""
+        """Count ``name`` for ``seconds``; return False if ``most`` are counted already."""
         entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, most, int(seconds * 1000)])
         return entered == 1
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
-        """Has those names of each owner count for so many seconds from now."""
+        """Extend the named entries of each owner to ``seconds`` from now."""
         ms = int(seconds * 1000)
         calls: list[tuple[list[str], list[str | bytes | int]]] = []
         for owner, some in names.items():
@@ -62,7 +65,7 @@ class Usage:
         await self._client.scripts(_RENEW, calls)
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Counts it no more."""
+        """Stop counting ``name``."""
         await self._client.script(_LEAVE, [_key(owner, kind)], [name])
 
 

@@ -1,7 +1,8 @@
-"""The queue of background responses: whose turn is next, and who has which job. The truth about a job is in its record."""
+"""The queue of background responses. It is a hint: the truth about a job is in its record."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -14,14 +15,26 @@ if TYPE_CHECKING:
     from .client import Client
     from .limits import Usage
 
-__all__ = ["Queue"]
+__all__ = ["Backlog", "Queue"]
 
 _RESERVE, _READY, _CLAIM = script("queue_reserve"), script("queue_ready"), script("queue_claim")
 _RENEW, _DROP, _RESTORE = script("queue_renew"), script("queue_drop"), script("queue_restore")
+_DEPTH = script("queue_depth")
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The number of waiting ``jobs``, and for how many ``seconds`` the oldest has waited."""
+
+    jobs: int
+    seconds: float
 
 
 class Queue:
-    """Fair between owners within each of its ``partitions``; a job is the id of a response. Raises StateUnavailable."""
+    """A queue that is fair between owners within each of its ``partitions``. A job is the id of a response.
+
+    Every method raises StateUnavailable.
+    """
 
     def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
         self._client = client
@@ -29,40 +42,47 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Enters a job before its record is written. Not ready in so many seconds, a claimer looks what became of it."""
+        """Enter a job before its record is written. A claimer checks it if it is not ready in ``seconds``."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Has the job wait for a worker; ``first``: before all others."""
+        """Make the job wait for a worker; ``first``: ahead of all others."""
         await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
-        """Has a job wait for a worker if it is nowhere in the queue: a fail-over lost it, or ``partitions`` was changed.
+        """Queue a job again if a failover, or a change of ``partitions``, lost it; return whether it was lost.
 
-        For a job that by its record waits; one that has ended meanwhile is dropped by who claims it. Whether it was lost.
+        For a job that is waiting according to its record; if it has ended meanwhile, its claimer drops it.
         """
         entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
         return entered == 1
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Leases a job for so many seconds: with ``sweep`` one whose lease is over, else (if ``fresh``) the next in turn. None:
-        there is none."""
+        """Lease a job for ``lease`` seconds; None if there is none.
+
+        With ``sweep``, prefer a job whose lease has expired; otherwise (if ``fresh``) take the next in turn.
+        """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
         return job.decode() if job is not None else None
 
     async def renew(self, jobs: Sequence[str], lease: float) -> None:
-        """Leases the jobs for so many seconds from now."""
+        """Extend the leases of jobs to ``lease`` seconds from now."""
         by_partition: dict[str, list[str]] = {}
         for job in jobs:
             by_partition.setdefault(self._partition(job).ready, []).append(job)
         await self._client.scripts(_RENEW, [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()])
 
     async def drop(self, job: str) -> None:
-        """Forgets a job that has ended; it counts for its owner's limit no more."""
+        """Remove a job that has ended, also from its owner's usage."""
         owner: bytes | None = await self._client.script(_DROP, [self._partition(job).ready], [job])
         if owner is not None:
             await self._usage.leave("background", owner.decode(), job)
+
+    async def backlog(self) -> Backlog:
+        """What waits in all partitions together."""
+        replies = await self._client.scripts(_DEPTH, [([partition.ready], []) for partition in self.partitions])
+        return Backlog(sum(jobs for jobs, _ in replies), max(waited for _, waited in replies) / 1000)
 
     def _partition(self, job: str) -> Partition:
         return self.partitions[crc32(job.encode()) % len(self.partitions)]

@@ -1,4 +1,4 @@
-"""Stored responses: read a chain, commit, get, delete, list what a response was given."""
+"""Stored responses: chains, commit, get, delete, and lists of input items."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from . import references
 from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
 from .keys import Address, response_address
-from .pages import page
 from .scripts import script
 from .segments import Segments
-from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn
+from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,16 +29,16 @@ __all__ = ["Responses"]
 logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
-# The longest that a run can go on after its response was deleted.
+# The longest possible run of a response that has been deleted.
 TOMBSTONE_SECONDS = 24 * 60 * 60
-# In place of a response's random part: the first turn of a root that holds what a conversation had before.
+# In place of a response's random part: the first turn of a new root, with the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
 _COMMIT, _DELETE, _GET = script("commit"), script("delete"), script("get")
 
 
 class Responses:
-    """The stored responses of every owner; each call names the owner, and sees no other's."""
+    """The stored responses of all owners; each call sees those of the named owner only."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class Responses:
         bounds: Bounds,
         patience: float,
     ) -> None:
-        """``ttl_seconds`` is how long a response is kept, ``log_ttl_seconds`` how long the log of a background one is after its
-        end; ``patience`` how long a commit is tried (seconds)."""
+        """``ttl_seconds``: how long a response is kept; ``log_ttl_seconds``: how long the log of a background response is kept
+        after its end; ``patience``: seconds for which a commit is retried."""
         self._client = client
         self._conversations = conversations
         self._quota = quota
@@ -64,9 +63,9 @@ class Responses:
         self._patience = patience
 
     async def chain(self, response_id: str, owner: str) -> Chain:
-        """The history up to and with the response, to stand a new one on.
+        """The history up to and including the response, for a new one to continue.
 
-        Raises Missing, or NotChainable if the response still runs, failed or was cancelled.
+        Raises Missing, and NotChainable if the response is running, failed or cancelled.
         """
         address = _address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -79,7 +78,7 @@ class Responses:
         return await self._history(address, response_id, fields, seen)
 
     async def get(self, response_id: str, owner: str) -> Stored:
-        """The stored response. Raises Missing."""
+        """Return the stored response. Raises Missing."""
         address = _address(response_id)
         reply = await self._client.script(_GET, [address.record], [owner])
         if reply is None:
@@ -103,10 +102,10 @@ class Responses:
         limit: int = 20,
         order: str = "desc",
     ) -> Page:
-        """A page of all that the model was given for the response: its chain's items, then its own input.
+        """A page of the items that the model was given for the response: those of its chain, then its own input.
 
-        Only what lies between the items with the ids ``after`` and ``before``, in the ``order`` asked for. Raises Missing, and
-        BadRequest for an ``after`` or ``before`` that is not in the list.
+        Only items between those with the ids ``after`` and ``before``, in ``order``. Raises Missing, and BadRequest for an
+        ``after`` or ``before`` that is not in the list.
         """
         address = _address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -129,7 +128,7 @@ class Responses:
         existing: bool = False,
         last: Batch | None = None,
     ) -> None:
-        """Stores a finished response on top of ``chain``, and appends its items to the chain's conversation, if that still is.
+        """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
 
         ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
         random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already.
@@ -172,7 +171,7 @@ class Responses:
         }
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Deletes the response, and every text that nothing living stands on any more. Raises Missing."""
+        """Delete the response, and all text that no remaining response needs. Raises Missing."""
         address = _address(response_id)
         keys = [address.record, address.tombstone]
         answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000])
@@ -183,12 +182,14 @@ class Responses:
         await self._quota.settle(owner, address.tag, report)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
-        """The stored items that ``item_reference`` items name, by id. Raises Missing for one that is nowhere, OverBound where
-        they stand among more bytes than a chain may have."""
+        """Return the stored items that ``item_reference`` items name, by id.
+
+        Raises Missing for an unknown one, and OverBound if they are stored among more bytes than a chain may have.
+        """
         return await references.resolve(self._client, item_ids, owner, most_bytes=self._bounds.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """The fields of the response's record that tell where it stands."""
+        """The fields of the response's record that locate its history."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -198,7 +199,7 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """What the model is given for a response that has not ended; of what was deleted since, nothing is known any more."""
+        """The input of a response that has not ended, without what has been deleted since."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
@@ -207,17 +208,17 @@ class Responses:
             if conversation:
                 return (await self._conversations.chain(conversation["id"], owner)).items + stored.input
         except Missing:
-            logger.debug("what response %s stands on is gone", response_id)
+            logger.debug("the history of response %s is gone", response_id)
         return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
-        """What the response saw of its conversation; None if that was deleted since."""
+        """The items of its conversation that the response saw; None if the conversation was deleted since."""
         if "seen" not in fields:
             return []
         return await self._conversations.until(address.tag, owner, int(fields["seen"]))
 
     async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
-        """The items up to and with the response, of which ``fields`` tell where it stands, after what it has ``seen``."""
+        """The items up to and including the response that ``fields`` locate, after those it has ``seen``."""
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
@@ -229,12 +230,12 @@ class Responses:
         size = sum(turn.size for turn in turns)
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
-        # A conversation changes, a chain must not: what stands on this response takes along the items that it saw.
+        # A conversation changes, a chain must not: continuing this response copies the conversation's items that it saw.
         base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
-        """Raises OverBound if the response, or the chain with it, is more than may be stored."""
+        """Raise OverBound if the response, or the chain with it, exceeds a bound."""
         bounds = self._bounds
         if response_bytes > bounds.response_bytes:
             raise OverBound(f"The response has {response_bytes} bytes; at most {bounds.response_bytes} are stored.")
@@ -246,7 +247,7 @@ class Responses:
     async def _place(
         self, address: Address, facts: dict[str, Any], blobs: list[bytes], chain: Chain, items: Sequence[Item]
     ) -> bytes:
-        """Commits as a branch of the parent, or, where there is none any more, with the whole history as a new root."""
+        """Commit as a branch of the parent, or with the whole history as a new root if the parent is gone."""
         rest: Sequence[str | bytes] = ()
         turn = json_size(blobs[1], RANDOM_LENGTH)
         size = json_size(blobs[0]) + turn
@@ -291,7 +292,7 @@ def _check_version(version: bytes) -> None:
 
 
 def _check_answer(answer: bytes) -> None:
-    """Raises what an answer that is common to several scripts means."""
+    """Raise the error that a script answered with, if it is one of those common to several."""
     if answer == b"newer":
         raise NewerRecord
     if answer == b"bound":

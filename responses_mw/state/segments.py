@@ -1,10 +1,10 @@
-"""The turns that a response stands on, of which only those are read that this process has not read before.
+"""The turns of a history, of which this process reads only those it has not read before.
 
-1. A segment is append-only, and only its end is ever cut off. So where the n-th turn is still of the same response, all before
-   it are what they were: reading begins with the last turn that is known.
-2. Whoever reads has read the response's record just before: it tells that the chain is alive, and whose it is.
-3. A text that was deleted is never given out again, as then the record is gone, or what stands at its place is another's. It
-   is out of this process's memory at once if it was deleted here, else when its chain was not read for some minutes.
+1. A segment is append-only, and only its end is ever cut off. If its n-th turn still belongs to the same response, all turns
+   before it are unchanged: reading begins with the last known turn.
+2. The caller has just read the response's record, which proves that the chain exists, and whose it is.
+3. Deleted text is never returned again: the record is gone, or its place in the segment is taken by another response. It
+   leaves this process's memory at once if it was deleted here, otherwise when its chain has not been read for some minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Segments"]
 
 FORGOTTEN_AFTER = 600.0
-# What a turn takes in memory beside its texts, in bytes.
+# Memory that a turn takes besides its texts, in bytes.
 TURN_OVERHEAD = 2048
 
 
@@ -43,22 +43,22 @@ class _Known:
 
 class Segments:
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
-        """``recent_bytes`` is the most that is kept of what was read; those that were read longest ago go first."""
+        """``recent_bytes`` bounds what is kept in memory; the least recently read goes first."""
         self._client = client
         self._most = recent_bytes
         self._size = 0
         self._recent: OrderedDict[str, _Known] = OrderedDict()
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """All turns up to the pointer; none if they are not what it says: deleted, or lost, since it was read.
+        """Return all turns up to the pointer; none if they were deleted or lost since it was read.
 
-        The items are shared by all who read them: nobody changes them.
+        The items are shared between callers and must not be changed.
         """
         ranges = pointer.ranges
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]
         found = await self._read(address, ranges, beginnings)
-        if found is None and any(beginnings):  # an end was cut off, and another grew in its place
+        if found is None and any(beginnings):  # an end was cut off and replaced
             self.forget(address.tag)
             found = await self._read(address, ranges, [[] for _ in ranges])
         if found is None:
@@ -67,7 +67,7 @@ class Segments:
         return [turn for turns in found for turn in turns]
 
     def forget(self, tag: str) -> None:
-        """Keeps nothing of that conversation."""
+        """Drop what is kept of a conversation."""
         known = self._recent.pop(tag, None)
         if known is not None:
             self._size -= known.size
@@ -75,7 +75,7 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """The segments up to their lengths; None if one does not go on from its beginning, or is too short."""
+        """The segments up to their lengths; None if one does not continue its beginning, or is too short."""
         starts = [max(len(turns) - 1, 0) for turns in beginnings]
         commands = [
             ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
@@ -112,5 +112,5 @@ class Segments:
 
 
 def _weight(turns: Sequence[Turn]) -> int:
-    """About so many bytes of memory."""
+    """The approximate memory of turns, in bytes."""
     return sum(turn.size + TURN_OVERHEAD for turn in turns)

@@ -33,7 +33,7 @@ class State:
     """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, and the
     ``quota`` of what they have stored, behind one client.
 
-    ``wakeups`` tells at once what others have written.
+    ``wakeups`` delivers messages about what other processes have written.
     """
 
     def __init__(
@@ -71,24 +71,24 @@ class State:
         self._memory = Memory(client)
 
     async def check(self) -> Health:
-        """What the Redis says of itself, for readiness. Raises StateUnavailable."""
+        """Report the state of Redis, for readiness. Raises StateUnavailable."""
         return await check(self.client)
 
     async def nearly_full(self) -> bool:
-        """Whether memory is above 90 % of maxmemory: new responses had better not be stored. Asks every 5 s at most."""
+        """Return whether memory is above 90 % of maxmemory: do not store new responses. Queries every 5 s at most."""
         return await self._memory.nearly_full()
 
     async def check_keys(self, values: Sequence[str]) -> bool:
-        """Whether this replica's secret keys are those of the others: stores what tells it where nothing is stored yet.
+        """Return whether this replica's secret keys agree with those of the others.
 
-        ``values`` are derived from the keys by a one-way function, each from one, that of the key that encrypts first. True if
-        one of those that are stored is among them: keys are rotated by ``old,new``, ``new,old``, ``new``. What is stored goes
-        when it was not checked for as long as responses are kept. Raises StateUnavailable.
+        ``values`` are derived from the keys by a one-way function, one each, that of the encrypting key first. They are stored
+        if none are, and agree if one of them is stored: keys are rotated as ``old,new``, ``new,old``, ``new``. Stored values
+        expire when they are not checked for as long as responses are kept. Raises StateUnavailable.
         """
         agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self._ttl, *values])
         return agree == 1
 
     async def aclose(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         await self.wakeups.aclose()
         await self.client.aclose()

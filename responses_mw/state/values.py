@@ -1,4 +1,4 @@
-"""What the state layer takes and gives."""
+"""The values that the state layer takes and returns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..errors import BadRequest
 from ..ids import new_tag
 
 __all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
 
-# The form of records, turns and items that this release writes. It changes only by addition; a higher one is refused.
+# The version of records, turns and items that this release writes. Changes only add; a higher version is refused.
 VERSION = 1
 
 Item = dict[str, Any]
@@ -18,9 +19,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that is stored, as JSON, before compression; a conversation is bounded as a chain is.
+    """Upper bounds on what is stored, as JSON before compression. A conversation is bounded like a chain.
 
-    ``recent_bytes`` is the most that a process keeps in memory of the chains that it has read; 0 keeps nothing.
+    ``recent_bytes`` bounds what a process keeps in memory of the chains it has read; 0 keeps nothing.
     """
 
     response_bytes: int = 16 * 1024 * 1024
@@ -31,7 +32,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a stored response stands: the end of its turn in a segment, and the segments before (``name:length,...``)."""
+    """The place of a stored response: the end of its turn in a segment, and the segments before it (``name:length,...``)."""
 
     random: str
     segment: str
@@ -40,13 +41,13 @@ class Pointer:
 
     @property
     def ranges(self) -> list[tuple[str, int]]:
-        """The segments from the root on, and how many turns of each."""
+        """The segments from the root on, with the number of turns in each."""
         steps = [step.partition(":") for step in self.path.split(",") if step]
         return [(name, int(length)) for name, _, length in steps] + [(self.segment, self.length)]
 
 
 class Turn(NamedTuple):
-    """What one response was given and answered. ``owner`` is the random part of its id, ``size`` that of its JSON in bytes."""
+    """The input and output of one response. ``owner`` is the random part of its id, ``size`` its JSON in bytes."""
 
     owner: str
     input: list[Item]
@@ -56,11 +57,11 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A history that a new response stands on.
+    """A history that a new response continues.
 
     ``tag`` is for the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the ``parent``
-    to append to, or else the stored ``turns`` to begin a new root with; the ``size`` of the items' JSON in bytes; the
-    ``conversation`` to append to, and the counter of the last item of it that was ``seen``.
+    to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes; the
+    ``conversation`` to append to, and the counter of its last item that was ``seen``.
     """
 
     tag: str
@@ -86,8 +87,8 @@ class Chain:
 class Stored:
     """A stored response: its whole ``document``, and the ``input`` items of its own turn.
 
-    ``lost``: it is a background response to be settled: nobody has its lease, or it has waited so long that its place in the
-    queue is worth a look.
+    ``lost``: a background response whose lease nobody holds, or which has waited so long that its place in the queue should be
+    checked.
     """
 
     document: dict[str, Any]
@@ -97,7 +98,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some events of a log, numbered from ``first`` to ``last``, as the bytes that a client gets. ``final`` ends the log."""
+    """Events of a log, numbered ``first`` to ``last``, as the bytes sent to clients. ``final`` ends the log."""
 
     first: int
     last: int
@@ -107,11 +108,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response in the hands of the holder of ``token``.
+    """A background response, as held by the holder of ``token``.
 
-    ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is sealed, None if
-    it has expired. ``next_number`` is that of the next event; ``size`` the
-    bytes of the request's JSON.
+    ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
+    if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
     """
 
     response_id: str
@@ -127,18 +127,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of taking a job. ``verdict``:
+    """The result of taking a job. ``verdict``:
 
-    run         the job is to be run
-    lost        its worker was lost after the first output, or too often: its end is to be written
-    cancelled   its end is to be written, as cancelled
-    held        another has it, for ``left`` more seconds
+    run         the caller runs the job
+    lost        its worker was lost after the first output, or too often: the caller writes its end
+    cancelled   the caller writes its end, as cancelled
+    held        another worker holds it, for ``left`` more seconds
     waiting     it waits for a worker
     done        it has ended
     missing     there is no such response (for this owner)
 
-    The first three come with the ``job``, and with the ``worker`` that had it before. ``unseen``: it waits, and nobody has
-    looked for its place in the queue for long (``Queue.restore``); the owner of it.
+    The first three come with the ``job``, and the ``worker`` that held it before. ``unseen``: the owner of a waiting job whose
+    place in the queue has not been checked for long (see ``Queue.restore``).
     """
 
     verdict: str
@@ -150,10 +150,35 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some ``items`` of a list, in the order asked for, and whether more come after them."""
+    """Some ``items`` of a list in the requested order, and whether more follow."""
 
     items: list[Item]
     has_more: bool
+
+
+def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
+    """Return ``limit`` items between those with the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``).
+
+    With ``before`` alone they are the last such items, otherwise the first. ``items`` are in ascending order. Raises BadRequest
+    for a cursor that is not among them.
+    """
+    listed = list(items) if order == "asc" else list(reversed(items))
+    ids = [item.get("id") for item in listed]
+    first = _position(ids, after, "after") + 1 if after else 0
+    end = _position(ids, before, "before") if before else len(listed)
+    between = listed[first:end]
+    some = between[-limit:] if before and not after else between[:limit]
+    return Page(some, has_more=len(between) > limit)
+
+
+def no_such_cursor(param: str, item_id: str) -> BadRequest:
+    return BadRequest(f"Item with id '{item_id}' is not in this list.", param=param, code="invalid_cursor")
+
+
+def _position(ids: Sequence[str | None], item_id: str, param: str) -> int:
+    if item_id not in ids:
+        raise no_such_cursor(param, item_id)
+    return ids.index(item_id)
 
 
 @dataclass(frozen=True, slots=True)

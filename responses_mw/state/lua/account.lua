@@ -1,10 +1,10 @@
--- Keeps the account of what an owner has stored: objects count until they expire. An older report never replaces a newer one.
+-- Update the account of what an owner has stored. Objects count until they expire; an older report never replaces a newer one.
 -- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
--- ARGV: 1 most bytes (0: any number), 2 when this was so (us; 0: it is about to be), then name, bytes (0: it is no more) and ms to
+-- ARGV: 1 most bytes (0: any number), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and ms to
 --   live of each object
--- Answers: {1 or 0 (nothing was changed, as it would be too much), bytes that are stored}
+-- Answers: {1 or 0 (nothing was changed: it would exceed the quota), bytes stored}
 
-local FORGOTTEN = 5000  -- so many at once; the rest next time
+local FORGOTTEN = 5000  -- expired objects removed per call
 
 local expires, sizes = KEYS[1], KEYS[2]
 local most, when, now = tonumber(ARGV[1]), tonumber(ARGV[2]), now_ms()
@@ -13,7 +13,7 @@ local function known(name)
   return string.match(redis.call('HGET', sizes, name) or '0 0', '^(%d+) (%d+)$')
 end
 
-if redis.call('EXISTS', expires) == 0 then redis.call('DEL', sizes) end  -- Redis evicts each by itself
+if redis.call('EXISTS', expires) == 0 then redis.call('DEL', sizes) end  -- Redis may evict either alone
 local sum = tonumber(redis.call('HGET', sizes, 'sum') or 0)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', expires, '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
   local _, bytes = known(name)

@@ -1,4 +1,4 @@
--- Stores a finished response: its record, its turn, and its items in its conversation.
+-- Store a finished response: its record, its turn, and its items in its conversation.
 -- KEYS: record, tombstone
 -- ARGV: 1 facts as JSON, 2 document, 3 turn; of a background response (facts.job) 4 the last batch of its log; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
 -- Answers: {'stored'}, with facts.counts and a report (lib.lua); {'reroot'} (send the whole history as a new root); {'deleted'};
@@ -17,7 +17,7 @@ local function earlier()
   if new.job and redis.call('HGET', KEYS[1], 'next_seq') ~= tostring(new.job.first) then return 'fenced' end
 end
 
--- A new segment that begins with the turns that were sent.
+-- Start a new segment with the turns that were sent.
 local function root()
   local turns = prefix .. 's:' .. new.random
   if new.rest == 'turns' then
@@ -26,10 +26,10 @@ local function root()
   return new.random, ''
 end
 
--- The segment to append to: the parent's own if the parent is its tip, else a new one that forks from it. Nil: the parent is no more, or its
--- turns, or it stands behind too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
--- another appended, so the parent's record must be as it was read. Where refs were evicted, nobody knows any more what may be
--- cut off: such a segment gets nothing new.
+-- The segment to append to: the parent's own if the parent is its tip, otherwise a new one that forks from it. Nil if the parent or
+-- its turns are gone, or the path has too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
+-- another appended, so the parent's record must be as it was read. Where refs were evicted, it is unknown which turns may be
+-- cut off: such a segment is not appended to.
 local function branch(parent)
   local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')
   if record[1] ~= parent.segment or record[2] ~= parent.length then return nil end
@@ -52,7 +52,7 @@ local function keep_segment(segment)
   if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
 end
 
--- That it is stored, and what was written or kept for longer.
+-- The answer that it is stored, with a report of what was written or whose TTL was extended.
 local function stored()
   if not new.counts then return {'stored'} end
   local reply = {'stored'}
@@ -87,7 +87,7 @@ if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
 redis.call('PEXPIRE', KEYS[1], new.ttl)
 keep_segment(segment)
 for ancestor in string.gmatch(path, '([a-z0-9]+):') do
-  -- Texts of responses that have expired must not live on with it.
+  -- Drop the texts of expired responses, so that this commit does not prolong them.
   if redis.call('EXISTS', prefix .. 's:' .. ancestor .. ':refs') == 1 then settle(ancestor) end
   keep_segment(ancestor)
 end

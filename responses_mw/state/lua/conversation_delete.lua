@@ -1,4 +1,4 @@
--- Deletes a conversation and its items. Responses that were made in it stay.
+-- Delete a conversation and its items. Responses that were made in it stay.
 -- KEYS: conversation
 -- ARGV: owner
 -- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}

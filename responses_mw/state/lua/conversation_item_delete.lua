@@ -1,4 +1,4 @@
--- Deletes an item of a conversation.
+-- Delete an item of a conversation.
 -- KEYS: conversation
 -- ARGV: owner, item id
 -- Answers: {'deleted', created_at, metadata} and a report (lib.lua); {'missing'}; {'newer'}; {'cursor'} (no such id)

@@ -1,4 +1,4 @@
--- Replaces a conversation's metadata.
+-- Replace a conversation's metadata.
 -- KEYS: conversation
 -- ARGV: owner, metadata, TTL in ms
 -- Answers: {'updated', created_at} and a report (lib.lua); {'missing'}; {'newer'}

@@ -1,9 +1,9 @@
--- Deletes a response, and the turns that nothing living stands on any more.
+-- Delete a response, and the turns that no remaining object needs.
 -- KEYS: record, tombstone
--- ARGV: owner, token of this delete, life of the tombstone in ms
+-- ARGV: owner, token of this delete, TTL of the tombstone in ms
 -- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
-local LAST_READS = 10000  -- ms: whoever follows the log reads its end
+local LAST_READS = 10000  -- ms: followers of the log read its end
 
 local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment')
 if not record[1] then
@@ -12,7 +12,7 @@ end
 if record[2] ~= ARGV[1] then return {'missing'} end
 if tonumber(record[1]) > VERSION then return {'newer'} end
 
--- What frees memory comes first: a full Redis lets a script write on that has begun so.
+-- Free memory first: a full Redis lets a script that began so go on writing.
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 local random = string.match(KEYS[1], '[a-z0-9]+$')
@@ -29,7 +29,7 @@ add('e' .. random, prefix .. 'e:' .. random, 0)
 for _, segment in ipairs(settled) do
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
-  -- One that is there and was never counted is in no account.
+  -- A segment that was never measured is in no account.
   if bytes or redis.call('EXISTS', turns) == 0 then add('s' .. segment, turns, SEGMENT_BYTES + (bytes or 0)) end
 end
 return reply

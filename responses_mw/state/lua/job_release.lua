@@ -1,4 +1,4 @@
--- Hands a background response back, as if it had not been taken.
+-- Hand a background response back, as if it had not been taken.
 -- KEYS: record
 -- ARGV: token
 -- Answers: 'released'; 'fenced'

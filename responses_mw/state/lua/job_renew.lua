@@ -1,4 +1,4 @@
--- Renews the lease of a running background response.
+-- Renew the lease of a running background response.
 -- KEYS: record
 -- ARGV: 1 token, 2 lease in ms
 -- Answers: 'renewed'; 'fenced'

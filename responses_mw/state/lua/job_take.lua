@@ -1,9 +1,9 @@
--- Gives a background response to a new holder, whose token voids the one before: to run it, or to write its end.
+-- Give a background response to a new holder, whose token replaces the previous one: to run it, or to write its end.
 -- KEYS: record, tombstone
 -- ARGV: 1 token, 2 worker, 3 lease in ms, 4 most attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
---   6 owner ('' for any), 7 life of the tombstone in ms
--- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease is over}, {'waiting', owner if its place in the queue was not
---   looked after for long} for a worker; or
+--   6 owner ('' for any), 7 TTL of the tombstone in ms
+-- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue was not
+--   checked for long} for a worker; or
 --   {'run' | 'lost' | 'cancelled', next number, document, job, owner, credential, worker before}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
@@ -11,7 +11,7 @@ local BEGUN = 3  -- created, queued and in_progress are no output
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
 local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
-  -- Its creator got no further than the queue, or it was deleted. It must not come into being any more.
+  -- Its creator failed after queueing it, or it was deleted. It must not be created any more.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
   return {'missing'}
 end

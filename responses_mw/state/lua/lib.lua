@@ -1,10 +1,10 @@
--- What the scripts share; it stands before each of them.
--- The keys of a script all lie in one slot. Those it finds only on the way (segments, refs) have the prefix of KEYS[1].
--- Every script can be repeated: the second time it changes nothing and answers the same.
+-- Shared functions, prepended to every script.
+-- The keys of a script all lie in one slot. Keys found only while it runs (segments, refs) have the prefix of KEYS[1].
+-- Every script is idempotent: repeated, it changes nothing and answers the same.
 
 local VERSION = 1
 local MAX_FORKS = 16
-local QUEUE_TRUSTED = 10000  -- ms: so long a job that waits is taken to be in the queue, and then looked for
+local QUEUE_TRUSTED = 10000  -- ms for which a waiting job is assumed to be in the queue, before it is checked
 local prefix = string.match(KEYS[1], '^rmw:{[a-z0-9]+}:')
 
 local TERMINAL = {completed = true, incomplete = true, failed = true, cancelled = true}
@@ -14,15 +14,15 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A TTL is only ever lengthened. GT alone does nothing to a key that has none.
+-- Extend a TTL, never shorten it. GT alone does nothing to a key without a TTL.
 local function keep(key, ttl)
   if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then
     redis.call('PEXPIRE', key, ttl, 'GT')
   end
 end
 
--- The highest need of a segment whose holder still exists; those above it are dropped. Holders are responses ('r<random>'), child
--- segments ('s<segment>') and, as a note and no holder, the parent ('p<segment>', at -1).
+-- The highest need of a segment whose holder still exists; those above it are dropped. Holders are responses ('r<random>') and child
+-- segments ('s<segment>'); the parent ('p<segment>', at -1) is only noted.
 local function highest(refs)
   while true do
     local top = redis.call('ZREVRANGE', refs, 0, 0, 'WITHSCORES')
@@ -39,11 +39,11 @@ local function json_size(blob)
   return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
 end
 
--- What objects take in Redis besides their JSON, in bytes.
+-- Overhead of objects in Redis besides their JSON, in bytes.
 local RECORD_BYTES, SEGMENT_BYTES, ITEM_BYTES, TOMBSTONE_BYTES = 1536, 768, 256, 256
 
--- What this script reports for the account of the owner (account.lua): when this was so, then name, bytes and ms to live of objects.
--- Names are 'r<random>' (record), 's<segment>', 'e<random>' (event log) and 'c' (conversation). 0 bytes: it is no more.
+-- The script's report for the owner's account (account.lua): the time, then name, bytes and TTL in ms of each object.
+-- Names are 'r<random>' (record), 's<segment>', 'e<random>' (event log) and 'c' (conversation). 0 bytes: deleted.
 local function report(reply)
   local time = redis.call('TIME')
   reply[#reply + 1] = time[1] * 1000000 + time[2]
@@ -54,7 +54,7 @@ local function report(reply)
   end
 end
 
--- The size of some turns of a segment: of each the JSON, and the random part of its response's id before it.
+-- The size of turns: for each, its JSON and the random part of its response's id before it.
 local function turns_size(turns, first, last)
   local bytes = 0
   for _, turn in ipairs(redis.call('LRANGE', turns, first, last)) do
@@ -63,7 +63,7 @@ local function turns_size(turns, first, last)
   return bytes
 end
 
--- The size of a segment, which is kept beside it from the first time that somebody wants to know.
+-- The size of a segment, stored beside it once it has been asked for.
 local function segment_size(segment)
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
@@ -75,10 +75,10 @@ local function segment_size(segment)
   return SEGMENT_BYTES + bytes
 end
 
--- Segments of which this script has erased turns.
+-- Segments from which this script has erased turns.
 local settled = {}
 
--- Erases the turns of a segment from the one with that index on.
+-- Erase the turns of a segment from an index on.
 local function cut(turns, from)
   if redis.call('EXISTS', turns .. ':bytes') == 1 then
     redis.call('DECRBY', turns .. ':bytes', turns_size(turns, from, -1))
@@ -86,7 +86,7 @@ local function cut(turns, from)
   redis.call('LTRIM', turns, 0, from - 1)
 end
 
--- Erases the turns of a segment that nothing living stands on; with none left, the segment, and then the same of its parent.
+-- Erase the turns of a segment that nothing needs; if none are left, also the segment, and then settle its parent.
 local function settle(segment)
   while segment do
     local turns = prefix .. 's:' .. segment
@@ -103,7 +103,7 @@ local function settle(segment)
   end
 end
 
--- Whether the conversation can take the items (id, blob, id, blob, ...) that stand in ARGV from `first` on; some may be there already.
+-- Whether the conversation has room for the items (id, blob, id, blob, ...) in ARGV from `first` on; some may be in it already.
 local function has_room(first, max_items, max_bytes)
   local bytes, count = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0), redis.call('ZCARD', prefix .. 'c:order')
   for i = first, #ARGV, 2 do
@@ -114,7 +114,7 @@ local function has_room(first, max_items, max_bytes)
   return count <= max_items and bytes <= max_bytes
 end
 
--- Appends these items as one block. An item that is there already stays where it is.
+-- Append these items as one block. An item that is in the conversation already keeps its place.
 local function append_items(first, ttl)
   local meta, items, order = prefix .. 'c', prefix .. 'c:items', prefix .. 'c:order'
   for i = first, #ARGV, 2 do
@@ -139,15 +139,15 @@ local function with_size(reply)
   return reply
 end
 
--- Whether a conversation has lost none of its keys: Redis evicts each by itself, and a shorter history would be another one.
+-- Whether a conversation has all its keys: Redis evicts them one by one, and a shorter history would be a different one.
 local function is_whole()
   local count = redis.call('ZCARD', prefix .. 'c:order')
   local is_empty = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0) == 0
   return count == redis.call('HLEN', prefix .. 'c:items') and is_empty == (count == 0)
 end
 
--- What a script on a conversation answers before it does anything: nil if the conversation is there (or, if that is enough, a part of
--- it), of this owner and of a known version.
+-- The answer of a script that must not touch a conversation; nil if the conversation exists (or a part of it, if that is enough),
+-- belongs to this owner and has a known version.
 local function refusal(owner, a_part_is_enough)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
   if meta[2] ~= owner then return 'missing' end
@@ -155,10 +155,10 @@ local function refusal(owner, a_part_is_enough)
   if not a_part_is_enough and not is_whole() then return 'missing' end
 end
 
--- Appends to the log of the response in `record` a batch of events, numbered from `first` to `last`; `final` marks that which ends it.
+-- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`; `final` marks the one that ends it.
 -- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
--- Nil if it stands in the log now, else the number that the log goes on with.
--- A short one is announced as a whole: `last`, ' final' where it is that, a line feed, the batch. Of a longer one it is told that it is there.
+-- Return nil if it is in the log now, otherwise the number at which the log continues.
+-- A short batch is published as a whole: `last`, ' final' if it is, a line feed, the batch. For a longer one, only that it exists.
 local ANNOUNCED = 16384
 local function append_batch(record, first, last, batch, final)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
@@ -176,7 +176,7 @@ local function append_batch(record, first, last, batch, final)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
--- Gives a job its turn in the queue `ready`, or the very first one, and tells the workers.
+-- Give a job its turn in the queue `ready`, or the first one, and notify the workers.
 local function wait_for_worker(ready, job, owner, first)
   local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
   if not first then

@@ -1,6 +1,6 @@
--- Counts one more under way of an owner, unless there are too many.
--- KEYS: zset of what is under way, by the time (ms) until which it counts
--- ARGV: 1 name of this one, 2 most, 3 how long it counts, in ms
+-- Count one more open stream or job of an owner, unless there are too many.
+-- KEYS: zset of names by the time (ms) when they expire
+-- ARGV: 1 name, 2 maximum, 3 TTL in ms
 -- Answers: 1 it is counted; 0 there are too many
 
 local now = now_ms()

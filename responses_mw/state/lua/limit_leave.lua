@@ -1,5 +1,5 @@
--- Counts one that was under way no more.
--- KEYS: zset of what is under way
+-- Stop counting a stream or job.
+-- KEYS: zset of names by the time (ms) when they expire
 -- ARGV: its name
 
 redis.call('ZREM', KEYS[1], ARGV[1])

@@ -1,11 +1,11 @@
--- Lets one more request of an owner pass if its rate allows: GCRA, where a minute's worth may come at once and then comes back evenly.
+-- Count a request of an owner if its rate allows: GCRA with a burst of one minute's worth.
 -- KEYS: rate
 -- ARGV: requests in a minute
--- Answers: {1 or 0, how many more may come now, ms until all may, ms until the next may}
+-- Answers: {1 or 0, requests allowed now, ms until the whole burst is, ms until the next one is}
 
 local most = tonumber(ARGV[1])
 local interval, now = 60000 / most, now_ms()
-local tat = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)  -- when all that was let through has been paid for
+local tat = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)  -- theoretical arrival time
 local left = math.floor((60000 - (tat - now)) / interval + 1e-6)
 if left < 1 then return {0, 0, math.ceil(tat - now), math.ceil(tat - now + interval - 60000)} end
 tat = tat + interval

@@ -1,7 +1,7 @@
--- Appends a batch of events each to the logs of running background responses, and renews their leases.
--- KEYS: records; in a cluster of one slot
+-- Append a batch of events each to the logs of running background responses, and renew their leases.
+-- KEYS: records, in a cluster one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch
--- Answers for each: 1 it was appended, or had been; 0 somebody else has the response, or its log does not go on there
+-- Answers for each: 1 it was appended, or had been; 0 another worker holds the response, or its log does not continue there
 
 local until_then, answers = now_ms() + ARGV[1], {}
 

@@ -1,4 +1,4 @@
--- Publishes to a channel.
+-- Publish to a channel.
 -- KEYS: channel
 -- ARGV: message
 

@@ -1,6 +1,6 @@
--- Leases one job: one whose lease is over, else the next in turn.
+-- Lease one job: one whose lease has expired, otherwise the next in turn.
 -- KEYS: ready
--- ARGV: 1 lease in ms, 2 whether leases that are over count ('1' or ''), 3 whether those that wait for their turn do
+-- ARGV: 1 lease in ms, 2 whether to take expired leases ('1' or ''), 3 whether to take waiting jobs
 -- Answers: job; nil if there is none
 
 local leases, now = prefix .. 'leases', now_ms()
@@ -12,7 +12,7 @@ if not job then
   if not job then return false end
   local turn = math.max(tonumber(next_one[2]), tonumber(redis.call('GET', prefix .. 'clock') or 0))
   redis.call('SET', prefix .. 'clock', turn)
-  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- as good as none
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- equivalent to none
 end
 redis.call('ZADD', leases, now + ARGV[1], job)
 redis.call('ZREM', prefix .. 'since', job)

@@ -1,4 +1,4 @@
--- How many jobs wait, and since when the one has that has waited longest.
+-- Return the number of waiting jobs, and for how long the oldest has waited.
 -- KEYS: ready
 -- ARGV: none
 -- Answers: {number, ms}
@@ -9,6 +9,6 @@ for _ = 1, 1000 do
   local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
   if not oldest[1] then break end
   if redis.call('ZSCORE', KEYS[1], oldest[1]) then return {waiting, math.max(0, now_ms() - oldest[2])} end
-  redis.call('ZREM', since, oldest[1])  -- a release that did not know of this took it from the queue
+  redis.call('ZREM', since, oldest[1])  -- an older release took it from the queue
 end
 return {waiting, 0}

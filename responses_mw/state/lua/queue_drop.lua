@@ -1,7 +1,7 @@
--- Forgets a job that has ended.
+-- Remove a job that has ended.
 -- KEYS: ready
 -- ARGV: job
--- Answers: its owner; nil if it was forgotten before
+-- Answers: its owner; nil if it was removed before
 
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
 redis.call('ZREM', prefix .. 'since', ARGV[1])

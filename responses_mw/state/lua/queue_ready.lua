@@ -1,4 +1,4 @@
--- Has a job wait for a worker: after the owner's last one, and before what others, who have more waiting, enter later; or (first) before all.
+-- Queue a job: after the owner's last one, ahead of later jobs of owners with more waiting; or (first) ahead of all.
 -- KEYS: ready
 -- ARGV: job, whether it comes first ('1' or '')
 

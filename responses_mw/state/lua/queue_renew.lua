@@ -1,4 +1,4 @@
--- Renews the leases of jobs that are still leased.
+-- Renew the leases of jobs that are still leased.
 -- KEYS: ready
 -- ARGV: lease in ms, jobs
 

@@ -1,4 +1,4 @@
--- Enters a job whose record is about to be written: should its creator die now, a claimer finds it when the time is over.
+-- Enter a job whose record is about to be written: if its creator dies now, a claimer finds it after the given time.
 -- KEYS: ready
 -- ARGV: job, owner, time in ms
 

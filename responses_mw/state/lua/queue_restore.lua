@@ -1,4 +1,4 @@
--- Enters a job that waits by its record and is not in the queue: the queue lost it, or had other partitions then.
+-- Enter a job that is waiting according to its record but not in the queue: it was lost, or the partitions were changed.
 -- KEYS: ready
 -- ARGV: job, owner
 -- Answers: 1 it was entered; 0 it was there

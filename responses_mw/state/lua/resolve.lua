@@ -1,4 +1,4 @@
--- Where items may be that were made in one response, or straight in the conversation of the same tag.
+-- Look items up that were made in one response, or directly in the conversation with the same tag.
 -- KEYS: record, conversation
 -- ARGV: owner, most bytes, 1 for the response's turn as well, then the items' ids
 -- Answers: {turn of the response or nil, blob or nil for each id}, or 'bound' where they are more
