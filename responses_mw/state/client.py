@@ -207,6 +207,12 @@ class ClusterClient(Client):
         # redis-py's cluster pipelines refuse EVALSHA.
         return await asyncio.gather(*(self.script(script, keys, args) for keys, args in calls))
 
+    async def aclose(self) -> None:
+        await super().aclose()
+        # After a failure, until it has looked up the nodes again, redis-py's own aclose() does nothing.
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await self.redis.nodes_manager.aclose(nodes)
+
     def node_of(self, channel: bytes) -> str:
         try:
             node = self.redis.get_node_from_key(channel)  # type: ignore[arg-type]

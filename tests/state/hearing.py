@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from responses_mw.state import StateUnavailable
+
 if TYPE_CHECKING:
     from responses_mw.state import State
 
@@ -13,14 +15,14 @@ async def assert_heard(state: State, messages: asyncio.Queue[bytes], worker: str
     """Assert that what is told to a worker arrives, though messages may be lost while a connection is down."""
     async with asyncio.timeout(20):
         while True:
-            await state.jobs.tell(worker, text)
             try:
+                await state.jobs.tell(worker, text)
                 async with asyncio.timeout(0.5):
                     while await messages.get() != text.encode():
                         pass
                     return
-            except TimeoutError:
-                continue
+            except (TimeoutError, StateUnavailable):
+                await asyncio.sleep(0.05)
 
 
 async def assert_confirmed(messages: asyncio.Queue[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import ssl
 import subprocess
@@ -36,7 +37,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
 def documented_acl(password: str, *, cluster: bool = False) -> list[str]:
     """The command of the docs that makes a user who may do what is needed; of a cluster with what they name for that."""
     (line,) = [line.strip() for line in DOCS.splitlines() if line.strip().startswith("ACL SETUSER")]
-    of_cluster = re.search(r"A cluster also needs (.*?)\.", DOCS, re.DOTALL)
+    of_cluster = re.search(r"A cluster also needs (.*?)\.", " ".join(DOCS.split()))
     assert of_cluster is not None
     also = re.findall(r"`(\+[^`]+)`", of_cluster[1]) if cluster else []
     return [*line.replace("responses-mw", "app").replace(">password", f"reset on >{password}").split(), *also]
@@ -245,10 +246,17 @@ async def test_a_node_of_a_cluster_behind_a_plain_url_is_refused_with_the_remedy
 async def test_a_cluster_serves_again_when_a_killed_node_is_back(open_state: OpenState, cluster: list[Server]) -> None:
     state = open_state(cluster_url(cluster), timeout=1, patience=0)
     responses = [await respond(state, Chain.new(), str(number)) for number in range(20)]
+    leaving = State(connect(cluster_url(cluster), timeout=1))
+    for known in responses:
+        await leaving.responses.get(known, ALICE)
     cluster[1].kill()
+    await asyncio.gather(*(leaving.responses.get(known, ALICE) for known in responses), return_exceptions=True)
     answers = await asyncio.gather(*(state.responses.get(known, ALICE) for known in responses), return_exceptions=True)
     assert any(isinstance(answer, StateUnavailable) for answer in answers)
     assert not any(isinstance(answer, Exception) for answer in answers if not isinstance(answer, StateUnavailable))
+    await leaving.aclose()
+    del leaving
+    gc.collect()  # it would warn of what was left open
     cluster[1].start()
     await asyncio.to_thread(wait_until_whole, cluster)
     deadline = time.monotonic() + 10
@@ -300,9 +308,25 @@ def give_slot(nodes: list[Server], slot: int, owner: Server) -> None:
     """Have another node serve an empty slot."""
     with owner.client() as client:
         name = client.execute_command("CLUSTER", "MYID")
+        source = next(parts[0] for parts in shards(client) if any(holds(part, slot) for part in parts[8:]))
+        client.execute_command(
+            "CLUSTER", "SETSLOT", slot, "IMPORTING", source
+        )  # else it has no newer epoch, and may lose it again
     for node in sorted(nodes, key=lambda node: node is not owner):
         with node.client() as client:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
+def shards(client: Any) -> list[list[str]]:
+    """The lines of CLUSTER NODES, each split into its words."""
+    nodes = client.execute_command("CLUSTER", "NODES")
+    return [line.split() for line in nodes.decode().splitlines()]
+
+
+def holds(slots: str, slot: int) -> bool:
+    """Whether a range of slots, such as ``5461-10922``, includes the slot."""
+    first, _, last = slots.partition("-")
+    return first.isdigit() and int(first) <= slot <= int(last or first)
 
 
 # -- Sentinel ------------------------------------------------------------------------------------------------------------
