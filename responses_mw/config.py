@@ -223,7 +223,7 @@ class Settings(BaseSettings):
     cache_guard: Literal["strict", "loose"] = Field(
         "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
     )
-    cache_longest_text: int = Field(1000, gt=0, description="maximum length, in characters, of a text for semantic lookup")
+    cache_max_text: int = Field(1000, gt=0, description="maximum length, in characters, of a text for semantic lookup")
     cache_memory: int = Field(256 * MIB, gt=0, description="maximum bytes of vectors and records held for semantic lookup")
     cache_embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
     cache_embedding_url: str | None = Field(

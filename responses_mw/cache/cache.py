@@ -30,8 +30,7 @@ from ..protocol.types import Chunk, Document, Item
 from ..sealing import Sealer
 from ..telemetry import CACHE_LOOKUPS, annotate
 from . import guard, record
-from .embedder import Computing, Embedder, Headers, Scope
-from .embeddings import Embeddings
+from .embeddings import Computing, Embedder, Embeddings, Headers, Scope
 from .key import Key, key_of
 from .policy import Policy
 from .store import NO_VECTOR, Entries, LookupResult, Page, Redis, Stats

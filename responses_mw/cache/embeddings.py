@@ -1,4 +1,4 @@
-"""A client of an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
+"""Embeddings of an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
 
 The endpoint is the upstream's, called with the caller's credential or the operator's key, or that of another server, which
 never sees the caller's headers. Every failure is a ``NoEmbedding``.
@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 import orjson
 
 from ..bodies import BodyRefused, read_whole
 from ..config import Settings
+from .key import Key
+from .policy import Policy
 
 if TYPE_CHECKING:
     from .vectors import Vector
+
+logger = logging.getLogger(__name__)
+
+Headers: TypeAlias = Mapping[str, str] | None
+Scope: TypeAlias = MutableMapping[str, Any] | None
+Computing: TypeAlias = "asyncio.Task[Vector | None]"
+"""A vector being computed; None if the embedding fails."""
 
 _PATH = "/v1/embeddings"
 VERSION = 1
 _MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of an answer: some fifty times that of the largest vectors in use."""
+_WARN_INTERVAL = 60.0
+_MAX_EXPECTED = 10_000
 
 
 class NoEmbedding(Exception):
@@ -58,9 +71,7 @@ class Embeddings:
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """Vectors are comparable only within one space."""
 
-    async def embed(
-        self, text: str, headers: Mapping[str, str] | None = None, scope: MutableMapping[str, Any] | None = None
-    ) -> Vector:
+    async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
         """Return the vector of ``text``. ``headers`` and ``scope`` are the caller's. Raises ``NoEmbedding``."""
         try:
             async with asyncio.timeout(self._timeout):
@@ -77,7 +88,7 @@ class Embeddings:
             raise NoEmbedding(f"the embeddings server answered {response.status_code}")
         return self._vector(body)
 
-    def _request(self, text: str, headers: Mapping[str, str], scope: MutableMapping[str, Any] | None) -> httpx.Request:
+    def _request(self, text: str, headers: Mapping[str, str], scope: Scope) -> httpx.Request:
         content = orjson.dumps({**self._parameters, "input": text})
         sent = {**self._headers, b"content-length": b"%d" % len(content)}
         extensions: dict[str, Any] = {"timeout": {"connect": self._timeout}}
@@ -98,3 +109,54 @@ class Embeddings:
         if self._dimensions is not None and len(vector) != self._dimensions:
             raise NoEmbedding("the embeddings server sent a vector of another size")
         return vector
+
+
+class Embedder:
+    """Starts the embedding of a text early, unless an exact hit is likely. ``counts`` are the cache's."""
+
+    def __init__(self, embeddings: Embeddings | None, counts: Counter[str], settings: Settings) -> None:
+        self._embeddings = embeddings
+        self._counts = counts
+        self._max_text = settings.cache_max_text
+        self._expected: OrderedDict[int, None] = OrderedDict()
+        """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
+        self._quiet_until = 0.0
+
+    def compares(self, text: str, policy: Policy) -> bool:
+        """Return whether to search for texts near to ``text``."""
+        return policy.mode == "semantic" and self._embeddings is not None and len(text) <= self._max_text
+
+    def begin(self, text: str, owner: str, policy: Policy, headers: Headers, scope: Scope) -> Computing | None:
+        """Start the embedding of ``text``, unless it is probably not needed."""
+        expected = policy.read and hash((owner, text)) in self._expected
+        return self.compute(text, headers, scope) if self.compares(text, policy) and not expected else None
+
+    def compute(self, text: str, headers: Headers, scope: Scope) -> Computing:
+        """Start the embedding of ``text``."""
+        return asyncio.create_task(self._vector(text, headers, scope))
+
+    def expect(self, key: Key, *, answered: bool) -> None:
+        """Remember whether there was an exact hit."""
+        question = hash((key.owner, key.text))
+        self._expected.pop(question, None)
+        if answered:
+            self._expected[question] = None
+        if len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
+
+    async def _vector(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
+        assert self._embeddings is not None
+        try:
+            return await self._embeddings.embed(text, headers, scope)
+        except NoEmbedding as error:
+            self._warn(error)
+            self._counts["failed"] += 1
+            return None
+
+    def _warn(self, error: NoEmbedding) -> None:
+        """Log a warning at most once a minute: without embeddings the semantic cache silently has no hits."""
+        now = asyncio.get_running_loop().time()
+        is_due = now >= self._quiet_until
+        logger.log(logging.WARNING if is_due else logging.DEBUG, "no semantic cache: %s", error)
+        if is_due:
+            self._quiet_until = now + _WARN_INTERVAL

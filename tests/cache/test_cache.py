@@ -102,7 +102,7 @@ async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_onl
 async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
     open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
-    cache = open_cache(plain_server.url, cache_longest_text=10)
+    cache = open_cache(plain_server.url, cache_max_text=10)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert embedding_server.requests == []
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
