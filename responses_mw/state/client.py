@@ -168,6 +168,8 @@ class Client:
         return await self.round_trip(ask, "PIPELINE")
 
     async def _pipelined(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
+        if len(commands) == 1:  # 20 us less of CPU, most often: a chain is one segment
+            return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
