@@ -143,7 +143,8 @@ def serve(settings: Serve) -> None:
     import uvicorn
 
     from .app import create_app
-    from .listener import HTTPProtocol
+    from .inbound import Inbound
+    from .listener import HTTPProtocol, websocket_protocol
 
     set_up_sdk()
     # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.
@@ -170,6 +171,7 @@ def serve(settings: Serve) -> None:
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
+        ws=websocket_protocol(Inbound(max(settings.max_inbound_bytes, settings.max_body_bytes))),
         ws_max_size=settings.max_body_bytes,
         ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
         ws_per_message_deflate=False,  # it costs more than all the rest of a token

@@ -274,6 +274,9 @@ class Settings(BaseSettings):
 
     # -- bounds of a request
     max_body_bytes: int = Field(32 * MIB, gt=0, description="largest request body")
+    max_inbound_bytes: int = Field(
+        256 * MIB, gt=0, description="most bytes of large request bodies that are received at a time; more are refused with 503"
+    )
     max_input_items: int = Field(10_000, gt=0, description="most input items")
     max_tools: int = Field(1024, gt=0, description="most tools of a request, those in namespaces and input items included")
     max_depth: int = Field(64, gt=0, description="deepest nesting of a request's JSON")

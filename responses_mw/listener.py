@@ -1,21 +1,32 @@
-"""The HTTP/1.1 side of the standalone server: uvicorn's, but for two ways to be misled about what a request is.
+"""The protocols of the standalone server: uvicorn's, with what it leaves open closed.
+
+HTTP/1.1: two ways to be misled about what a request is.
 
 httptools hands no body to a request that asks for an upgrade, and uvicorn goes on reading: what comes in a later segment is
 parsed as a request of its own, which no proxy in front has seen. Here such a request is refused, and its connection closed.
 
 uvicorn puts the trailers of a chunked body among the request's headers, where no proxy in front has looked at them. Here they
 are dropped, as RFC 9110 (section 6.5.1) demands of fields that nobody knows to be safe to merge.
+
+WebSocket: uvicorn bounds the message that a connection receives, but not those of all connections together.
 """
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from .errors import BadRequest
+from .errors import BadRequest, Unavailable
 from .framing import require_bodiless_get
+from .inbound import Inbound
 
-__all__ = ["HTTPProtocol"]
+__all__ = ["HTTPProtocol", "websocket_protocol"]
+
+_TRY_AGAIN_LATER = 1013
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -76,3 +87,34 @@ class HTTPProtocol(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         return b"%b%b\r\n%b" % (STATUS_LINE[400], b"".join(b"%b: %b\r\n" % field for field in fields), body)
+
+
+def websocket_protocol(inbound: Inbound) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with the memory for messages that are not whole yet bounded by ``inbound``."""
+
+    class WebSocketProtocol(WebSocketsSansIOProtocol):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._receiving = inbound.receiving()
+
+        def data_received(self, data: bytes) -> None:
+            try:
+                self._receiving.add(len(data))
+            except Unavailable as error:
+                self.conn.fail(_TRY_AGAIN_LATER, error.message)
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.transport.close()
+            else:
+                super().data_received(data)
+
+        async def receive(self) -> Any:
+            # uvicorn reads nothing after a whole message until the application has taken it.
+            message = await super().receive()
+            self._receiving.clear()
+            return message
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._receiving.clear()
+            super().connection_lost(exc)
+
+    return WebSocketProtocol

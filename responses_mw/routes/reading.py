@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection, Request
 from ..apikeys import has_key, owner_in
 from ..config import Settings
 from ..errors import BadRequest, RequestTimeout, TooLarge
+from ..inbound import Inbound, Receiving
 from ..protocol import checks
 from ..protocol.body import decode
 from ..protocol.request import INCLUDABLE
@@ -43,6 +44,7 @@ class Reader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limits = limits_of(settings)
+        self._inbound = Inbound(max(settings.max_inbound_bytes, settings.max_body_bytes))
         self._forwarded = frozenset(["authorization", *settings.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
@@ -62,10 +64,11 @@ class Reader:
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """What ``parse`` makes of the decoded body and its size in bytes. Raises as ``json`` and ``parse``."""
-        data = await self._body(request)
-        return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
+        with self._inbound.receiving() as receiving:
+            data = await self._body(request, receiving)
+            return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, receiving: Receiving) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise BadRequest(
@@ -74,11 +77,11 @@ class Reader:
         timeout = self._settings.body_timeout
         try:
             async with asyncio.timeout(timeout) as waiting:
-                return await self._whole(request, waiting)
+                return await self._whole(request, receiving, waiting)
         except TimeoutError:
             raise RequestTimeout(f"No more of the request's body came for {timeout:g} s.") from None
 
-    async def _whole(self, request: Request, waiting: asyncio.Timeout) -> bytes:
+    async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
         """The body; each piece of it moves the end of ``waiting``."""
         longest, timeout = self._settings.max_body_bytes, self._settings.body_timeout
         now = asyncio.get_running_loop().time
@@ -87,6 +90,7 @@ class Reader:
             size += len(chunk)
             if size > longest:
                 raise TooLarge(f"The request body is larger than {longest} bytes.")
+            receiving.add(len(chunk))
             chunks.append(chunk)
             waiting.reschedule(now() + timeout)
         return b"".join(chunks)

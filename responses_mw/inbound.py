@@ -1,0 +1,58 @@
+"""The memory for messages that are being received: bodies of HTTP requests, and frames of WebSockets."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from .errors import Unavailable
+
+__all__ = ["Inbound", "Receiving"]
+
+# The beginning of each message is not counted: large ones never keep small ones out.
+SMALL = 64 * 1024
+
+
+class Inbound:
+    """At most `maximum` bytes of all messages that are received at a time."""
+
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
+        self.size = 0
+
+    def receiving(self) -> Receiving:
+        """Return a context manager to receive one message in."""
+        return Receiving(self)
+
+
+class Receiving:
+    """One message: what came of it counts until the end, or until it is cleared."""
+
+    __slots__ = ("_inbound", "_size")
+
+    def __init__(self, inbound: Inbound) -> None:
+        self._inbound = inbound
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.clear()
+
+    def add(self, size: int) -> None:
+        """Count another piece. Raises `Unavailable`."""
+        inbound, counted = self._inbound, self._counted
+        self._size += size
+        inbound.size += self._counted - counted
+        if self._counted and inbound.size > inbound.maximum:
+            raise Unavailable("The server is receiving too many large requests.")
+
+    def clear(self) -> None:
+        inbound = self._inbound
+        inbound.size -= self._counted
+        self._size = 0
+
+    @property
+    def _counted(self) -> int:
+        return max(0, self._size - SMALL)

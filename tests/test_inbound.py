@@ -1,0 +1,124 @@
+"""What is being received takes a bounded amount of memory, however many send at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from responses_mw.errors import Unavailable
+from responses_mw.inbound import SMALL, Inbound
+from responses_mw.listener import websocket_protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import Ours, Start
+    from scripted import ScriptedUpstream
+
+BODY = {"model": "tiny", "input": "hi"}
+PIECE = SMALL // 2
+
+
+@pytest.fixture
+def mount() -> str:
+    return "proxy"
+
+
+@pytest.fixture
+def inbound() -> Inbound:
+    """The memory for the messages of WebSockets."""
+    return Inbound(4 * SMALL)
+
+
+@pytest.fixture
+def ours(start: Start, inbound: Inbound) -> Ours:
+    uvicorn = {"ws": websocket_protocol(inbound), "ws_per_message_deflate": False}
+    return start(max_body_bytes=4 * SMALL, max_inbound_bytes=1, uvicorn=uvicorn)
+
+
+def large() -> list[str]:
+    """A body in pieces, of more than half of what may be received at a time."""
+    text = json.dumps({**BODY, "input": "x" * (7 * PIECE)})
+    return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+
+
+async def slowly(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) -> AsyncIterator[bytes]:
+    """All but the last piece; that when it is to go on."""
+    for piece in pieces[:-1]:
+        yield piece.encode()
+    sent.set()
+    await go_on.wait()
+    yield pieces[-1].encode()
+
+
+async def test_large_bodies_are_refused_while_others_are_received_and_small_ones_are_not(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
+    sent, go_on = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(ours.http.post("/v1/responses", content=slowly(large(), sent, go_on)))
+    await sent.wait()
+    async with asyncio.timeout(20):
+        while (refused := await ours.http.post("/v1/responses/input_tokens", content="".join(large()))).status_code != 503:
+            await asyncio.sleep(0.02)  # the first is still under way
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "service_unavailable"
+    upstream.whole({})
+    small = await ours.http.post("/v1/responses", json={**BODY, "temperature": "hot"})
+    assert small.status_code == 400
+    go_on.set()
+    await first
+    assert (await ours.http.post("/v1/responses", content="".join(large()))).status_code != 503
+
+
+async def test_unfinished_messages_of_websockets_are_bounded_together(ours: Ours, inbound: Inbound) -> None:
+    sent, go_on = asyncio.Event(), asyncio.Event()
+    async with opened(ours) as first, opened(ours) as second, opened(ours) as third:
+        sending = asyncio.create_task(first.send(texts(large(), sent, go_on)))
+        await sent.wait()
+        async with asyncio.timeout(20):
+            while inbound.size < 5 * PIECE:
+                await asyncio.sleep(0.01)
+        refused = asyncio.create_task(second.send(texts(large(), asyncio.Event(), asyncio.Event())))
+        with pytest.raises(ConnectionClosed) as caught:
+            await second.recv()
+        refused.cancel()
+        await asyncio.gather(refused, return_exceptions=True)
+        assert caught.value.rcvd is None or caught.value.rcvd.code == 1013  # a reset may overtake it
+        assert await answered(third)
+        go_on.set()
+        await sending
+        assert json.loads(await first.recv())["type"] == "error"
+        for _ in range(5):  # what was received counts no more
+            await first.send("".join(large()))
+            assert json.loads(await first.recv())["type"] == "error"
+
+
+async def answered(connection: Any) -> bool:
+    await connection.send("{}")
+    return bool(json.loads(await connection.recv())["type"] == "error")
+
+
+async def texts(pieces: list[str], sent: asyncio.Event, go_on: asyncio.Event) -> AsyncIterator[str]:
+    async for piece in slowly(pieces, sent, go_on):
+        yield piece.decode()
+
+
+def opened(ours: Ours) -> Any:
+    url = ours.url.replace("http", "ws", 1) + "/v1/responses"
+    return connect(url, additional_headers={"authorization": "Bearer key"}, proxy=None)
+
+
+def test_nothing_is_left_of_what_was_received_or_refused() -> None:
+    inbound = Inbound(2 * SMALL)
+    for _ in range(3):
+        with inbound.receiving() as first, inbound.receiving() as second, inbound.receiving() as small:
+            first.add(3 * SMALL)
+            with pytest.raises(Unavailable):
+                second.add(2 * SMALL)
+            small.add(SMALL)
+        assert inbound.size == 0
