@@ -25,15 +25,15 @@ from benchmarks.background import valkey
 from benchmarks.embeddings import DIMENSIONS, embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
+from responses_mw.auth import ANONYMOUS
 from responses_mw.cache import Cache, Embeddings, Entries, record
 from responses_mw.cache.guard import signature
 from responses_mw.cache.key import Key
 from responses_mw.cache.search import Scan
 from responses_mw.cache.vectors import decode_vectors, encode_vector, unit_vector
-from responses_mw.config import Settings
-from responses_mw.owner import ANONYMOUS
-from responses_mw.protocol.request import parse
-from responses_mw.sealing import Sealer
+from responses_mw.crypto import Sealer
+from responses_mw.protocol.request.create import parse
+from responses_mw.settings import Settings
 from responses_mw.state import connect
 
 TOKENS = 256

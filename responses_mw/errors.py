@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+class StartupError(RuntimeError):
+    """The server cannot start with these settings. The message says why."""
+
+
 class APIError(Exception):
     """An error with an HTTP ``status`` and the members of OpenAI's error object.
 

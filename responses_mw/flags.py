@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
-from .config import Settings
+from .settings import Settings
 
 SECTIONS = {
     "host": "where it listens",

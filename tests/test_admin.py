@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.processes import free_port
 from conftest import lifespan
 from responses_mw import ResponsesMiddleware, Settings, create_app
-from responses_mw.admin import Admin, open_admin
+from responses_mw.asgi.admin import Admin, open_admin
+from responses_mw.errors import StartupError
 from scripted import Signal, text
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPa
         await asyncio.Event().wait()
         return None
 
-    monkeypatch.setattr("responses_mw.admin.PATIENCE", 0.01)
+    monkeypatch.setattr("responses_mw.asgi.admin.PATIENCE", 0.01)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(Admin({"it": hanging})), base_url="http://x") as admin:
         answer = await admin.get("/readyz")
     assert answer.status_code == 503
@@ -115,7 +116,7 @@ async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPa
 async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
+        with pytest.raises(StartupError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
             async with open_admin(Settings(admin_port=port), {}, None):
                 pass
 

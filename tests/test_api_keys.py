@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw import Settings
-from responses_mw.apikeys import APIKeys, Guarded, InvalidKeys
+from responses_mw.auth import APIKeyMiddleware, APIKeys, InvalidKeys
 from scripted import HELLO
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def test_a_websocket_without_a_key_is_refused(extensions: dict[str, Any], 
         raise AssertionError("it is not reached")
 
     scope = {"type": "websocket", "headers": [], "extensions": extensions}
-    await Guarded(app, APIKeys(LINES))(scope, receive, send)
+    await APIKeyMiddleware(app, APIKeys(LINES))(scope, receive, send)
     assert sent[0]["type"] == first
 
 

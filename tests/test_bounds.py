@@ -12,8 +12,8 @@ import pytest
 from oracle import stream, whole
 from responses_mw import Settings
 from responses_mw.errors import UpstreamError
-from responses_mw.transport import ASGITransport
 from responses_mw.upstream import Caller, Upstream
+from responses_mw.upstream.transports.asgi import ASGITransport
 from scripted import HELLO, SSE, call, completion, delta, finish, text
 from tools.servers import weather
 

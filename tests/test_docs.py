@@ -73,7 +73,7 @@ async def test_the_reference_lists_the_methods_of_every_path(start_at: Start) ->
 
 
 def test_every_setting_that_a_page_names_as_a_variable_exists() -> None:
-    from responses_mw.__main__ import COMMANDS
+    from responses_mw.cli import COMMANDS
 
     known = {
         f"{command.model_config['env_prefix']}{name}".upper() for command in COMMANDS.values() for name in command.model_fields

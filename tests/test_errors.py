@@ -15,7 +15,7 @@ from openai.types.responses import ResponseError
 
 from oracle import stream
 from responses_mw.errors import UpstreamError
-from responses_mw.upstream.faults import ERROR_CODES, as_response_error, from_status
+from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
 from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ async def test_a_bug_is_500_in_our_shape_before_the_start(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.turns.to_chat", broken)
+    monkeypatch.setattr("responses_mw.engine.turns.to_chat", broken)
     members = fault(await patient.http.post("/v1/responses", json={**BODY, "stream": streamed}), 500)
     assert "a bug" not in members["message"]
     assert "a bug" in caplog.text
@@ -393,7 +393,7 @@ async def test_a_bug_in_a_route_is_500_in_our_shape(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.routes.responses.parse", broken)
+    monkeypatch.setattr("responses_mw.asgi.responses.parse", broken)
     fault(await ours.http.post("/v1/responses", json=BODY), 500)
     assert "a bug" in caplog.text
 
@@ -404,7 +404,7 @@ async def test_a_bug_after_the_start_ends_the_stream_as_failed(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.protocol.assembler.Assembler.end_turn", broken)
+    monkeypatch.setattr("responses_mw.protocol.response.assembler.Assembler.end_turn", broken)
     upstream.stream(frame(text("Hel")))
     streamed = await stream(ours)
     assert streamed.response["error"]["code"] == "server_error"

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from conftest import lifespan
 from recording import RecordingUpstream
 from responses_mw import Settings, create_app
-from responses_mw.listener import HTTPProtocol
-from responses_mw.network import NetworkTransport
-from responses_mw.proxy import ReverseProxy
-from responses_mw.transport import ASGITransport
+from responses_mw.asgi.listener import HTTPProtocol
+from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.upstream.transports.asgi import ASGITransport
+from responses_mw.upstream.transports.http11 import NetworkTransport
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal

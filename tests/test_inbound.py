@@ -10,9 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.errors import Unavailable
 from responses_mw.inbound import SMALL, Inbound
-from responses_mw.listener import websocket_protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

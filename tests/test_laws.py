@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conftest import lifespan
 from oracle import check
 from responses_mw import ResponsesMiddleware, Settings
-from responses_mw.transport import ASGITransport
+from responses_mw.upstream.transports.asgi import ASGITransport
 from scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from conftest import lifespan
 from oracle import check, stream, whole
 from responses_mw import ResponsesMiddleware, Settings, create_app
-from responses_mw.transport import ASGITransport
+from responses_mw.upstream.transports.asgi import ASGITransport
 from scripted import HELLO, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.processes import free_port
-from responses_mw.network import NetworkTransport
-from responses_mw.network import pool as pool_module
+from responses_mw.upstream.transports import pool as pool_module
+from responses_mw.upstream.transports.http11 import NetworkTransport
 
 if TYPE_CHECKING:
     from asyncio import StreamReader as Reader

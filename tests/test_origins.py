@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.datastructures import Headers
 
+from responses_mw.asgi.origins import Origins
 from responses_mw.errors import Forbidden
-from responses_mw.origins import Origins
 from scripted import HELLO
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 
 from recording import RecordingUpstream
 from responses_mw import Settings
+from responses_mw.asgi.passable import PassablePaths, check_path
+from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.errors import APIError, BadRequest
-from responses_mw.network import NetworkTransport
-from responses_mw.passable import PassablePaths, check_path
-from responses_mw.proxy import ReverseProxy
+from responses_mw.upstream.transports.http11 import NetworkTransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,8 +10,8 @@ import openai
 import pytest
 import redis
 
+from responses_mw.engine.prompt_templates import Prompts, UnfitPrompt
 from responses_mw.errors import BadRequest
-from responses_mw.prompts import Prompts, UnfitPrompt
 from scripted import HELLO, completion
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
-from responses_mw.network import NetworkTransport
-from responses_mw.proxy import ReverseProxy
+from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.upstream.transports.http11 import NetworkTransport
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter

@@ -12,13 +12,13 @@ from openai_harmony import DeveloperContent, Message, SystemContent  # type: ign
 import oracle
 import scripted
 from responses_mw.errors import BadRequest, UpstreamError
-from responses_mw.protocol.chat import to_chat
-from responses_mw.protocol.clienttools import offered
-from responses_mw.protocol.dialects import VLLM
-from responses_mw.protocol.forms import CallForm, Offered
-from responses_mw.protocol.previousmessages import parse_previous, refuse_two_histories
-from responses_mw.protocol.request import parse
-from responses_mw.protocol.responsemessages import (
+from responses_mw.protocol.chat.client_tools import offered
+from responses_mw.protocol.chat.dialects import VLLM
+from responses_mw.protocol.chat.forms import CallForm, Offered
+from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.vllm.previous_messages import parse_previous, refuse_two_histories
+from responses_mw.protocol.vllm.response_messages import (
     RawTurn,
     harmony_input,
     harmony_output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from responses_mw.sealing import Sealer
+from responses_mw.crypto import Sealer
 
 OLD, NEW = "an old secret of thirty-two letters", "a new secret of thirty-two letters."
 OURS = {"purpose": "lists", "owner": "alice"}

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings
-from responses_mw.__main__ import main
-from responses_mw.apikeys import APIKeys, Guarded
+from responses_mw.auth import APIKeyMiddleware, APIKeys
+from responses_mw.cli import main
 from responses_mw.flags import SECTIONS
 from scripted import TINY, completion
 
@@ -238,7 +238,7 @@ def test_check_says_that_the_url_is_wrong(
 def test_check_says_whose_key_is_refused(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = serve(Guarded(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
+    url = serve(APIKeyMiddleware(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
     assert "--upstream-api-key" in capsys.readouterr().err
 
@@ -288,7 +288,7 @@ def test_serve_serves_until_it_is_told_to_stop(upstream: ScriptedUpstream, serve
 
 
 def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
-    hidden = "import sys; sys.modules['uvicorn'] = None; from responses_mw.__main__ import main; main(sys.argv[1:])"
+    hidden = "import sys; sys.modules['uvicorn'] = None; from responses_mw.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", hidden, "serve", "--upstream", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

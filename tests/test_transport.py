@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from responses_mw.transport import ASGITransport
+from responses_mw.upstream.transports.asgi import ASGITransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -318,7 +318,7 @@ async def test_a_failure_after_a_complete_answer_is_logged(caplog: pytest.LogCap
         await PlainTextResponse("hello")(scope, receive, send)
         raise ValueError("too late")
 
-    with caplog.at_level(logging.ERROR, logger="responses_mw.transport"):
+    with caplog.at_level(logging.ERROR, logger="responses_mw.upstream.transports.asgi"):
         async with client_of(app) as client:
             assert (await client.get("/")).text == "hello"
     assert "too late" in caplog.text

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ..config import Settings
+from ..auth import Gate
+from ..crypto import Sealer
 from ..errors import Unavailable
-from ..gate import Gate
 from ..ids import random_part
-from ..protocol.request import CreateResponse
+from ..protocol.request.create import CreateResponse
 from ..protocol.types import Chunk, Document, Item
-from ..sealing import Sealer
+from ..settings import Settings
 from ..telemetry import CACHE_LOOKUPS, annotate
 from . import guard, record
 from .embeddings import Computing, Embedder, Embeddings, Headers, Scope

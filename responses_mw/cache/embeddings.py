@@ -17,7 +17,7 @@ import httpx
 import orjson
 
 from ..bodies import BodyRefused, read_whole
-from ..config import Settings
+from ..settings import Settings
 from .key import Key
 from .policy import Policy
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from ..protocol.clienttools import BRINGS_TOOLS
-from ..protocol.request import CreateResponse
+from ..protocol.chat.client_tools import BRINGS_TOOLS
+from ..protocol.request.create import CreateResponse
 from ..protocol.types import Item
 
 VERSION = 3

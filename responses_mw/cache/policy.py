@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from ..config import Settings
 from ..errors import BadRequest
-from ..protocol import checks
-from ..protocol.checks import Check
+from ..protocol.request import checks
+from ..protocol.request.checks import Check
+from ..settings import Settings
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
+from ..crypto import Sealer, Unsealable
 from ..protocol.types import Chunk, Document
-from ..sealing import Sealer, Unsealable
 from .guard import Signature
 from .key import VERSION, Key
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import Settings
+from ..settings import Settings
 from .key import Key
 from .store import Entries, Page, StoredVector
 from .vectors import Vector, VectorTable, encode_vector

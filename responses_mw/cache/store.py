@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
-from ..config import Settings
 from ..lua import Script
+from ..settings import Settings
 from .key import Key
 
 if TYPE_CHECKING:

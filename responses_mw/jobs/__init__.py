@@ -12,8 +12,8 @@ What lies in Redis, and which step is atomic, is in ``state``.
 """
 
 from .background import Background
-from .crew import Crew
 from .follower import Followers
+from .service import JobService
 from .worker import Worker
 
-__all__ = ["Background", "Crew", "Followers", "Worker"]
+__all__ = ["Background", "Followers", "JobService", "Worker"]

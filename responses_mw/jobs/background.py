@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 
-from ..config import Settings
+from ..auth import Gate
+from ..crypto import Sealer
+from ..engine.run import Run
 from ..errors import BadRequest, NotSupported, Unavailable
-from ..gate import Gate
 from ..protocol.types import Document
-from ..run import Run
-from ..sealing import Sealer
+from ..settings import Settings
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
 from ..telemetry import with_trace_context
-from .ending import write_end
+from .finalize import write_end
 from .follower import Followers
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 
 from ..errors import BadRequest
-from ..protocol.fold import end
+from ..protocol.response.replay import end
 from ..protocol.types import Document
 from ..state import Batch, Missing, State, StateUnavailable
 from ..state.jobs import announced

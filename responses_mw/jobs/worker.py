@@ -14,16 +14,16 @@ from collections.abc import MutableMapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ..config import Settings
+from ..crypto import Sealer, Unsealable
+from ..engine.runner import Runner
 from ..ids import random_part
-from ..runner import Runner
-from ..sealing import Sealer, Unsealable
+from ..settings import Settings
 from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
 from ..telemetry import job_span
-from .ending import write_end
-from .flusher import DRAINED, LOST, SHUT_DOWN, Flusher, Held
-from .run import JobRunner
+from .claimed_job import JobRunner
+from .event_log import DRAINED, LOST, SHUT_DOWN, EventLogWriter, Held
+from .finalize import write_end
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Worker:
         self._settings = settings
         self._lease = settings.lease_seconds
         self._name = random_part()
-        self._flusher = Flusher(state.jobs, self._lease)
+        self._flusher = EventLogWriter(state.jobs, self._lease)
         self._jobs = JobRunner(runner, state, sealer, self._flusher, settings, scope)
         self._held: dict[str, Held] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}

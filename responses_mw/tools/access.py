@@ -12,13 +12,13 @@ from .mcp import MCPServers
 from .result import Result
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import MCPConnection
 
 
 class Access:
     """What ``tool``, a checked entry of ``tools``, may do with its server; ``listings`` are those of the run's history."""
 
-    def __init__(self, tool: Tool, servers: MCPServers, listings: Listings, connection: Connection) -> None:
+    def __init__(self, tool: Tool, servers: MCPServers, listings: Listings, connection: MCPConnection) -> None:
         self.label: str = tool["server_label"]
         self.listing: Item | None = None
         """The list of the server's tools that is new to the client, where the server had to be asked."""

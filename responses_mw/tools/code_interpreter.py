@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..config import Settings
-from ..owner import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
-from ..protocol import checks
+from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
+from ..protocol.request import checks
 from ..protocol.types import Tool
+from ..settings import Settings
 from .mcp import check_installed
 from .result import Result
 
@@ -87,7 +87,7 @@ class CodeInterpreter:
         trace_headers: Mapping[str, str] | None = None,
         owner: str = ANONYMOUS,
     ) -> None:
-        from .connection import Connection
+        from .connection import MCPConnection
         from .session import Bounds, Target
 
         assert settings.sandbox_url is not None
@@ -97,7 +97,7 @@ class CodeInterpreter:
         target = Target("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
         self._most_bytes = settings.max_tool_output_bytes
         bounds = Bounds(settings.tool_timeout + _PATIENCE, settings.connect_timeout, self._most_bytes, settings.mcp_max_tools)
-        self._connection = Connection(target, bounds)
+        self._connection = MCPConnection(target, bounds)
         self._limits = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()
         self.container_id = container_id

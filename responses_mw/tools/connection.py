@@ -26,7 +26,7 @@ from .bridge import HTTP_FAULT, UNREACHABLE
 from .content import cut, failure, to_result
 from .guard import Resolve, resolve
 from .result import Result
-from .session import Bounds, OpeningFailed, Session, Target, open_session
+from .session import Bounds, MCPSession, OpeningFailed, Target, open_session
 
 CODE = "external_connector_error"
 
@@ -47,7 +47,7 @@ class CallFailed(Exception):
         self.result = result
 
 
-class Connection:
+class MCPConnection:
     """Connects to ``target``, within ``bounds``. An async context manager: leaving it, or ``aclose``, ends what is under way.
 
     Its methods may be called from several tasks at a time. It can be closed by another task than the one that used it.
@@ -57,8 +57,8 @@ class Connection:
         self._target = target
         self._bounds = bounds
         self._resolve = resolve
-        self._session: Session | None = None
-        self._lost: list[Session] = []
+        self._session: MCPSession | None = None
+        self._lost: list[MCPSession] = []
         self._opening = asyncio.Lock()
         self._closed = False
 
@@ -92,7 +92,7 @@ class Connection:
         Raises ``Unauthorized`` (the server refuses the caller's credentials), ``BadRequest`` (its URL leads to what is not
         public), ``UpstreamError`` with status 424 (unreachable, broken, too much). The messages name the label.
         """
-        session: Session | None = None
+        session: MCPSession | None = None
         try:
             async with asyncio.timeout(self._bounds.timeout):
                 session = await self._opened()
@@ -120,7 +120,7 @@ class Connection:
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """What the tool returns, as it came; that it failed may be in it. Raises CallFailed."""
-        session: Session | None = None
+        session: MCPSession | None = None
         try:
             async with asyncio.timeout(self._bounds.timeout):
                 session = await self._opened()
@@ -140,7 +140,7 @@ class Connection:
             message = f"the call took longer than {self._bounds.timeout:g} s and was ended"
             raise CallFailed(failure(message, code=504)) from None
 
-    async def _opened(self) -> Session:
+    async def _opened(self) -> MCPSession:
         async with self._opening:
             if self._session is None or self._session.is_over:
                 self._check_open()
@@ -155,7 +155,7 @@ class Connection:
         if self._closed:
             raise OpeningFailed("the connection is closed")
 
-    async def _called(self, session: Session, params: CallToolRequestParams) -> CallToolResult:
+    async def _called(self, session: MCPSession, params: CallToolRequestParams) -> CallToolResult:
         """Not by the SDK's own method: that checks results by the server's schema, whose patterns can take for ever."""
         request = CallToolRequest(params=params)
         try:
@@ -166,7 +166,7 @@ class Connection:
         await self._listed(session)  # arguments that the server wants as headers too are known from its list
         return await session.client.send_request(request, CallToolResult)
 
-    async def _listed(self, session: Session) -> list[dict[str, Any]]:
+    async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
         left = self._bounds.output_bytes
         cursor: str | None = None
@@ -181,7 +181,7 @@ class Connection:
                 return tools
         raise self._error("its list of tools does not end")
 
-    def _drop(self, session: Session | None) -> None:
+    def _drop(self, session: MCPSession | None) -> None:
         """A session that may be of no use any more serves no more calls; those under way may yet be answered."""
         if session is not None and session is self._session:
             self._session = None

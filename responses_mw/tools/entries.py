@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-from ..config import Settings
 from ..errors import NotSupported
-from ..protocol.forms import CallForm, Offered
-from ..protocol.toolcalls import parse_arguments
+from ..protocol.chat.forms import CallForm, Offered
+from ..protocol.chat.tool_calls import parse_arguments
 from ..protocol.types import Item, Tool
+from ..settings import Settings
 from . import web_search
 from .access import Access
 from .code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
@@ -27,7 +27,7 @@ from .web_search import WebSearch, check_web_search
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ToolContext:
     """What an entry stands on: whose run it is, the ``earlier`` items of the chain and of the input, and what goes along with
     its requests. The items are what clients sent back: an entry believes nothing of them that gives a right."""
 
@@ -72,7 +72,7 @@ class Entry:
 class MCPEntry(Entry):
     """An MCP server."""
 
-    def __init__(self, tool: Tool, ground: Ground) -> None:
+    def __init__(self, tool: Tool, ground: ToolContext) -> None:
         self.label = str(tool["server_label"])
         self._access = ground.access(tool)
 
@@ -133,7 +133,7 @@ class MCPEntry(Entry):
 class WebSearchEntry(Entry):
     """Web search. Without access to the live web there is nothing to search in: then the model is not offered it."""
 
-    def __init__(self, tool: Tool, ground: Ground) -> None:
+    def __init__(self, tool: Tool, ground: ToolContext) -> None:
         self._offers = tool.get("external_web_access", True)
         self._access: Access | None = None
         if not self._offers:
@@ -164,7 +164,7 @@ class WebSearchEntry(Entry):
         if self._access is not None:
             await self._access.aclose()
 
-    async def _call_mcp(self, ground: Ground, arguments: dict[str, Any]) -> Result:
+    async def _call_mcp(self, ground: ToolContext, arguments: dict[str, Any]) -> Result:
         """For the provider ``mcp``: ``web_search_tool`` is a tool of one of the operator's servers, who has approved it so."""
         label, _, name = (ground.settings.web_search_tool or "").partition("/")
         if self._access is None:
@@ -175,7 +175,7 @@ class WebSearchEntry(Entry):
 class CodeInterpreterEntry(Entry):
     """The sandbox, with the container of the last call in the chain."""
 
-    def __init__(self, tool: Tool, ground: Ground) -> None:
+    def __init__(self, tool: Tool, ground: ToolContext) -> None:
         calls = (item for item in reversed(ground.earlier) if item["type"] == "code_interpreter_call")
         last = next((item.get("container_id") for item in calls), None)
         self._python = CodeInterpreter(
@@ -225,7 +225,7 @@ def _check_mcp(tool: Tool, path: str, settings: Settings) -> Tool:
     return check_mcp_tool(tool, path, settings)
 
 
-ENTRIES: dict[str, Callable[[Tool, Ground], Entry]] = {
+ENTRIES: dict[str, Callable[[Tool, ToolContext], Entry]] = {
     "mcp": MCPEntry,
     "code_interpreter": CodeInterpreterEntry,
     **dict.fromkeys(web_search.TYPES, WebSearchEntry),

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
+from ..crypto import Sealer
 from ..protocol.types import Item
-from ..sealing import Sealer
 
 _PURPOSE = "mcp_list_tools"
 _MEMBERS = ("name", "input_schema", "description", "annotations")

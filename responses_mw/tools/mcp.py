@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..config import EVERY_TOOL, OF_EACH_CALL, Settings, ToolServer
+from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
-from ..owner import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
-from ..protocol import checks
+from ..protocol.request import checks
 from ..protocol.types import Tool
+from ..settings import EVERY_TOOL, OF_EACH_CALL, Settings, ToolServer
 from .guard import Resolve, fault_of, resolve
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import MCPConnection
 
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
@@ -178,10 +178,10 @@ class MCPServers:
         self._settings = settings
         self._resolve = resolve
 
-    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None, owner: str = ANONYMOUS) -> Connection:
+    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None, owner: str = ANONYMOUS) -> MCPConnection:
         """A connection for one run of ``owner``, which closes it. Nothing is sent yet. ``trace_headers`` go along with each
         request."""
-        from .connection import Connection
+        from .connection import MCPConnection
         from .session import Bounds, Target
 
         server = _configured(tool, self._settings)
@@ -197,7 +197,7 @@ class MCPServers:
         )
         settings = self._settings
         bounds = Bounds(settings.tool_timeout, settings.connect_timeout, settings.max_tool_output_bytes, settings.mcp_max_tools)
-        return Connection(target, bounds, resolve=self._resolve)
+        return MCPConnection(target, bounds, resolve=self._resolve)
 
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
         """Whether the server's tool ``name`` may be offered and called: by the request, and by the operator."""

@@ -88,7 +88,7 @@ class OpeningFailed(Exception):
         self.address_refused = address_refused
 
 
-class Session:
+class MCPSession:
     """A session in its task. ``client`` is the SDK's, once opened."""
 
     client: ClientSession
@@ -176,15 +176,15 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def open_session(target: Target, bounds: Bounds, resolve: Resolve = resolve) -> Session:
+async def open_session(target: Target, bounds: Bounds, resolve: Resolve = resolve) -> MCPSession:
     """A session by streamable HTTP, or by legacy SSE if the server does not know that. Raises OpeningFailed."""
-    session = Session(_streamable, target, bounds, resolve)
+    session = MCPSession(_streamable, target, bounds, resolve)
     try:
         await session.open()
     except OpeningFailed as first:
         if first.status not in _OTHER_TRANSPORT:
             raise
-        session = Session(_sse, target, bounds, resolve)
+        session = MCPSession(_sse, target, bounds, resolve)
         try:
             await session.open()
         except OpeningFailed as second:

@@ -9,13 +9,13 @@ import anyio
 import httpx
 
 from .. import telemetry
-from ..config import Settings
+from ..auth import Gate
+from ..crypto import Sealer
 from ..errors import APIError, BadRequest
-from ..gate import Gate
-from ..protocol.forms import CallForm, Offered
+from ..protocol.chat.forms import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
-from ..sealing import Sealer
-from .entries import CHECKS, ECHOES, ENTRIES, Entry, Ground, MCPEntry, Served
+from ..settings import Settings
+from .entries import CHECKS, ECHOES, ENTRIES, Entry, MCPEntry, Served, ToolContext
 from .listings import Listings
 from .mcp import MCPServers
 from .result import Result
@@ -63,7 +63,7 @@ class Tools:
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         listings = Listings(self._sealer, owner, items, self._settings.mcp_max_tools)
-        ground = Ground(self._settings, self._http, self._servers, listings, owner, items, trace)
+        ground = ToolContext(self._settings, self._http, self._servers, listings, owner, items, trace)
         entries = [ENTRIES[tool["type"]](tool, ground) for tool in tools if tool["type"] in ENTRIES]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from ..config import Settings
-from ..protocol import checks
-from ..protocol.citations import listing, sources_of
+from ..protocol.request import checks
+from ..protocol.response.citations import listing, sources_of
 from ..protocol.types import Item, Tool
+from ..settings import Settings
 from .result import Result
 from .search import Found, Place, Provider, Query, SearchFailed
 from .search.query import plain_host

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..owner import ANONYMOUS
+from ..auth import ANONYMOUS
 
 REFUSALS = frozenset({401, 403})
 """Statuses by which a server refuses a credential."""

@@ -11,15 +11,14 @@ import orjson
 
 from .. import ids
 from ..bodies import MOST, MOST_OF_A_FAULT, BodyRefused, read_whole
-from ..config import Settings
 from ..errors import BadRequest, UpstreamError
-from ..protocol.dialects import DIALECTS, OPENAI, Dialect
+from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
+from ..settings import Settings
 from .caller import REFUSALS, Caller
 from .detection import detect
-from .faults import from_status, from_transport
-from .responses_api import ResponsesStream
-from .stream import ChatStream
+from .errors import from_status, from_transport
+from .stream import ChatStream, ResponsesStream
 from .verification import Verification
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from ..protocol.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
+from ..protocol.chat.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
 
 Get = Callable[[str], Awaitable[httpx.Response]]
 """GETs a path of the upstream."""

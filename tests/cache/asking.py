@@ -13,10 +13,10 @@ from protocol.replay import check
 from responses_mw import Settings
 from responses_mw.cache import Cache, Hit, Key, Miss, Policy, mark
 from responses_mw.ids import RunIds
-from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Assembler
-from responses_mw.protocol.options import Options
-from responses_mw.protocol.request import CreateResponse, parse
+from responses_mw.protocol.request.create import CreateResponse, parse
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.assembler import Assembler
+from responses_mw.protocol.response.lifecycle import Options
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from responses_mw.cache import Cache, Embeddings
-from responses_mw.sealing import Sealer
+from responses_mw.crypto import Sealer
 from responses_mw.state import connect
 from state.servers import Server
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.cache import Hit, Miss
+from responses_mw.crypto import Sealer
 from responses_mw.ids import RunIds
-from responses_mw.sealing import Sealer
 from scripted import Signal
 from state.servers import wire
 

@@ -39,7 +39,7 @@ async def test_it_tells_what_is_kept_and_empties_it_for_one_owner_or_for_all(cac
 
 async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs() -> None:
     arguments = ["serve", "--upstream=http://127.0.0.1:1", "--port=0", "--cache=semantic", "--cache-embedding-model=e"]
-    program = f"import sys; sys.modules['numpy'] = None\nfrom responses_mw.__main__ import main; main({arguments})"
+    program = f"import sys; sys.modules['numpy'] = None\nfrom responses_mw.cli import main; main({arguments})"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

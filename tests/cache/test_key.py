@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.cache.key import NEUTRAL, Key, key_of
-from responses_mw.protocol.request import CreateResponse, parse
+from responses_mw.protocol.request.create import CreateResponse, parse
 
 from .asking import ALICE, BOB, asked
 

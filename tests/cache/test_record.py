@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from responses_mw.cache.guard import signature
 from responses_mw.cache.key import VERSION, Key
 from responses_mw.cache.record import Entry, UnreadableRecord, pack, replay, texts_of, unpack
-from responses_mw.sealing import Sealer
+from responses_mw.crypto import Sealer
 
 from .asking import ALICE, BOB, SECRET, answered, asked, run
 

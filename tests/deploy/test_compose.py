@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from responses_mw.config import Settings
 from responses_mw.sandbox import SandboxSettings
+from responses_mw.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

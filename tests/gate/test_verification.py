@@ -8,8 +8,8 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.errors import Unauthorized, UpstreamError
-from responses_mw.transport import ASGITransport
 from responses_mw.upstream import Caller, Standing, Upstream, verification
+from responses_mw.upstream.transports.asgi import ASGITransport
 
 from .servers import Knowing, Listing
 

@@ -12,7 +12,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from responses_mw.__main__ import COMMANDS
+from responses_mw.cli import COMMANDS
 
 from .rendering import CHART, KUBERNETES, REPOSITORY, REQUIRED, Rendered, render, run_helm
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from responses_mw.ids import RunIds
-from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Assembler
-from responses_mw.protocol.fold import end, fold
-from responses_mw.protocol.options import Options
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.assembler import Assembler
+from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.replay import end, fold
 from scripted import HELLO, call, delta, finish, reasoning, text
 
 LOGPROBS = {"content": [{"token": "Hel", "logprob": -0.1, "bytes": [72], "top_logprobs": []}]}

@@ -18,7 +18,7 @@ import redis
 
 from benchmarks.processes import free_port
 from conftest import Ours
-from responses_mw.jobs.run import KEY_COMES_WITHIN
+from responses_mw.jobs.claimed_job import KEY_COMES_WITHIN
 from responses_mw.state.codec import pack, unpack
 from scripted import HELLO, Signal, finish, text
 from state.servers import Server as Store

@@ -11,7 +11,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from responses_mw.protocol.events import TERMINAL, Event
+from responses_mw.protocol.response.events import TERMINAL, Event
 
 from . import spec
 

@@ -7,11 +7,11 @@ from itertools import count
 from typing import Any
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol import document
-from responses_mw.protocol.assembler import Assembler
-from responses_mw.protocol.events import Event
-from responses_mw.protocol.options import Options
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.assembler import Assembler
+from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.response.lifecycle import Options
 
 from .replay import check
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from responses_mw.protocol import document
-from responses_mw.protocol.chunks import as_chunk
-from responses_mw.protocol.options import Options
+from responses_mw.protocol.chat.chunks import as_chunk
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.lifecycle import Options
 from responses_mw.protocol.sse import Decoder
 
 from . import manners, spec

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.chunks import as_chunk
-from responses_mw.protocol.options import Options
+from responses_mw.protocol.chat.chunks import as_chunk
+from responses_mw.protocol.response.lifecycle import Options
 
 from .replay import check, decoded
 from .runs import assembler, chunk, fragment, output, respond, run

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest, TooLarge
-from responses_mw.protocol import body
-from responses_mw.protocol.body import Limits, decode, has_more_values
+from responses_mw.protocol.request import body
+from responses_mw.protocol.request.body import RequestLimits, decode, has_more_values
 
 texts = st.text(alphabet='a",[{\\é', max_size=6)
 values: st.SearchStrategy[Any] = st.recursive(
@@ -43,13 +43,13 @@ def test_values_are_counted_in_the_text_and_strings_are_none(value: Any, at_once
 def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(value: str) -> None:
     cut = f'{{"input": "Hi", "x": [{",".join([value] * 2000)}'.encode()  # no JSON: who decoded it would say so
     with pytest.raises(TooLarge) as caught:
-        decode(cut, Limits(values=1000))
+        decode(cut, RequestLimits(values=1000))
     assert (caught.value.status, caught.value.code) == (413, "request_too_many_values")
 
 
 def test_a_long_text_is_one_value() -> None:
     written = {"input": 'a, "b", [c], {d}: \\ ' * 1000}
-    assert decode(orjson.dumps(written), Limits(values=10)) == written
+    assert decode(orjson.dumps(written), RequestLimits(values=10)) == written
 
 
 @pytest.mark.parametrize(
@@ -58,28 +58,28 @@ def test_a_long_text_is_one_value() -> None:
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
-        decode(data, Limits())
+        decode(data, RequestLimits())
     assert caught.value.code == "invalid_json"
 
 
 def test_what_json_leaves_open_is_read_as_it_can_be_written_again() -> None:
-    decoded = decode(b'{"a": 1, "a": 2, "big": 123456789012345678901234567890, "most": 18446744073709551615}', Limits())
+    decoded = decode(b'{"a": 1, "a": 2, "big": 123456789012345678901234567890, "most": 18446744073709551615}', RequestLimits())
     assert orjson.loads(orjson.dumps(decoded)) == {"a": 2, "big": 1.2345678901234568e29, "most": 18446744073709551615}
 
 
 def test_what_is_nested_too_deep_is_refused() -> None:
-    assert decode(b"[" * 4 + b"]" * 4, Limits(depth=4))
+    assert decode(b"[" * 4 + b"]" * 4, RequestLimits(depth=4))
     with pytest.raises(TooLarge, match="deeper than 4"):
-        decode(b"[" * 6 + b"]" * 6, Limits(depth=4))
+        decode(b"[" * 6 + b"]" * 6, RequestLimits(depth=4))
 
 
 def test_the_collector_is_left_as_it_was() -> None:
     large = orjson.dumps([[]] * 50_000)
-    decode(large, Limits())
+    decode(large, RequestLimits())
     assert gc.isenabled()
     gc.disable()
     try:
-        decode(large, Limits())
+        decode(large, RequestLimits())
         assert not gc.isenabled()
     finally:
         gc.enable()

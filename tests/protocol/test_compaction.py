@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol import compaction
-from responses_mw.protocol.dialects import VLLM
-from responses_mw.protocol.history import to_messages
-from responses_mw.protocol.items import item as parsed
-from responses_mw.protocol.items import user_message
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.chat.dialects import VLLM
+from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.request.items import item as parsed
+from responses_mw.protocol.request.items import user_message
+from responses_mw.protocol.response import compaction
 
 if TYPE_CHECKING:
     from responses_mw.protocol.types import Item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from responses_mw.protocol.clienttools import offered
+from responses_mw.protocol.chat.client_tools import offered
 
 from .replay import check
 from .runs import assembler, chunk, fragment

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from responses_mw.errors import NotSupported
-from responses_mw.protocol.chat import to_chat
-from responses_mw.protocol.clienttools import offered
-from responses_mw.protocol.dialects import DIALECTS
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.chat.client_tools import offered
+from responses_mw.protocol.chat.dialects import DIALECTS
+from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.request.create import parse
 
 ALL = sorted(DIALECTS)
 TOOL = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}

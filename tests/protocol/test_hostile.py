@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from responses_mw.errors import APIError, UpstreamError
-from responses_mw.protocol import document
-from responses_mw.protocol.body import Limits
-from responses_mw.protocol.chat import to_chat
-from responses_mw.protocol.chunks import as_chunk
-from responses_mw.protocol.clienttools import offered
-from responses_mw.protocol.dialects import DIALECTS
-from responses_mw.protocol.items import ITEMS
-from responses_mw.protocol.options import Options
-from responses_mw.protocol.request import PARAMETERS, REFUSED, CreateResponse, parse
+from responses_mw.protocol.chat.chunks import as_chunk
+from responses_mw.protocol.chat.client_tools import offered
+from responses_mw.protocol.chat.dialects import DIALECTS
+from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResponse, parse
+from responses_mw.protocol.request.items import ITEMS
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.lifecycle import Options
 
 from .replay import check
 from .runs import run
@@ -228,7 +228,7 @@ def test_what_is_nested_as_deep_as_the_limit_is_read() -> None:
     nested: Any = {}
     for _ in range(30):
         nested = {"a": [nested]}
-    assert parse({"input": "Hi", "x": nested}, Limits(depth=64)).extra["x"] == nested
+    assert parse({"input": "Hi", "x": nested}, RequestLimits(depth=64)).extra["x"] == nested
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))

@@ -14,30 +14,30 @@ from typing import Any
 import orjson
 import pytest
 
-from responses_mw.protocol import compaction
-from responses_mw.protocol.body import Limits
-from responses_mw.protocol.chat import to_chat
-from responses_mw.protocol.citations import citations
-from responses_mw.protocol.clienttools import distinct, offered
-from responses_mw.protocol.dialects import OPENAI
-from responses_mw.protocol.forms import Offered, function
-from responses_mw.protocol.history import to_messages
-from responses_mw.protocol.items import parse_input
-from responses_mw.protocol.patterns import as_pattern
-from responses_mw.protocol.previousmessages import parse_previous
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.chat.client_tools import distinct, offered
+from responses_mw.protocol.chat.dialects import OPENAI
+from responses_mw.protocol.chat.forms import Offered, function
+from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.chat.patterns import as_pattern
+from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.chat.tool_calls import ToolCalls
+from responses_mw.protocol.chat.truncation import Cuts, truncated
+from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.request.items import parse_input
+from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names
+from responses_mw.protocol.response import compaction
+from responses_mw.protocol.response.citations import citations
+from responses_mw.protocol.response.text import ThinkingSplitter
 from responses_mw.protocol.sse import Decoder
-from responses_mw.protocol.thinking import ThinkingSplitter
-from responses_mw.protocol.toolcalls import ToolCalls
-from responses_mw.protocol.tools import check_tool_choice, check_tools, choice_names
-from responses_mw.protocol.truncation import Cuts, truncated
+from responses_mw.protocol.vllm.previous_messages import parse_previous
 
 TIMES = 4
 MOST = 2.2 * TIMES
 """Linear work takes ``TIMES`` as long, quadratic work ``TIMES`` times that."""
 
 Work = Callable[[], object]
-EVERYTHING = Limits(items=10**9, tools=10**9)
+EVERYTHING = RequestLimits(items=10**9, tools=10**9)
 
 
 def _seconds(work: Work) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.patterns import LONGEST, as_pattern
+from responses_mw.protocol.chat.patterns import LONGEST, as_pattern
 
 TIMESTAMP = (
     r"^(?P<month>January|February)\s+(?P<day>\d{1,2})(?:st|nd|rd|th)?\s+(?P<year>\d{4})\s+at\s+"

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol import document
-from responses_mw.protocol.events import Event
-from responses_mw.protocol.forwarded import to_responses
-from responses_mw.protocol.relayed import Relayed
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.response import document
+from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.response.passthrough import ResponsesPassthrough, to_responses
 
 from .replay import check, decoded
 from .runs import CountedIds, chunk, fragment
@@ -22,10 +21,10 @@ from .runs import run as run_chat
 Events = list[dict[str, Any]]
 
 
-def relayed(**request: Any) -> Relayed:
+def relayed(**request: Any) -> ResponsesPassthrough:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
-    return Relayed(created, CountedIds(), lambda tools: [{**tool, "echoed": True} for tool in tools])
+    return ResponsesPassthrough(created, CountedIds(), lambda tools: [{**tool, "echoed": True} for tool in tools])
 
 
 def run(events: Events, **request: Any) -> list[Event]:
@@ -228,7 +227,7 @@ def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
 ) -> None:
     item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
     thought = {**delta("Hm", "rs_theirs"), "type": f"{theirs}.delta"}
-    relaying = Relayed(relayed().response, CountedIds(), list, open_reasoning=open_reasoning)
+    relaying = ResponsesPassthrough(relayed().response, CountedIds(), list, open_reasoning=open_reasoning)
     events = relaying.feed(added(item), thought, {**thought, "type": f"{theirs}.done", "text": "Hm"})
     assert [event["type"] for event in decoded(events)][1:] == [f"{ours}.delta", f"{ours}.done"]
     relaying.fail("server_error", "It broke off.")

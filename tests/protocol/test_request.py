@@ -15,10 +15,10 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest, TooLarge
-from responses_mw.protocol.body import Limits
-from responses_mw.protocol.document import create
-from responses_mw.protocol.items import ITEMS, NOT_SERVED
-from responses_mw.protocol.request import PARAMETERS, REFUSED, parse
+from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.create import PARAMETERS, REFUSED, parse
+from responses_mw.protocol.request.items import ITEMS, NOT_SERVED
+from responses_mw.protocol.response.document import create
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
@@ -224,14 +224,14 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, code: str) -> 
 
 def test_more_than_the_bounds_is_refused() -> None:
     with pytest.raises(BadRequest, match="array too long"):
-        parse({"input": [{"role": "user", "content": "x"}] * 3}, Limits(items=2))
+        parse({"input": [{"role": "user", "content": "x"}] * 3}, RequestLimits(items=2))
     with pytest.raises(BadRequest, match="too many tools"):
-        parse({"input": "x", "tools": [TOOL] * 3}, Limits(tools=2))
+        parse({"input": "x", "tools": [TOOL] * 3}, RequestLimits(tools=2))
     with pytest.raises(TooLarge):
-        parse({"input": "x", "metadata": {"a": [[[[[]]]]]}}, Limits(depth=4))
+        parse({"input": "x", "metadata": {"a": [[[[[]]]]]}}, RequestLimits(depth=4))
     previous = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * 3}]
     with pytest.raises(BadRequest, match="array too long"):
-        parse({"input": "x", "previous_input_messages": previous}, Limits(items=2))
+        parse({"input": "x", "previous_input_messages": previous}, RequestLimits(items=2))
 
 
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}
@@ -251,16 +251,16 @@ LISTED = {"name": "t", "input_schema": {}}
 )
 def test_tools_count_wherever_they_stand(body: dict[str, Any]) -> None:
     body = {"input": "x", **body}
-    parse(body, Limits(tools=4))
+    parse(body, RequestLimits(tools=4))
     with pytest.raises(BadRequest, match=r"too many tools. Expected at most 3, .* but got 4") as caught:
-        parse(body, Limits(tools=3))
+        parse(body, RequestLimits(tools=3))
     assert (caught.value.param, caught.value.code) == ("tools", "array_above_max_length")
 
 
 def test_a_choice_allows_no_more_tools_than_a_request_may_have() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}] * 3}
     with pytest.raises(BadRequest, match="array too long") as caught:
-        parse({"input": "x", "tools": [TOOL], "tool_choice": choice}, Limits(tools=2))
+        parse({"input": "x", "tools": [TOOL], "tool_choice": choice}, RequestLimits(tools=2))
     assert caught.value.param == "tool_choice.tools"
 
 

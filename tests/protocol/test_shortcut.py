@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.shortcut import Shortcut
+from responses_mw.protocol.chat.chunks import DeltaFastPath
 
 TEXTS = st.text(min_size=1) | st.sampled_from(
     [" the", "\n", '"', "\\", "\\u0041", "}]}", '"}}]}', "é", "漢字", "\u2028", "\x7f", " "]
@@ -31,7 +31,7 @@ def _frame(chunk: dict[str, Any], *, spaced: bool = False, ascii_only: bool = Fa
 
 @given(st.lists(st.tuples(MEMBERS, TEXTS, st.integers(0, 1)), max_size=12), st.booleans(), st.booleans())
 def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], spaced: bool, ascii_only: bool) -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     for member, text, created in told:
         chunk = _chunk(member, text, created=created)
         frame = _frame(chunk, spaced=spaced, ascii_only=ascii_only)
@@ -44,7 +44,7 @@ def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], s
 @pytest.mark.parametrize("member", ["content", "reasoning", "reasoning_content"])
 @pytest.mark.parametrize("spaced", [True, False])
 def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bool) -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     first = _chunk(member, "Hel")
     shortcut.learn(_frame(first, spaced=spaced), first)
     assert shortcut.text(_frame(_chunk(member, "lo"), spaced=spaced)) == (member, "lo")
@@ -53,7 +53,7 @@ def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bo
 
 @pytest.mark.parametrize("text", ["", 'a "word"', "back\\slash", "line\nbreak", "bell\x07"])
 def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     first = _chunk("content", "Hel")
     shortcut.learn(_frame(first), first)
     assert shortcut.text(_frame(_chunk("content", text))) is None
@@ -71,7 +71,7 @@ def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
     ids=["cut", "two", "not UTF-8", "control character", "empty"],
 )
 def test_what_is_not_one_whole_valid_frame_takes_the_long_way(frame: bytes) -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     first = _chunk("content", "Hel")
     shortcut.learn(_frame(first), first)
     assert shortcut.text(frame) is None
@@ -95,20 +95,20 @@ def test_what_is_not_one_whole_valid_frame_takes_the_long_way(frame: bytes) -> N
     ],
 )
 def test_a_chunk_that_tells_more_than_a_text_teaches_nothing(chunk: dict[str, Any]) -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     shortcut.learn(_frame(chunk), chunk)
     assert shortcut.text(_frame(chunk)) is None
 
 
 def test_a_member_that_occurs_twice_teaches_nothing() -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     chunk = _chunk("content", "x", message={"content": "x"})
     shortcut.learn(_frame(chunk), chunk)
     assert shortcut.text(_frame(_chunk("content", "y", message={"content": "x"}))) is None
 
 
 def test_a_server_that_never_repeats_itself_is_given_up() -> None:
-    shortcut = Shortcut()
+    shortcut = DeltaFastPath()
     for created in range(20):
         chunk = _chunk("content", "x", created=created)
         assert shortcut.text(_frame(chunk)) is None

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.dialects import DIALECTS
-from responses_mw.protocol.history import to_messages
-from responses_mw.protocol.truncation import Cuts, is_kept, truncated
+from responses_mw.protocol.chat.dialects import DIALECTS
+from responses_mw.protocol.chat.messages import to_messages
+from responses_mw.protocol.chat.truncation import Cuts, is_kept, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

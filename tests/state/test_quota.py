@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from .servers import Plain, Server
 
-Limited = Callable[..., State]
+RateLimitMiddleware = Callable[..., State]
 MANY = 10**9
 # What is left of a deleted response: its tombstone.
 REST = 256
 
 
 @pytest.fixture
-async def limited(valkey: Server, server: Plain) -> AsyncIterator[Limited]:
+async def limited(valkey: Server, server: Plain) -> AsyncIterator[RateLimitMiddleware]:
     """Makes a state in the empty server with a quota of so many bytes, that is closed when the test ends."""
     async with AsyncExitStack() as stack:
 
@@ -40,7 +40,7 @@ async def limited(valkey: Server, server: Plain) -> AsyncIterator[Limited]:
 
 
 @pytest.fixture
-def counting(limited: Limited) -> State:
+def counting(limited: RateLimitMiddleware) -> State:
     """A state with a quota that nobody reaches."""
     return limited(MANY)
 
@@ -77,7 +77,7 @@ async def test_small_objects_count_for_more_than_their_text(counting: State) -> 
     assert await used(counting, BOB) > 1_000
 
 
-async def test_a_repeated_commit_counts_once(counting: State, limited: Limited, valkey: Server) -> None:
+async def test_a_repeated_commit_counts_once(counting: State, limited: RateLimitMiddleware, valkey: Server) -> None:
     document, given = made(Chain.new(), "x" * 5_000)
     async with wire(valkey.port) as line:
         distant = limited(MANY, url=line.url)
@@ -118,7 +118,7 @@ async def test_a_fork_and_what_it_stands_on_count_until_the_last_is_deleted(coun
     assert await used(counting) == 3 * REST
 
 
-async def test_what_expires_is_given_back(limited: Limited, server: Plain) -> None:
+async def test_what_expires_is_given_back(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(MANY, ttl_seconds=1)
     first = await respond(state, Chain.new(), "x" * 10_000)
     assert await used(state) > 20_000
@@ -188,7 +188,9 @@ async def test_a_background_response_counts_with_its_log(counting: State, server
     assert await used(counting) == REST
 
 
-async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_written(limited: Limited, server: Plain) -> None:
+async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_written(
+    limited: RateLimitMiddleware, server: Plain
+) -> None:
     state = limited(20_000)
     await state.quota.check(ALICE, 1_000)
     kept = await respond(state, Chain.new(), "x" * 5_000)
@@ -211,7 +213,7 @@ async def test_what_would_go_beyond_the_quota_is_refused_and_nothing_of_it_is_wr
     await respond(state, Chain.new(), "x" * 5_000)
 
 
-async def test_who_has_reached_the_quota_is_refused_beforehand(limited: Limited, server: Plain) -> None:
+async def test_who_has_reached_the_quota_is_refused_beforehand(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(8_000)
     await respond(state, Chain.new(), "x")
     await state.quota.check(ALICE, 1_000)
@@ -222,7 +224,9 @@ async def test_who_has_reached_the_quota_is_refused_beforehand(limited: Limited,
     await state.quota.check(BOB, 1_000)
 
 
-async def test_responses_committed_at_a_time_do_not_go_beyond_the_quota_together(limited: Limited, server: Plain) -> None:
+async def test_responses_committed_at_a_time_do_not_go_beyond_the_quota_together(
+    limited: RateLimitMiddleware, server: Plain
+) -> None:
     states = [limited(100_000) for _ in range(2)]
     attempts = [respond(states[number % 2], Chain.new(), "x" * 5_000) for number in range(20)]
     done = await asyncio.gather(*attempts, return_exceptions=True)
@@ -251,7 +255,7 @@ async def test_a_chain_that_began_before_there_was_a_quota_is_counted_when_it_go
     await assert_segments_are_counted(server)
 
 
-async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: State, limited: Limited) -> None:
+async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: State, limited: RateLimitMiddleware) -> None:
     tag = new_tag()
     conversation = Conversation(f"conv_{tag}", 1, {})
     await counting.conversations.create(conversation, [message(RunIds(tag).item("msg"), "user", "x" * 20_000)], ALICE)
@@ -265,7 +269,7 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
     assert await used(counting) > before + 20_000
 
 
-async def test_everything_passes_where_the_account_cannot_be_read(limited: Limited, server: Plain) -> None:
+async def test_everything_passes_where_the_account_cannot_be_read(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(10_000)
     for part in ("expires", "sizes"):
         server.set(f"rmw:{{b{ALICE}}}:{part}", "spoilt")
@@ -273,7 +277,7 @@ async def test_everything_passes_where_the_account_cannot_be_read(limited: Limit
     await state.responses.get(await respond(state, Chain.new(), "x" * 10_000), ALICE)
 
 
-async def test_a_bounded_log_is_refused_while_it_grows(limited: Limited, server: Plain) -> None:
+async def test_a_bounded_log_is_refused_while_it_grows(limited: RateLimitMiddleware, server: Plain) -> None:
     state = limited(10_000)
     ids = RunIds()
     document: dict[str, Any] = {"id": ids.response, "status": "queued", "background": True, "output": []}

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.proxy import ReverseProxy
-from responses_mw.telemetry import REGISTRY, TelemetryMiddleware, annotate
+from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.asgi.telemetry import TelemetryMiddleware
+from responses_mw.telemetry import REGISTRY, annotate
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
 from scripted import HELLO
 
@@ -106,7 +107,7 @@ async def test_a_path_that_has_a_line_break_is_logged_in_one_line(
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HumanFormatter())
-    monkeypatch.setattr(logging.getLogger("responses_mw.proxy"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("responses_mw.asgi.proxy"), "handlers", [handler])
     async with httpx.AsyncClient(trust_env=False) as client:
         url = serve(ReverseProxy(client, "http://127.0.0.1:9"))
         assert (await client.get(f"{url}/v1/%0a%1b[2Kforged")).status_code == 502

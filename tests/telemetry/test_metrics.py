@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.queries import EMITTED
-from responses_mw.admin import Admin
+from responses_mw.asgi.admin import Admin
 from responses_mw.telemetry import TurnSpan, UpstreamServer, metrics
 from scripted import HELLO, Signal, text
 

@@ -1,4 +1,4 @@
-"""Turns with tools of the server's, up to the answer: streamed, in one piece, in chains, and in background."""
+"""Backend with tools of the server's, up to the answer: streamed, in one piece, in chains, and in background."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from responses_mw import Settings
+from responses_mw.crypto import Sealer
 from responses_mw.errors import BadRequest
-from responses_mw.sealing import Sealer
 from responses_mw.tools import Tools
 from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
 
@@ -108,7 +108,7 @@ def test_null_means_absent() -> None:
         (tool(require_approval="sometimes"), "require_approval", "invalid_value"),
         (tool(require_approval={"always": ["a"]}), "require_approval.always", "invalid_type"),
         (tool(headers={"Host": "a"}), "headers.Host", "invalid_value"),
-        (tool(headers={"Mcp-Session-Id": "a"}), "headers.Mcp-Session-Id", "invalid_value"),
+        (tool(headers={"Mcp-MCPSession-Id": "a"}), "headers.Mcp-MCPSession-Id", "invalid_value"),
         (tool(headers={"X-Responses-MW-Owner": "a"}), "headers.X-Responses-MW-Owner", "invalid_value"),
         (tool(headers={"a b": "c"}), "headers.a b", "invalid_value"),
         (tool(headers={"x": "secret\r\nHost: a"}), "headers.x", "invalid_value"),

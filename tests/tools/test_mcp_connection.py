@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
-from responses_mw.tools.connection import Connection
+from responses_mw.tools.connection import MCPConnection
 from responses_mw.tools.session import Bounds, Target
 
 from .servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from conftest import Serve
 
-Connect = Callable[..., Connection]
+Connect = Callable[..., MCPConnection]
 LABEL = "weather"
 
 
@@ -38,8 +38,8 @@ APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
 }
 
 
-def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> Connection:
-    return Connection(Target(LABEL, url, headers or {}, allow_private=private), Bounds(**{"timeout": 10, **bounds}))
+def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> MCPConnection:
+    return MCPConnection(Target(LABEL, url, headers or {}, allow_private=private), Bounds(**{"timeout": 10, **bounds}))
 
 
 @pytest.fixture(params=APPS)
@@ -274,7 +274,7 @@ async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[...,
 
 async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
     target = Target(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
-    async with Connection(target, Bounds()) as weather:
+    async with MCPConnection(target, Bounds()) as weather:
         with pytest.raises(UpstreamError) as raised:
             await weather.list_tools()
     assert raised.value.status == 424

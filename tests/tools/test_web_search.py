@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.citations import citations
+from responses_mw.protocol.response.citations import citations
 from responses_mw.tools.search import Found, Query, SearchFailed
 from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
 

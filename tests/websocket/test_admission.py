@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from responses_mw import Settings
+from responses_mw.asgi.websocket.connection import WebSocketConnection
+from responses_mw.asgi.websocket.held import ConnectionHistory
+from responses_mw.asgi.websocket.memory import Memory, Share
 from responses_mw.errors import APIError, RateLimited
-from responses_mw.protocol.request import parse
+from responses_mw.protocol.request.create import parse
 from responses_mw.upstream import Caller
-from responses_mw.websocket.connection import Connection
-from responses_mw.websocket.held import HeldChains
-from responses_mw.websocket.memory import Memory, Share
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from starlette.types import Message
 
-    from responses_mw.protocol.events import Event
-    from responses_mw.protocol.request import CreateResponse
+    from responses_mw.protocol.request.create import CreateResponse
+    from responses_mw.protocol.response.events import Event
 
 
 SHARE = Share(Memory(owner_bytes=1000, total_bytes=1000))
@@ -40,7 +40,7 @@ class Failing:
         yield []
 
 
-class Watched(HeldChains):
+class Watched(ConnectionHistory):
     """Tells what was forgotten."""
 
     def __init__(self) -> None:
@@ -74,7 +74,17 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
         if len(sent) == 2:
             told.set()
 
-    await Connection(runner, held, SHARE, lambda body, _size: parse(body), admission, Caller(), Settings(), receive, send).run()  # type: ignore[arg-type]
+    await WebSocketConnection(
+        runner,  # type: ignore[arg-type]
+        held,
+        SHARE,
+        lambda body, _size: parse(body),
+        admission,
+        Caller(),
+        Settings(),
+        receive,
+        send,
+    ).run()
     assert '"status":429' in sent[0]
     assert '"retry-after":"3"' in sent[0]
     assert '"status":500' in sent[1]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 
+from responses_mw.asgi.websocket.memory import Block, Memory, Share, UnstoredChain
 from responses_mw.errors import RateLimited
-from responses_mw.websocket.memory import Block, HeldChain, Memory, Share
 from scripted import HELLO, Signal, text
 
 from .conftest import UVICORN, opened
@@ -106,8 +106,8 @@ async def test_all_owners_together_have_so_many_connections(start_proxy: Callabl
 # -- the bookkeeping -------------------------------------------------------------------------------------------------------
 
 
-def chain(size: int, before: HeldChain | None = None) -> HeldChain:
-    return HeldChain(tag="t", items=[], blocks=(*(before.blocks if before else ()), Block(size)))
+def chain(size: int, before: UnstoredChain | None = None) -> UnstoredChain:
+    return UnstoredChain(tag="t", items=[], blocks=(*(before.blocks if before else ()), Block(size)))
 
 
 def test_what_is_shared_by_two_responses_counts_once() -> None:

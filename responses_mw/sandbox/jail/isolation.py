@@ -17,7 +17,7 @@ from typing import TypedDict
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Limits(TypedDict):
+class ResourceLimits(TypedDict):
     """What a container may use. Sizes in bytes."""
 
     cpu_seconds: int
@@ -123,7 +123,7 @@ def hide() -> None:
     checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
-def limit(limits: Limits, *, own_count: bool, own_user: bool) -> None:
+def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
     """Sets the limits of each process. ``own_count``: the kernel counts the processes of this container apart."""
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],

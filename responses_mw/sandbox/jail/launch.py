@@ -36,7 +36,7 @@ class Plan(TypedDict):
     uid: int | None  # a user of its own
     directory: str | None  # where the code works, without namespaces
     packages: list[str]
-    limits: isolation.Limits
+    limits: isolation.ResourceLimits
     channel: int  # file descriptors
     stdout: int
     stderr: int

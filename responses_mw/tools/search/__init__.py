@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 
-from ...config import Settings
+from ...settings import Settings
 from . import brave, tavily
 from .brave import Brave
 from .mcp_tool import CallMCP, MCPTool

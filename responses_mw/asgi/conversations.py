@@ -1,0 +1,142 @@
+"""The Conversations API (OpenAI reference, "Conversations")."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .. import ids
+from ..engine.history import resolved, with_ids
+from ..errors import BadRequest, NotSupported
+from ..ids import RunIds
+from ..protocol.request import checks
+from ..protocol.request.create import metadata
+from ..protocol.request.items import parse_input
+from ..protocol.request.tools import check_number_of_tools
+from ..protocol.types import Item
+from ..settings import Settings
+from ..state import Conversation, Page, State
+from ..threads import by_size
+from ..upstream import Caller, Upstream
+from .requests import Reader, included, listed, paging, shown
+from .sse import Answer
+
+MOST_ITEMS = 20  # that one request may add
+
+
+class ConversationRoutes:
+    def __init__(self, upstream: Upstream, state: State | None, reader: Reader, settings: Settings) -> None:
+        self._upstream = upstream
+        self._state = state
+        self._reader = reader
+        self._settings = settings
+
+    async def create(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations``"""
+        state, caller = await self._verified(request)
+        body, size = await self._body(request, "items", "metadata")
+        tag = ids.new_tag()
+        conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
+        items = await self._items(body.get("items", []), size, tag, state, caller.owner)
+        await state.conversations.create(conversation, items, caller.owner)
+        return Answer(_shown(conversation))
+
+    async def retrieve(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        return Answer(_shown(await state.conversations.get(_id(request), caller.owner)))
+
+    async def update(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
+        body, _ = await self._body(request, "metadata", required="metadata")
+        updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
+        return Answer(_shown(updated))
+
+    async def delete(self, request: Request) -> ASGIApp:
+        """``DELETE /v1/conversations/{conversation_id}``"""
+        state, caller = await self._verified(request)
+        await state.conversations.delete(_id(request), caller.owner)
+        return Answer({"id": _id(request), "object": "conversation.deleted", "deleted": True})
+
+    async def create_items(self, request: Request) -> ASGIApp:
+        """``POST /v1/conversations/{conversation_id}/items``"""
+        include = included(request)
+        state, caller = await self._verified(request)
+        body, size = await self._body(request, "items")
+        if "items" not in body:  # null is as good as absent
+            checks.missing("items")
+        await state.conversations.get(_id(request), caller.owner)
+        items = await self._items(body["items"], size, _id(request).removeprefix("conv_"), state, caller.owner)
+        await state.conversations.append(_id(request), items, caller.owner)
+        return Answer(listed(Page(items, has_more=False), include))
+
+    async def items(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}/items``"""
+        include, asked = included(request), paging(request)
+        state, caller = await self._verified(request)
+        page = await state.conversations.items(
+            _id(request), caller.owner, after=asked.after, limit=asked.limit, order=asked.order
+        )
+        return Answer(listed(page, include))
+
+    async def item(self, request: Request) -> ASGIApp:
+        """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
+        include = included(request)
+        state, caller = await self._verified(request)
+        item_id = request.path_params["item_id"]
+        return Answer(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
+
+    async def delete_item(self, request: Request) -> ASGIApp:
+        """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""
+        state, caller = await self._verified(request)
+        item_id = request.path_params["item_id"]
+        return Answer(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
+
+    async def _verified(self, request: Request) -> tuple[State, Caller]:
+        caller = self._reader.caller(request)
+        await self._upstream.verify(caller)
+        if self._state is None:
+            raise NotSupported("Conversations need stored state, and this server keeps none: set 'redis'.")
+        return self._state, caller
+
+    async def _items(self, value: Any, size: int, tag: str, state: State, owner: str) -> list[Item]:
+        """The ``items`` of a body of ``size`` bytes, as they are stored."""
+        items = await by_size(size, self._parsed, value)
+        return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
+
+    def _parsed(self, value: Any) -> list[Item]:
+        check_number_of_tools(None, value, most=self._settings.max_tools)
+        return parse_input(checks.array(value, "items", most=MOST_ITEMS), "items")
+
+    async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
+        """The members of the body that are not null, all of them among ``names``, and its size; ``required`` is there, if only
+        as null."""
+        sent, size = await self._reader.read(request, lambda body, size: (body, size))
+        body = checks.mapping(sent, "body")
+        for name in body.keys() - names:
+            checks.unknown(name)
+        if required is not None and required not in sent:
+            checks.missing(required)
+        return body, size
+
+
+def _id(request: Request) -> str:
+    conversation_id = str(request.path_params["conversation_id"])
+    if not conversation_id.startswith("conv_"):
+        message = f"Invalid 'conversation_id': '{conversation_id[:64]}'. Expected an ID that begins with 'conv_'."
+        raise BadRequest(message, param="conversation_id", code="invalid_value")
+    return conversation_id
+
+
+def _shown(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "metadata": conversation.metadata,
+    }

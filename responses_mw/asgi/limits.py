@@ -1,0 +1,217 @@
+"""RateLimits of an owner: responses in a minute, open streams, background responses. All replicas count together, in Redis.
+
+1. Where Redis cannot be asked, everything passes, and a metric counts it: a limit protects, it is not what the service is for.
+2. A stream counts while it is open. Its replica renews it; should that be lost, it counts for ``STREAM_COUNTS`` seconds more.
+3. A background response counts until its record has ended, but not longer than ``JOB_COUNTS`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ..errors import RateLimited
+from ..ids import random_part
+from ..state import StateUnavailable
+from ..telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED
+from .telemetry import websocket_request_span
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ..auth import Gate
+    from ..settings import Settings
+    from ..state.limits import Kind, Rate, Usage
+    from ..upstream import Caller
+
+__all__ = ["Allowance", "RateLimitMiddleware", "RateLimits", "admitted", "allowance_of"]
+
+logger = logging.getLogger(__name__)
+
+STREAM_COUNTS = 60.0
+JOB_COUNTS = 3600.0
+
+_KEY = "responses_mw.allowance"
+_NOUNS = {"streams": "streams open", "background": "background responses under way"}
+_RETRY_AFTER = {"streams": 1, "background": 5}
+
+
+class RateLimits:
+    """The limits that are set, and what this process has counted. Without a ``usage`` nothing is limited."""
+
+    def __init__(self, usage: Usage | None, settings: Settings) -> None:
+        self.per_minute = settings.limit_requests_per_minute
+        self.most: dict[Kind, int] = {"streams": settings.limit_streams, "background": settings.limit_background}
+        self.usage = usage
+        self._open: dict[str, set[str]] = {}
+        if usage is None and self.are_set:
+            logger.warning("limits need stored state: without redis there are none")
+
+    @property
+    def are_set(self) -> bool:
+        return bool(self.per_minute or any(self.most.values()))
+
+    async def request(self, owner: str) -> Rate | None:
+        """Counts a request. Raises ``RateLimited``; None where there is no limit, or nobody knows."""
+        if not self.per_minute or self.usage is None:
+            return None
+        try:
+            rate = await self.usage.request(owner, self.per_minute)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
+            return None
+        if rate.passes:
+            return rate
+        LIMITS_REFUSED.add(1, {"limit": "requests"})
+        message = f"Rate limit reached: {self.per_minute} requests in a minute. Please try again in {rate.retry_after:.3g} s."
+        raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=self.headers(rate))
+
+    def headers(self, rate: Rate) -> dict[str, str]:
+        """As OpenAI's API tells them."""
+        return {
+            "x-ratelimit-limit-requests": str(self.per_minute),
+            "x-ratelimit-remaining-requests": str(rate.remaining),
+            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
+        }
+
+    async def enter(self, kind: Kind, owner: str, name: str) -> bool:
+        """Counts something that is under way from now on; False where it is not counted. Raises ``RateLimited``."""
+        if not self.most[kind] or self.usage is None:
+            return False
+        seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
+        try:
+            entered = await self.usage.enter(kind, owner, name, most=self.most[kind], seconds=seconds)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": kind})
+            return False
+        if not entered:
+            LIMITS_REFUSED.add(1, {"limit": kind})
+            message = f"Limit reached: {self.most[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
+            told = {f"x-ratelimit-limit-{kind}": str(self.most[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=told)
+        if kind == "streams":
+            self._open.setdefault(owner, set()).add(name)
+        return True
+
+    async def leave(self, kind: Kind, owner: str, name: str) -> None:
+        """Counts it no more. Where Redis is away, it ends by its time."""
+        if kind == "streams":
+            names = self._open.get(owner, set())
+            names.discard(name)
+            if not names:
+                self._open.pop(owner, None)
+        if self.usage is not None:
+            with suppress(StateUnavailable), anyio.CancelScope(shield=True):
+                await self.usage.leave(kind, owner, name)
+
+    @asynccontextmanager
+    async def renewing(self) -> AsyncIterator[None]:
+        """Renews the open streams meanwhile."""
+        task = asyncio.create_task(self._renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(STREAM_COUNTS / 3)
+            names = {owner: list(some) for owner, some in self._open.items()}
+            if names and self.usage is not None:
+                with suppress(StateUnavailable):
+                    await self.usage.renew("streams", names, STREAM_COUNTS)
+
+
+class Allowance:
+    """What one request is let do; what it has of it is given back in the end. Only callers who have been accepted are counted:
+    a credential that somebody makes up leaves nothing in Redis."""
+
+    def __init__(self, limits: RateLimits | None) -> None:
+        """Without ``limits`` everything."""
+        self._limits = limits
+        self._stream: tuple[str, str] | None = None
+        """The owner and the name of the one that is counted."""
+        self.rate: Rate | None = None
+
+    async def request(self, owner: str, gate: Gate) -> None:
+        """It asks for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
+        if self._limits is not None:
+            await gate()
+            self.rate = await self._limits.request(owner)
+
+    async def stream(self, owner: str, gate: Gate) -> None:
+        """Its answer is a stream. Raises as ``request``."""
+        if self._limits is not None and self._stream is None:
+            await gate()
+            name = random_part()
+            if await self._limits.enter("streams", owner, name):
+                self._stream = (owner, name)
+
+    @asynccontextmanager
+    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
+        """It creates a background response meanwhile. Raises as ``request``. The response counts until it has ended, or not at
+        all where the creation fails."""
+        await gate()
+        if self._limits is None or not await self._limits.enter("background", owner, response_id):
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            await self._limits.leave("background", owner, response_id)
+            raise
+
+    async def aclose(self) -> None:
+        if self._limits is not None and self._stream is not None:
+            await self._limits.leave("streams", *self._stream)
+
+
+class RateLimitMiddleware:
+    """An ASGI application that gives each request to ``app`` its allowance (``allowance_of``), and tells in the headers of the
+    answer what is left of it."""
+
+    def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._limits
+        allowance = scope[_KEY] = Allowance(limits)
+
+        def send_with_rate(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start" and allowance.rate is not None:
+                told = [(name.encode(), value.encode()) for name, value in limits.headers(allowance.rate).items()]
+                message = {**message, "headers": [*message.get("headers", ()), *told]}
+            return send(message)
+
+        try:
+            await self._app(scope, receive, send_with_rate if limits.per_minute else send)
+        finally:
+            await allowance.aclose()
+
+
+@asynccontextmanager
+async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
+    """A response that a message of the ``caller`` asks for on the WebSocket with this ASGI ``scope``: it is observed, and
+    counts as a request. The credential was that of the upgrade, and may be good no longer. Raises ``RateLimited``, and what
+    ``verify`` raises."""
+    with websocket_request_span("response.create", caller.headers, caller.owner):
+        await verify(caller)
+        await allowance_of(scope).request(caller.owner, partial(verify, caller))
+        yield
+
+
+def allowance_of(scope: Any) -> Allowance:
+    """That of the request with this ASGI ``scope``; a boundless one where nothing is limited."""
+    allowance: Allowance | None = scope.get(_KEY)
+    return allowance or Allowance(None)

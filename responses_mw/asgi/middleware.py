@@ -1,0 +1,142 @@
+"""The ASGI middleware: the Responses API in front of any application that serves Chat Completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import APIError, StartupError, UpgradeRequired
+from ..framing import check_upgrade
+from ..jobs import JobService
+from ..settings import Settings
+from .sse import send_json
+from .websocket import refuse
+
+# What of a host's scope a call needs that no request stands behind.
+_OFFERED = ("app", "state")
+_OURS = ("/v1/responses", "/v1/conversations")
+_UPGRADE = {"upgrade": "HTTP/1.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """The application for the paths that are ours, and its background jobs (None without stored state)."""
+
+    routes: ASGIApp
+    jobs: JobService | None
+
+
+OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
+"""Opens the application. It takes what of a host's scope every call in this process inherits."""
+
+
+class Dispatcher:
+    """Pass the paths that are ours to the application, everything else to ``app``, and open and close with the lifespan."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, open_application: OpenApplication) -> None:
+        self.app = app
+        self.settings = settings
+        self._open_application = open_application
+        self._opening = asyncio.Lock()
+        self._opened = AsyncExitStack()
+        self._application: Application | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        if scope["type"] == "http":
+            try:
+                check_upgrade(scope["method"], scope["headers"])
+            except APIError as error:  # the host's server may have lost the body, whosever the path is
+                await send_json(send, error.status, error.body(), error.headers)
+                return
+        path = self._our_path(scope)
+        if path is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket" and not self.settings.websocket:
+            await receive()
+            await refuse(UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE), scope, send)
+        else:
+            application = self._application or await self._open_late(scope)
+            await application.routes({**scope, "responses_mw.path": path}, receive, send)
+
+    def _our_path(self, scope: Scope) -> str | None:
+        """The path from ``/v1`` on, if it is ours. Hosts give it with or without their ``root_path``."""
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root + "/"):
+            path = path[len(root) :]
+        if not path.startswith(self.settings.base_path):
+            return None
+        path = path[len(self.settings.base_path) :]
+        return path.rstrip("/") if any(path == ours or path.startswith(ours + "/") for ours in _OURS) else None
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Opens before the wrapped application starts, and closes after it has stopped. Background work lies within."""
+
+        async def receive_and_open() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._open(scope)
+            elif message["type"] == "lifespan.shutdown":
+                await self._drain()
+            return message
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"] != "lifespan.startup.complete":
+                await self._close()
+            elif self._application and self._application.jobs:
+                self._application.jobs.work()
+            await send(message)
+
+        try:
+            await self.app(scope, receive_and_open, close_and_send)
+        except StartupError as error:  # the server tells its operator why it does not start: a traceback would not
+            await send({"type": "lifespan.startup.failed", "message": f"responses_mw: {error}"})
+        finally:
+            await self._close()  # an application that raises sends nothing
+
+    async def _open(self, scope: Scope) -> Application:
+        async with self._opening:
+            if self._application is None:
+                offered = {name: scope[name] for name in _OFFERED if name in scope}
+                self._application = await self._opened.enter_async_context(self._open_application(offered))
+            return self._application
+
+    async def _open_late(self, scope: Scope) -> Application:
+        """For a host that sends no lifespan: on first use, until the end of the event loop."""
+        opened = await self._open(scope)
+        if opened.jobs:
+            opened.jobs.work()
+        if self._closing is None or self._closing.done():  # that of an event loop before
+            self._closing = asyncio.create_task(self._close_with_the_loop())
+        return opened
+
+    async def _close_with_the_loop(self) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()  # cancelled with all that is left at the end
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """To be called when the server stops taking requests: no more background responses are begun here, and the streams
+        of those that are followed end, which the server would wait for."""
+        if self._application and self._application.jobs:
+            self._application.jobs.stop()
+
+    async def _drain(self) -> None:
+        if self._application and self._application.jobs:
+            await self._application.jobs.drain()
+
+    async def _close(self) -> None:
+        self._application = None
+        await self._opened.aclose()

@@ -1,0 +1,333 @@
+"""Everything that is not ours: the request passes to the upstream and its answer back, streamed, byte for byte.
+
+1. Path, query and bodies stay as they are, compressed or not; so do headers, their order and their duplicates, but for
+   the hop-by-hop ones (RFC 9110, section 7.6.1), ``Host`` and ``X-Forwarded-*``.
+2. Neither body is gathered: one read gives one write, and who writes too fast is held by who reads slowly.
+3. A client that leaves closes the upstream's connection at once.
+4. An upstream that breaks off within its answer never looks like a clean end.
+5. What frames a message is made anew on each side. The client's ``Content-Length`` is only ever counted against: a body of
+   another length is refused, or breaks the upstream's connection off.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import anyio
+import httpx
+import orjson
+
+from ..errors import APIError, BadRequest, MethodNotAllowed, RequestTimeout, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..framing import Announced, InvalidFraming, announced, check_upgrade
+from .passable import PassablePaths, check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+__all__ = ["ReverseProxy"]
+
+logger = logging.getLogger(__name__)
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Whoever asks for "100-continue" has been told to go on by the server in front, once we read the body.
+_NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
+# Their length is told even if it is nothing (RFC 9110, section 8.6).
+_WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
+_CLOSE = {"connection": "close"}
+
+
+class ReverseProxy:
+    """An ASGI application that passes every request to ``upstream`` (``http://vllm:8000``, with or without a base path).
+
+    ``base_path`` (``/openai``) is where our clients find what the upstream has at its root; paths beside it pass as they are.
+    ``passable`` limits what passes; without it, everything but CONNECT and TRACE does. ``body_timeout`` is the longest wait, in
+    seconds, for the next piece of a request's body. The ``client`` has time-outs of its own, and is closed at the end of the
+    lifespan.
+
+    Answers 502 where the upstream cannot be reached, 504 where it does not answer in time, 408 where the client does not send
+    its body, 400 where that is not framed as announced, 501 where a WebSocket is asked for. Raises ``UpstreamError`` where the
+    upstream breaks off within an answer: the server then closes the client's connection without ending the body.
+    """
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        upstream: str,
+        base_path: str = "",
+        *,
+        passable: PassablePaths | None = None,
+        body_timeout: float = 60.0,
+    ) -> None:
+        self._client = client
+        self._own_path = base_path.encode()
+        self._upstream = httpx.URL(upstream)
+        self._base_path = self._upstream.raw_path.partition(b"?")[0].rstrip(b"/")
+        self._passable = passable
+        self._body_timeout = body_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._pass(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(scope, receive, send)
+        else:
+            await self._lifespan(receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            path = self._path(scope)
+            self._check(scope, path)
+            body = await self._body(_announced(scope), receive)
+            if body is None:
+                return
+            request = self._request(scope, path, body)
+        except httpx.InvalidURL as error:
+            await _send_error(send, BadRequest(f"The request's target is not valid: {error}"))
+            return
+        except APIError as error:
+            await _send_error(send, error)
+            return
+        failure = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(_watch, receive, body, group.cancel_scope)
+            failure = await self._relay(request, send)
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise UpstreamError(f"The upstream's answer was broken off: {failure!r}")
+
+    def _check(self, scope: Scope, path: bytes) -> None:
+        """Whether the request may pass, as far as its head tells. Raises ``APIError``."""
+        method: str = scope["method"]
+        check_upgrade(method, scope["headers"])
+        if method == "TRACE":  # it would show its sender what we add
+            raise MethodNotAllowed("Method TRACE is not passed on.", headers={"allow": "GET, HEAD, OPTIONS, POST"})
+        if self._base_path or self._passable is not None:
+            check_path(path)
+        if self._passable is not None:
+            self._passable.check(method, path)
+
+    async def _body(self, told: Announced, receive: Receive) -> bytes | _RequestBody | None:
+        """The body, whole or still on its way; None where the client has left. Raises ``BadRequest``, ``RequestTimeout``."""
+        first = await _next_message(receive, self._body_timeout if told.has_body else None)
+        if first["type"] == "http.disconnect":
+            return None
+        body = _RequestBody(first, receive, told, self._body_timeout)
+        return body if first.get("more_body", False) else await anext(body)
+
+    async def _relay(self, request: httpx.Request, send: Send) -> httpx.TransportError | APIError | None:
+        """Send the request and pass the answer back; what broke the answer off, if anything did, is returned."""
+        try:
+            response = await self._send(request)
+        except APIError as error:  # of the request's body
+            await _send_error(send, error)
+            return None
+        except httpx.TransportError as error:
+            logger.warning("No answer from the upstream to %s %s: %r", request.method, request.url.path, error)
+            await _send_error(send, _unanswered(error))
+            return None
+        try:
+            head = {"status": response.status_code, "headers": _response_headers(response)}
+            await send({"type": "http.response.start", **head})
+            async for chunk in response.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except (httpx.TransportError, APIError) as error:
+            return error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """A connection that the upstream was closing as the request went into it is no reason to fail: there is one more try,
+        where there is a body to send again."""
+        try:
+            return await self._client.send(request, stream=True, follow_redirects=False)
+        except httpx.ConnectError:
+            if not isinstance(request.stream, httpx.ByteStream):
+                raise
+            return await self._client.send(request, stream=True, follow_redirects=False)
+
+    def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
+        query = scope["query_string"]
+        target = (self._base_path + path or b"/") + (b"?" + query if query else b"")
+        url = self._upstream.copy_with(raw_path=target)
+        stream, framing = _framed(scope, body)
+        headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *framing]
+        # httpx normalises the path of its URL; "target" is what it sends instead.
+        extensions = {"target": target, "timeout": self._client.timeout.as_dict()}
+        return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
+
+    def _path(self, scope: Scope) -> bytes:
+        """The request's path below the host's ``root_path`` and ours."""
+        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        for prefix in (scope.get("root_path", "").rstrip("/").encode(), self._own_path):
+            if path == prefix or path.startswith(prefix + b"/"):
+                path = path[len(prefix) :]
+        return path
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        try:
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        finally:
+            await self._client.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _RequestBody(httpx.AsyncByteStream):
+    """A request's body, read from the client as the upstream takes it.
+
+    ``over`` is set once nothing more will come; ``aborted`` tells that the client left before its end. Raises ``BadRequest``
+    where the body is not as long as was announced, before a byte too many; ``RequestTimeout`` where it stops coming.
+    """
+
+    def __init__(self, first: Message, receive: Receive, told: Announced, timeout: float) -> None:
+        self._next: Message | None = first
+        self._receive = receive
+        self._timeout = timeout
+        self._left = told.length
+        self.told = told
+        self.over = anyio.Event()
+        self.aborted = False
+
+    def __aiter__(self) -> _RequestBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self.over.is_set():
+            raise StopAsyncIteration
+        message, self._next = self._next or await _next_message(self._receive, self._timeout), None
+        self.aborted = message["type"] == "http.disconnect"
+        more: bool = message.get("more_body", False)
+        if not more:
+            self.over.set()
+        if self.aborted:
+            await anyio.sleep_forever()  # until we are cancelled: an end here would make the torso a whole body
+        chunk: bytes = message.get("body", b"")
+        self._count(len(chunk), more)
+        return chunk
+
+    def _count(self, size: int, more: bool) -> None:
+        if self._left is None:
+            return
+        self._left -= size
+        if self._left < 0 or (self._left and not more):
+            raise BadRequest("The request's body is not as long as its Content-Length.", code="invalid_framing", headers=_CLOSE)
+
+
+async def _next_message(receive: Receive, patience: float | None) -> Message:
+    """The next message from the client. Raises ``RequestTimeout`` where it does not come within ``patience`` seconds."""
+    if patience is None:
+        return await receive()
+    try:
+        with anyio.fail_after(patience):
+            return await receive()
+    except TimeoutError:
+        raise RequestTimeout(f"No more of the request's body came for {patience:g} s.") from None
+
+
+def _announced(scope: Scope) -> Announced:
+    try:
+        return announced(scope["headers"])
+    except InvalidFraming as error:
+        raise BadRequest(f"The request is not framed as it must be: {error}.", code="invalid_framing", headers=_CLOSE) from None
+
+
+def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:
+    """The body as a stream, and the header that announces it."""
+    if isinstance(body, _RequestBody):
+        if body.told.length is None:
+            return body, [(b"transfer-encoding", b"chunked")]
+        return body, [(b"content-length", b"%d" % body.told.length)]
+    has_length = body or scope["method"] in _WITH_BODY
+    return httpx.ByteStream(body), [(b"content-length", b"%d" % len(body))] if has_length else []
+
+
+async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
+    """Cancel the exchange once the client leaves. Until the body is over, it is the body that reads from the client."""
+    if isinstance(body, _RequestBody):
+        await body.over.wait()
+    if isinstance(body, bytes) or not body.aborted:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    exchange.cancel()
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers that go beyond this hop, their names in lower case as ASGI wants them."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    listed = b",".join(value for name, value in lowered if name == b"connection")
+    hop_by_hop = _HOP_BY_HOP.union(name.strip().lower() for name in listed.split(b","))
+    return [(name, value) for name, value in lowered if name.replace(b"_", b"-") not in hop_by_hop]
+
+
+def _request_headers(scope: Scope) -> Headers:
+    """The client's headers and ``X-Forwarded-*``: ``-For`` appended to, the others set unless a proxy before us did."""
+    headers = _end_to_end(scope["headers"])
+    present = dict(headers)
+    client, server = scope.get("client"), scope.get("server")
+    hops = [value for name, value in headers if name == b"x-forwarded-for"] + ([client[0].encode()] if client else [])
+    forwarded = {
+        b"x-forwarded-for": b", ".join(hops),
+        b"x-forwarded-proto": scope["scheme"].encode(),
+        b"x-forwarded-host": present.get(b"host", b""),
+        b"x-forwarded-port": str(server[1]).encode() if server and server[1] else b"",
+    }
+    # CGI and WSGI make one name of "content_length" and "content-length".
+    kept = [(name, value) for name, value in headers if name.replace(b"_", b"-") not in _NOT_FORWARDED]
+    return kept + [(name, value) for name, value in forwarded.items() if value and name not in dict(kept)]
+
+
+def _response_headers(response: httpx.Response) -> Headers:
+    headers = _end_to_end(response.headers.raw)
+    if response.status_code in {204, 304}:
+        # A 304 may tell the length that a 200 would have; servers take it for that of the body, which is empty.
+        return [(name, value) for name, value in headers if name != b"content-length"]
+    return headers
+
+
+def _unanswered(error: httpx.TransportError) -> APIError:
+    if isinstance(error, httpx.LocalProtocolError):
+        return BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE)
+    if isinstance(error, httpx.TimeoutException):
+        return UpstreamTimeout("The upstream did not answer in time")
+    return UpstreamUnreachable("The upstream cannot be reached")
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        error = UpstreamError("WebSockets are not relayed", status=501, code="websocket_not_supported")
+        await _send_error(send, error, kind="websocket.http.response")
+    else:
+        await send({"type": "websocket.close"})
+
+
+async def _send_error(send: Send, error: APIError, *, kind: str = "http.response") -> None:
+    """Answer with the error's JSON body; ``kind`` is the message type of the answer, HTTP's or a refused WebSocket's."""
+    body = orjson.dumps(error.body())
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": f"{kind}.start", "status": error.status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})

@@ -1,0 +1,169 @@
+"""What the endpoints read from a request: who asks, the body, the query.
+
+Items as the API gives them, one by one and in pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import HTTPConnection, Request
+
+from ..auth import has_key, owner_in
+from ..engine.run import limits_of
+from ..errors import BadRequest, RequestTimeout, TooLarge
+from ..inbound import Inbound, Receiving
+from ..protocol.request import checks
+from ..protocol.request.body import decode
+from ..protocol.request.create import INCLUDABLE
+from ..protocol.response import document
+from ..protocol.types import Item, Part
+from ..settings import Settings
+from ..state import Page
+from ..telemetry import annotate
+from ..threads import by_size
+from ..upstream import Caller, Standing
+
+T = TypeVar("T")
+
+DEFAULT_PAGE, LONGEST_PAGE = 20, 100
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Cursor paging, as the reference has it: items after (before) the one with that id, in an order."""
+
+    after: str | None
+    before: str | None
+    limit: int
+    order: str
+
+
+class Reader:
+    """Reads requests within the bounds of ``settings``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limits = limits_of(settings)
+        self._inbound = Inbound(max(settings.max_inbound_bytes, settings.max_body_bytes))
+        self._forwarded = frozenset(["authorization", *settings.forward_headers])
+
+    def caller(self, request: HTTPConnection) -> Caller:
+        """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
+        headers: dict[str, str] = {}
+        for name, value in request.headers.items():
+            if name in self._forwarded:
+                headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        owner = owner_in(request.scope, self._settings)
+        annotate(owner=owner)
+        is_known = has_key(request.scope)
+        return Caller(owner, headers, request.scope, Standing(is_known=is_known, is_accepted=is_known))
+
+    async def json(self, request: Request) -> Any:
+        """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` where it is too much."""
+        return await self.read(request, lambda body, _size: body)
+
+    async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
+        """What ``parse`` makes of the decoded body and its size in bytes. Raises as ``json`` and ``parse``."""
+        with self._inbound.receiving() as receiving:
+            data = await self._body(request, receiving)
+            return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
+
+    async def _body(self, request: Request, receiving: Receiving) -> bytes:
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise BadRequest(
+                f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
+            )
+        timeout = self._settings.body_timeout
+        try:
+            async with asyncio.timeout(timeout) as waiting:
+                return await self._whole(request, receiving, waiting)
+        except TimeoutError:
+            raise RequestTimeout(f"No more of the request's body came for {timeout:g} s.") from None
+
+    async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
+        """The body; each piece of it moves the end of ``waiting``."""
+        longest, timeout = self._settings.max_body_bytes, self._settings.body_timeout
+        now = asyncio.get_running_loop().time
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > longest:
+                raise TooLarge(f"The request body is larger than {longest} bytes.")
+            receiving.add(len(chunk))
+            chunks.append(chunk)
+            waiting.reschedule(now() + timeout)
+        return b"".join(chunks)
+
+
+def paging(request: Request) -> Paging:
+    """``after``, ``before``, ``limit`` (1 to 100, 20 by default) and ``order`` (``desc`` by default) of the query."""
+    query = request.query_params
+    order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
+    limit = checks.integer(number(request, "limit", DEFAULT_PAGE), "limit", least=1, most=LONGEST_PAGE)
+    return Paging(query.get("after"), query.get("before"), limit, order)
+
+
+def number(request: Request, name: str, default: int) -> int:
+    """A query parameter that is an integer."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not _INTEGER.fullmatch(value):  # int() takes more: '1_0', ' 1', '+1'
+        return checks.wrong_type(name, "an integer", value)
+    return int(value)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A query parameter that is ``true`` or ``false`` (the default)."""
+    return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
+
+
+def included(request: Request) -> frozenset[str]:
+    """What ``include`` asks for. All of it is stored; most of it is given in any case."""
+    query = request.query_params
+    values = [*query.getlist("include"), *query.getlist("include[]")]
+    return frozenset(checks.one_of(value, "include", INCLUDABLE) for value in values)
+
+
+_PARTS = {"message": "content", "reasoning": "content", "function_call_output": "output"}
+"""The member of an item that lists its parts."""
+
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_DEFAULTS: dict[str, dict[str, Any]] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
+
+
+def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
+    """The list object of the reference."""
+    items = page.items
+    return {
+        "object": "list",
+        "data": [shown(item, include) for item in items],
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": page.has_more,
+    }
+
+
+def shown(item: Item, include: frozenset[str]) -> Item:
+    """The item as the reference has it: who sent it may have left out a default, and called a text by another's name."""
+    item = document.shown(item, include)
+    member = _PARTS.get(item["type"], "")
+    parts = item.get(member)
+    if not isinstance(parts, list):
+        return item
+    kind = (
+        "reasoning_text" if item["type"] == "reasoning" else "output_text" if item.get("role") == "assistant" else "input_text"
+    )
+    return {**item, member: [_shown_part(part, kind) for part in parts]}
+
+
+def _shown_part(part: Part, text_kind: str) -> Part:
+    kind = text_kind if part["type"] in _TEXTS else part["type"]
+    return {**_DEFAULTS.get(kind, {}), **part, "type": kind}

@@ -1,0 +1,219 @@
+"""The Responses API (OpenAI reference, "Responses").
+
+A history made short (OpenAI reference, "Compact a response").
+
+How many tokens a request would give the model (OpenAI reference, "Get input token counts").
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Send
+
+from ..cache import Cache
+from ..cache.policy import HEADER as CACHE_HEADER
+from ..cache.policy import policy_of
+from ..engine.prompt_templates import Prompts
+from ..engine.run import limits_of
+from ..engine.runner import Runner
+from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
+from ..jobs import Background
+from ..protocol.request import checks
+from ..protocol.request.create import CreateResponse, parse
+from ..protocol.response.compaction import create_body
+from ..protocol.response.document import whole
+from ..protocol.types import Document
+from ..settings import Settings
+from ..state import State
+from ..telemetry import annotate
+from ..upstream import Caller, Upstream
+from .limits import allowance_of
+from .requests import Reader, flag, included, listed, number, paging
+from .sse import Answer, EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse, send_json
+
+LAST_NUMBER = 2**53
+
+
+class ResponseRoutes:
+    def __init__(
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        state: State | None,
+        background: Background | None,
+        reader: Reader,
+        prompts: Prompts,
+        settings: Settings,
+        cache: Cache | None = None,
+    ) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._upstream = upstream
+        self._state = state
+        self._background = background
+        self._reader = reader
+        self._prompts = prompts
+        self._settings = settings
+        self._limits = limits_of(settings)
+
+    def _parsed(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
+        resolved = self._prompts.resolve(body)
+        return resolved, parse(resolved, self._limits, size)
+
+    async def create(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses``"""
+        body, parsed = await self._reader.read(request, self._parsed)
+        caller = self._reader.caller(request)
+        allowance, gate = allowance_of(request.scope), partial(self._upstream.verify, caller)
+        await allowance.request(caller.owner, gate)
+        if parsed.stream:
+            await allowance.stream(caller.owner, gate)
+        told = "; ".join(request.headers.getlist(CACHE_HEADER))
+        policy = policy_of(parsed.cache, told, self._settings, stored=parsed.store)
+        if parsed.background:
+            return await self._create_in_background(parsed, body, caller)
+        grace = self._settings.status_grace if parsed.stream else None
+        headers: dict[str, str] = {}
+        run = self._runner.run(parsed, caller, grace=grace, policy=policy, headers=headers)
+        return (EventStreamResponse if parsed.stream else RunJSONResponse)(run, self._settings, headers)
+
+    async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
+        if self._background is None:
+            raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
+        gate = partial(self._upstream.verify, caller)
+        await gate()
+        await self._background.check_secrets()
+        run = await self._runner.prepare(parsed, caller)
+        await self._runner.check(run)
+        async with allowance_of(caller.scope).background(run.document["id"], caller.owner, gate):
+            document = await self._background.create(run, body, gate)
+        if parsed.stream:
+            return LogStreamResponse(self._background.follow(document), self._settings)
+        return Answer(whole(document, parsed.include))
+
+    async def connect(self, request: Request) -> ASGIApp:
+        """``GET /v1/responses``: the WebSocket's upgrade, where the server in front of us takes it for a plain request."""
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            raise UpgradeRequired("WebSockets are not served here; use HTTP.", headers={"upgrade": "HTTP/1.1"})
+        raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
+
+    async def retrieve(self, request: Request) -> ASGIApp:
+        """``GET /v1/responses/{response_id}``"""
+        include = included(request)
+        streamed, after = flag(request, "stream"), _starting_after(request)
+        flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
+        state, background, caller, response_id = await self._stored(request)
+        stored = await state.responses.get(response_id, caller.owner)
+        annotate(response=stored.document)
+        if stored.lost:
+            await background.settle(response_id)
+            stored = await state.responses.get(response_id, caller.owner)
+        if not streamed:
+            return Answer(whole(stored.document, include))
+        if not stored.document["background"]:
+            message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
+            raise BadRequest(message, param="stream", code="not_a_background_response")
+        await allowance_of(request.scope).stream(caller.owner, partial(self._upstream.verify, caller))
+        return LogStreamResponse(background.follow(stored.document, after=after), self._settings)
+
+    async def delete(self, request: Request) -> ASGIApp:
+        """``DELETE /v1/responses/{response_id}``"""
+        _, background, caller, response_id = await self._stored(request)
+        if self._cache is not None:  # first: should it fail, the client can ask again
+            await self._cache.forget(caller.owner, response_id)
+        await background.delete(response_id, caller.owner)
+        return Answer({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses/{response_id}/cancel``"""
+        _, background, caller, response_id = await self._stored(request)
+        return Answer(whole(await background.cancel(response_id, caller.owner)))
+
+    async def input_items(self, request: Request) -> ASGIApp:
+        """``GET /v1/responses/{response_id}/input_items``"""
+        include, asked = included(request), paging(request)
+        state, _, caller, response_id = await self._stored(request)
+        page = await state.responses.input_items(
+            response_id, caller.owner, after=asked.after, before=asked.before, limit=asked.limit, order=asked.order
+        )
+        return Answer(listed(page, include))
+
+    async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
+        """What a request about a stored response needs, once its credential is known to be good."""
+        caller, response_id = self._reader.caller(request), request.path_params["response_id"]
+        await self._upstream.verify(caller)
+        if self._state is None or self._background is None:
+            raise NotFound(f"Response with id '{response_id}' not found.")
+        return self._state, self._background, caller, response_id
+
+
+def _starting_after(request: Request) -> int:
+    """The number of the last event that the client has; -1 for none."""
+    if "starting_after" not in request.query_params:
+        return -1
+    return checks.integer(number(request, "starting_after", 0), "starting_after", least=0, most=LAST_NUMBER)
+
+
+class CompactionResponse(EventResponse):
+    """The one document that the run yields."""
+
+    async def _answer(self, send: Send) -> None:
+        async for compacted in self._run:
+            await send_json(send, 200, compacted)
+
+
+class CompactRoutes:
+    """``parse`` makes a valid request of a body."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        reader: Reader,
+        parse: Callable[[Any, int], CreateResponse],
+        settings: Settings,
+    ) -> None:
+        self._runner = runner
+        self._upstream = upstream
+        self._reader = reader
+        self._parse = parse
+        self._settings = settings
+
+    async def compact(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses/compact``: nothing of it is stored."""
+        parsed = await self._reader.read(request, lambda body, size: self._parse(create_body(body), size))
+        caller = self._reader.caller(request)
+        await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
+
+        async def documents() -> AsyncGenerator[Document, None]:
+            yield await self._runner.compact(parsed, caller)
+
+        return CompactionResponse(documents(), self._settings)
+
+
+class TokenRoutes:
+    """``parse`` makes a valid request of a body."""
+
+    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parse: Callable[[Any, int], CreateResponse]) -> None:
+        self._runner = runner
+        self._upstream = upstream
+        self._reader = reader
+        self._parse = parse
+
+    async def count(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses/input_tokens``: exact, of the very request that a create would send."""
+        parsed = await self._reader.read(request, self._parsed)
+        caller = self._reader.caller(request)
+        await self._upstream.verify(caller)  # some tokenizers answer whoever asks
+        count = await self._runner.count_tokens(parsed, caller)
+        return Answer({"object": "response.input_tokens", "input_tokens": count})
+
+    def _parsed(self, body: Any, size: int) -> CreateResponse:
+        if isinstance(body, dict) and body.pop("personality", None) is not None:
+            checks.unsupported("personality", "it belongs to OpenAI's models.")
+        return replace(self._parse(body, size), stream=False, store=False, background=False)

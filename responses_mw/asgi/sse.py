@@ -1,0 +1,166 @@
+"""From the events of a run to an HTTP answer: a stream of server-sent events, or the JSON of its last event.
+
+Both watch for the client's leaving: the run is cancelled then, and with it the call of the upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+import anyio
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from ..errors import APIError
+from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
+from ..settings import Settings
+from ..state import Batch
+
+logger = logging.getLogger(__name__)
+
+Run = AsyncGenerator[Any, None]
+"""Batches of events as a run gives them, or of a log."""
+
+INTERNAL_ERROR = APIError("The server had an error while processing your request.").body()
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the stream
+]
+
+
+class Answer:
+    """An ASGI application that answers with ``content`` as JSON."""
+
+    def __init__(self, content: object) -> None:
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, self._content)
+
+
+class EventResponse:
+    """An ASGI application that answers with the events of one run."""
+
+    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+        """``headers`` of the answer, which the run may add to until its first events are there."""
+        self._run = run
+        self._settings = settings
+        self._headers = {} if headers is None else headers
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as group:
+            # A task of its own: what it is woken for, token by token, need not come up through the whole application.
+            group.start_soon(self._reply, send, group.cancel_scope)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+    async def _reply(self, send: Send, waiting: anyio.CancelScope) -> None:
+        async with aclosing(self._run):
+            try:
+                await self._answer(send)
+            except APIError as error:
+                await send_json(send, error.status, error.body(), error.headers)
+            except OSError:
+                logger.debug("the client left")  # some servers tell it so
+            except Exception:
+                logger.exception("a request failed")
+                if self._started:
+                    raise  # the server breaks the connection off
+                await send_json(send, 500, INTERNAL_ERROR)
+        # Asked by a task, anyio would write down which one it was, in as much time as all the rest of it takes.
+        asyncio.get_running_loop().call_soon(waiting.cancel)
+
+    async def _answer(self, send: Send) -> None:
+        raise NotImplementedError
+
+
+class RunJSONResponse(EventResponse):
+    """The document that the run ends with."""
+
+    async def _answer(self, send: Send) -> None:
+        response = None
+        async for events in self._run:
+            response = events[-1].response
+        assert response is not None, "a run ends with its document"
+        await send_json(send, 200, response, self._headers)
+
+
+class EventStreamResponse(EventResponse):
+    """Every event, as it comes. One batch of the run is one ``send``, so an event is never split over two."""
+
+    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(run, settings, headers)
+        self._silent = False
+        self._last_number = 0
+        self._complete = True
+        self._keeping_alive: asyncio.Task[None] | None = None
+
+    async def _answer(self, send: Send) -> None:
+        first = await anext(self._run)  # what fails up to here has a status of its own
+        self._started = True
+        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *own]})
+        self._watch(send)
+        try:
+            await send(self._message(first))
+            async for batch in self._run:
+                await send(self._message(batch))
+        finally:
+            self._timer.cancel()
+            if self._keeping_alive is not None:
+                self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
+        last = DONE_FRAME if self._settings.sse_done and self._complete else b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _message(self, events: Any) -> Message:
+        self._silent = False
+        self._last_number += len(events)
+        body = events[0].frame if len(events) == 1 else b"".join([event.frame for event in events])
+        return {"type": "http.response.body", "body": body, "more_body": True}
+
+    def _watch(self, send: Send) -> None:
+        """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
+        if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
+            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
+        self._silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
+
+    async def _keep_alive(self, send: Send) -> None:
+        with suppress(OSError):  # the client left
+            await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
+
+    def _keep_alive_frame(self) -> bytes:
+        if not self._settings.keepalive_event:
+            return KEEP_ALIVE
+        return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
+
+
+class LogStreamResponse(EventStreamResponse):
+    """The log of a background response, batch by batch. Without a final one it breaks off: the client goes on elsewhere."""
+
+    def __init__(self, batches: AsyncGenerator[Batch, None], settings: Settings) -> None:
+        super().__init__(batches, settings)
+        self._complete = False
+
+    def _message(self, batch: Any) -> Message:
+        self._silent = False
+        self._last_number = batch.last + 1
+        self._complete = batch.final
+        return {"type": "http.response.body", "body": batch.data, "more_body": True}
+
+
+async def send_json(send: Send, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
+    """A whole JSON answer."""
+    body = orjson.dumps(content)
+    fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})

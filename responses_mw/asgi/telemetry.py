@@ -1,0 +1,185 @@
+"""Middleware that gives each request a span, metrics and an access log line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..telemetry.context import RequestContext, activated
+from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
+from ..telemetry.tracing import (
+    RequestSpan,
+    activated_span,
+    end_request_span,
+    is_tracing,
+    request_span,
+    start_request_span,
+    trace_id,
+)
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("responses_mw.access")
+
+CLIENT_LEFT = 499
+"""The status recorded where the client left before the answer began, as nginx does."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
+_OWNER_LENGTH = 8
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class TelemetryMiddleware:
+    """Observe the HTTP requests to `app`.
+
+    Each request has an id, the caller's `X-Request-Id` or a new one, which the answer's header returns. The cost per token is
+    one call that looks at two members of the message.
+    """
+
+    def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
+        """`route` stands in for the path until `annotate` sets the route. Without `traced` there is no span, and the headers of
+        request and answer pass unchanged."""
+        self._app = app
+        self._route = route
+        self._traced = traced
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+        request = RequestContext(self._route, _request_id(scope))
+        answer = _Answer(send, request.request_id if self._traced else "")
+        started = time.perf_counter()
+        active = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
+        ACTIVE_REQUESTS.add(1, active)
+        span = _start_span(method, scope) if self._traced and is_tracing() else None
+        try:
+            with activated(request), activated_span(span):
+                await self._app(scope, receive, answer.send)
+        except Exception:
+            answer.status = answer.status or 500
+            raise
+        finally:
+            duration = time.perf_counter() - started
+            ACTIVE_REQUESTS.add(-1, active)
+            if answer.is_stream:
+                STREAMS_OPEN.add(-1)
+            status = answer.status or CLIENT_LEFT
+            _measure(active, request, status, duration)
+            if span is not None:
+                end_request_span(span, request, method, status)
+            _log(method, request, status, duration, span, client_left=not answer.is_complete)
+
+
+class _Answer:
+    """The status of an answer, whether it is a stream and whether it is complete, noted while it is sent."""
+
+    __slots__ = ("_request_id", "_send", "is_complete", "is_stream", "status")
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.is_stream = False
+        self.is_complete = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message = self._start(message)
+        elif not message.get("more_body"):
+            self.is_complete = True
+        return self._send(message)
+
+    def _start(self, message: Message) -> Message:
+        self.status = message["status"]
+        headers = message.get("headers", ())
+        types = (value for name, value in headers if name == b"content-type")
+        if next(types, b"").startswith(b"text/event-stream"):
+            self.is_stream = True
+            STREAMS_OPEN.add(1)
+        if not self._request_id:
+            return message
+        return {**message, "headers": [*headers, (b"x-request-id", self._request_id.encode())]}
+
+
+@contextmanager
+def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str) -> Iterator[None]:
+    """Observe one request on a WebSocket, without the metrics of HTTP.
+
+    `kind` is the type of the message, `headers` (names in lower case) are those of the connection.
+    """
+    request = RequestContext(f"websocket {kind}", _new_id(), owner)
+    started = time.perf_counter()
+    span = start_request_span(request.route, headers)
+    STREAMS_OPEN.add(1)
+    try:
+        with request_span(request, span):
+            yield
+    finally:
+        STREAMS_OPEN.add(-1)
+        _log("WS", request, 101, time.perf_counter() - started, span, client_left=False)
+
+
+def _request_id(scope: Scope) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else _new_id()
+
+
+def _new_id() -> str:
+    return f"req_{secrets.token_hex(16)}"
+
+
+def _start_span(method: str, scope: Scope) -> RequestSpan:
+    attributes: dict[str, Any] = {
+        "http.request.method": method,
+        "url.scheme": scope.get("scheme", "http"),
+        "network.protocol.version": scope.get("http_version", "1.1"),
+    }
+    server = scope.get("server")
+    if server:
+        attributes["server.address"] = server[0]
+        if server[1]:
+            attributes["server.port"] = server[1]
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return start_request_span(method, headers, attributes)
+
+
+def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:
+    attributes: dict[str, str | int] = {**active, "http.response.status_code": status}
+    if request.route:
+        attributes["http.route"] = request.route
+    if status >= 500:
+        attributes["error.type"] = str(status)
+    REQUEST_DURATION.record(duration, attributes)
+
+
+def _log(
+    method: str, request: RequestContext, status: int, duration: float, span: RequestSpan | None, *, client_left: bool
+) -> None:
+    """Write the access line. It holds the route instead of the path, no query and no content."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    facts: dict[str, Any] = {
+        "method": method,
+        "route": request.route or "-",
+        "status": status,
+        "seconds": round(duration, 6),
+        "request": request.request_id or None,
+        "response": request.response_id or None,
+        "owner": request.owner[:_OWNER_LENGTH] or None,
+        "left": client_left or None,
+        "trace_id": trace_id(span),
+    }
+    shown = " ".join(f"{name}={facts[name]}" for name in ("request", "response", "owner", "trace_id") if facts[name])
+    ending = " (the client left)" if client_left else ""
+    text = f"{method} {facts['route']} {status} {duration:.3f}s {shown}".rstrip() + ending
+    logger.info("%s", text, extra={"facts": {name: value for name, value in facts.items() if value is not None}})

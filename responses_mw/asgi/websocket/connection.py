@@ -1,0 +1,221 @@
+"""One connection: its lanes, each with one response at a time.
+
+1. The reader takes frames as they come, so that a client's leaving is seen at once. A lane's frames wait for their turn, in
+   order; so many may wait, and no more.
+2. A response is a task that sends events as the run gives them. A client that does not read holds up ``send``, and with it
+   the runs of its own connection.
+3. A connection has its time. After it no response is begun; when the last has ended, the client is told to come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from itertools import chain
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.types import Message, Receive, Send
+
+from ...cache.policy import policy_of
+from ...engine.run import limits_of
+from ...engine.runner import Runner
+from ...errors import APIError, BadRequest, RateLimited
+from ...protocol.request.create import CreateResponse
+from ...settings import Settings
+from ...threads import by_size
+from ...upstream import Caller
+from . import frames
+from .frames import Create
+from .held import ConnectionHistory
+from .memory import Share
+
+logger = logging.getLogger(__name__)
+
+Parse = Callable[[Any, int], CreateResponse]
+"""From the body of a request, and its size, to a request that is valid by itself; raises ``BadRequest``."""
+
+Admission = Callable[[Caller], AbstractAsyncContextManager[None]]
+"""What each response of a caller's is made within; raises an ``APIError`` where there may be none now."""
+
+MOST_WAITING = 64
+_TRY_AGAIN, _BROKEN = 1001, 1011
+
+
+class WebSocketConnection:
+    """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains, which are in the owner's ``share`` of the
+    memory, as is what waits."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        held: ConnectionHistory,
+        share: Share,
+        parse: Parse,
+        admission: Admission,
+        caller: Caller,
+        settings: Settings,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._runner = runner
+        self._held = held
+        self._share = share
+        self._parse = parse
+        self._admission = admission
+        self._caller = caller
+        self._settings = settings
+        self._limits = limits_of(settings)
+        self._receive = receive
+        self._send = send
+        self._lanes: dict[str | None, deque[Create]] = {}
+        """What waits in each lane that has a response under way."""
+        self._waiting = 0
+        self._is_over = False
+        self._idle = anyio.Event()
+
+    async def run(self) -> None:
+        """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
+        try:
+            async with anyio.create_task_group() as group:
+                with anyio.move_on_after(self._settings.websocket_seconds) as time:
+                    await self._read(group)
+                if time.cancelled_caught:
+                    await self._wind_up(group)
+                group.cancel_scope.cancel()
+        finally:
+            self._held.close()
+            for create in chain.from_iterable(self._lanes.values()):
+                self._share.leave(create.size)
+
+    async def _wind_up(self, group: TaskGroup) -> None:
+        self._is_over = True
+        group.start_soon(self._close_when_idle, group)
+        await self._read(group)
+
+    async def _close_when_idle(self, group: TaskGroup) -> None:
+        if self._lanes:
+            await self._idle.wait()
+        await self._close(group, _TRY_AGAIN, self._limit_reached())
+
+    async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
+        try:
+            await self._tell(frames.error_text(error, None))
+            await self._send({"type": "websocket.close", "code": code})
+        except OSError:
+            logger.debug("the client left")
+        group.cancel_scope.cancel()
+
+    def _limit_reached(self) -> BadRequest:
+        minutes = f"{self._settings.websocket_seconds / 60:g} minutes"
+        message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
+        return BadRequest(message, code="websocket_connection_limit_reached")
+
+    # -- frames ---------------------------------------------------------------------------------------------------------------
+
+    async def _read(self, group: TaskGroup) -> None:
+        """Takes frames until the client has left."""
+        with suppress(OSError):
+            while (message := await self._receive())["type"] != "websocket.disconnect":
+                await self._take(_data(message), group)
+
+    async def _take(self, data: bytes, group: TaskGroup) -> None:
+        lane = None
+        try:
+            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.max_body_bytes)
+            lane = frames.lane_of(frame)
+            if frames.kind_of(frame) == frames.STEER:
+                await self._tell(frames.steer_failed_text(frame, lane))
+            else:
+                self._begin(frames.create(frame, lane, len(data)), group)
+        except APIError as error:
+            await self._tell(frames.error_text(error, lane))
+
+    def _begin(self, create: Create, group: TaskGroup) -> None:
+        """Begins the response, or lets it wait for its lane's last."""
+        if self._is_over:
+            raise self._limit_reached()
+        lane = self._lanes.get(create.lane)
+        if lane is None:
+            most = self._settings.websocket_lanes
+            if len(self._lanes) >= most:
+                raise RateLimited(f"The connection has {most} responses under way.")
+            self._lanes[create.lane] = deque()
+            group.start_soon(self._serve, create, group)
+        elif self._waiting >= MOST_WAITING:
+            raise RateLimited("Too many requests wait for their turn on the connection.")
+        else:
+            self._share.enter(create.size)
+            self._waiting += 1
+            lane.append(create)
+
+    # -- responses ------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, first: Create, group: TaskGroup) -> None:
+        """The responses of one lane, until none waits."""
+        lane = self._lanes[first.lane]
+        await self._guard(first, group)
+        while lane:
+            create = lane.popleft()
+            self._waiting -= 1
+            self._share.leave(create.size)
+            await self._guard(create, group)
+        del self._lanes[first.lane]
+        if self._is_over and not self._lanes:
+            self._idle.set()
+
+    async def _guard(self, create: Create, group: TaskGroup) -> None:
+        try:
+            await self._respond(create)
+        except OSError:
+            logger.debug("the client left")  # some servers tell it so
+            group.cancel_scope.cancel()
+        except Exception:  # the outer edge of a response: the client is not left waiting for the rest
+            logger.exception("a response on a WebSocket failed")
+            await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
+
+    async def _respond(self, create: Create) -> None:
+        """Sends the events of one response, or an error in their place."""
+        caller = self._caller.again()
+        try:
+            async with self._admission(caller):
+                await self._run(create, caller)
+        except APIError as error:
+            await self._tell(frames.error_text(error, create.lane))
+
+    async def _run(self, create: Create, caller: Caller) -> None:
+        """What a response failed to continue is held no longer; one that was not admitted has not failed."""
+        is_good = False
+        try:
+            request = await by_size(create.size, self._parse, create.body, create.size)
+            is_good = await self._stream(request, create, caller)
+        finally:
+            if not is_good and create.parent is not None:
+                self._held.evict(create.parent)
+
+    async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
+        """Whether the response did not fail."""
+        settings, end = self._settings, frames.ending(create.lane)
+        if create.generate:
+            policy = policy_of(request.cache, None, settings, stored=request.store)
+            run = self._runner.run(request, caller, grace=settings.status_grace, policy=policy)
+        else:
+            run = self._runner.prepared(request, caller)
+        last = ""
+        async with aclosing(run):
+            async for events in run:
+                for event in events:
+                    await self._tell(event.json[:-1].decode() + end)
+                last = events[-1].type
+        return last != "response.failed"
+
+    async def _tell(self, text: str) -> None:
+        await self._send({"type": "websocket.send", "text": text})
+
+
+def _data(message: Message) -> bytes:
+    text = message.get("text")
+    return message.get("bytes") or b"" if text is None else text.encode()

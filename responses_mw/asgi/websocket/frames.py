@@ -1,0 +1,108 @@
+"""What travels on a WebSocket: flat frames in, bare events out (OpenAI reference, "WebSocket mode").
+
+1. A client's frame is an object with a ``type``. ``response.create`` has the members of ``POST /v1/responses`` beside it, and
+   two of its own: ``generate`` (false: only prepare) and ``stream_id`` (its lane).
+2. A server's frame is the data of one event, and names the lane of its response, if that has one. There is no ``[DONE]``.
+3. An error is ``{"type": "error", "status", "error": {"type", "code", "message", "param"}}``. It stands in place of a response:
+   one that has begun ends in ``response.failed``. The specification wants a code: where there is none, it is the type.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ...errors import APIError, BadRequest, TooLarge
+from ...protocol.request import checks
+from ...protocol.request.body import RequestLimits, decode
+
+LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+CREATE, STEER = "response.create", "response.steer"
+_NO_BODY = frozenset({"type", "generate", "stream_id"})
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A ``response.create``. ``body`` is what a POST would have; ``size`` the frame's in bytes."""
+
+    body: dict[str, Any]
+    lane: str | None
+    generate: bool
+    size: int
+
+    @property
+    def parent(self) -> str | None:
+        """The response that it continues, if it names one."""
+        parent = self.body.get("previous_response_id")
+        return parent if isinstance(parent, str) else None
+
+
+def decoded(data: bytes, limits: RequestLimits, *, most: int) -> dict[str, Any]:
+    """The object in a frame. Raises ``BadRequest`` where it is none, ``TooLarge`` beyond ``most`` bytes or the ``limits``."""
+    if len(data) > most:
+        raise TooLarge(f"The frame is larger than {most} bytes.")
+    frame = decode(data, limits, "the JSON of your frame")
+    if not isinstance(frame, dict):
+        raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
+    return frame
+
+
+def kind_of(frame: dict[str, Any]) -> str:
+    """The frame's type. Raises ``BadRequest`` for one that is not known."""
+    if frame.get("type") is None:
+        checks.missing("type")
+    return checks.one_of(frame["type"], "type", {CREATE, STEER})
+
+
+def lane_of(frame: dict[str, Any]) -> str | None:
+    """The lane that a frame names. Raises ``BadRequest`` for a name that is none."""
+    lane = frame.get("stream_id")
+    if lane is None:
+        return None
+    if not LANE.fullmatch(checks.string(lane, "stream_id")):
+        message = "Invalid 'stream_id'. Expected 1 to 256 ASCII letters, digits, underscores, hyphens or periods."
+        raise BadRequest(message, param="stream_id", code="invalid_value")
+    return str(lane)
+
+
+def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
+    """Raises ``BadRequest`` for what is of no use on a WebSocket; the rest of the body is checked when its turn comes."""
+    generate = frame.get("generate")
+    if generate is not None:
+        checks.boolean(generate, "generate")
+    if frame.get("background"):
+        checks.unsupported("background", "a response on a WebSocket runs in the foreground; create it over HTTP.")
+    body = {name: value for name, value in frame.items() if name not in _NO_BODY}
+    return Create({**body, "stream": True}, lane, generate is not False, size)
+
+
+def error_text(error: APIError, lane: str | None) -> str:
+    """The frame that tells of an error; what would be HTTP headers (``retry-after``) stands in it."""
+    members: dict[str, Any] = error.body()["error"]
+    members["code"] = members["code"] or members["type"]
+    if error.headers:
+        members["headers"] = error.headers
+    return _text({"type": "error", "status": error.status, "error": members}, lane)
+
+
+def steer_failed_text(frame: dict[str, Any], lane: str | None) -> str:
+    """The refusal of a ``response.steer``, with its input, so that it can go into a ``response.create``."""
+    error = {
+        "type": "invalid_request_error",
+        "code": "steering_not_supported",
+        "message": "A running response cannot be steered here: send the input in a response.create after its end.",
+    }
+    steer = {name: frame.get(name) for name in ("input", "previous_response_id")}
+    return _text({"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer}, lane)
+
+
+def _text(members: dict[str, Any], lane: str | None) -> str:
+    return orjson.dumps(members if lane is None else {**members, "stream_id": lane}).decode()
+
+
+def ending(lane: str | None) -> str:
+    """What stands at the end of each event of a lane in place of its last brace. A lane's name needs no escapes."""
+    return "}" if lane is None else f',"stream_id":"{lane}"}}'

@@ -1,0 +1,65 @@
+"""The end of a background response that the worker that ran it did not write: it was lost, or it was cancelled."""
+
+from __future__ import annotations
+
+from ..errors import APIError
+from ..protocol.response.replay import end, fold
+from ..protocol.types import Document
+from ..state import Batch, Chain, Fenced, Job, OverBound, State, Taken
+from ..telemetry import LEASES_LOST
+
+LOST = "The server that was making this response was lost before the response was complete."
+
+
+async def write_end(state: State, taken: Taken) -> Document:
+    """Ends a job that was taken as ``lost`` or ``cancelled``."""
+    assert taken.job is not None
+    if taken.verdict == "cancelled":
+        return await _write(state, taken.job, "cancelled", None)
+    LEASES_LOST.add()
+    return await write_failure(state, taken.job, LOST)
+
+
+async def write_failure(state: State, job: Job, message: str, code: str = "server_error") -> Document:
+    """Ends a job as failed. What its log holds is its output. Raises ``Fenced`` if somebody else has it now."""
+    return await _write(state, job, "failed", {"code": code, "message": message})
+
+
+async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
+    document = fold(job.document, await _log(state, job))
+    document.update(status=status, error=error)
+    chain = await _chain(state, job)
+    last = Batch(job.next_number, job.next_number, end(document, job.next_number).frame, final=True)
+    try:
+        await state.responses.commit(chain, document, job.input, job.owner, job.token, last=last)
+    except OverBound:  # of the conversation: the response itself is stored
+        await state.responses.commit(Chain.new(), document, job.input, job.owner, job.token, last=last)
+    await state.queue.drop(job.response_id)
+    return document
+
+
+async def _log(state: State, job: Job) -> list[bytes]:
+    """All batches of the job's log. Nobody writes to it now but the holder of the token."""
+    data: list[bytes] = []
+    number = -1
+    while number < job.next_number - 1:
+        (batches,) = await state.jobs.logs([(job.response_id, number)])
+        if not batches:
+            raise Fenced(job.response_id)  # it was deleted meanwhile
+        data += [batch.data for batch in batches]
+        number = batches[-1].last
+    return data
+
+
+async def _chain(state: State, job: Job) -> Chain:
+    """What the response stands on; nothing, if that is gone."""
+    previous, conversation = job.document["previous_response_id"], job.document["conversation"]
+    try:
+        if previous:
+            return await state.responses.chain(previous, job.owner)
+        if conversation:
+            return await state.conversations.chain(conversation["id"], job.owner)
+    except APIError as error:
+        if error.status >= 500:
+            raise
+    return Chain.new()

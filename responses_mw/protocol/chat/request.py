@@ -1,0 +1,191 @@
+"""From a request to the body of ``/v1/chat/completions``, in the upstream's dialect.
+
+Nothing is sent that the caller did not set: a default of ours could differ from the server's. What the dialect cannot express
+and the caller asks for is a 400, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..request import checks
+from ..request.create import CreateResponse
+from ..request.tools import choice_names
+from ..types import ChatRequest, Item, Part, Tool
+from .client_tools import namer
+from .dialects import Dialect
+from .forms import Offered
+from .messages import to_messages
+
+
+def to_chat(
+    request: CreateResponse,
+    items: Sequence[Item],
+    dialect: Dialect,
+    *,
+    model: str,
+    offered: Sequence[Offered] = (),
+    own: int = 0,
+    first_turn: bool = True,
+    results: Mapping[str, str | list[Part]] | None = None,
+) -> ChatRequest:
+    """The chat request for one turn.
+
+    ``items`` is all that the model is to see; the request's own begin at ``own``. ``model`` is the upstream's name; ``offered``
+    are the functions that it may call, and ``results`` what it sees of calls in this run, by their items. In later turns of a
+    run a forced tool is free again, else the loop would never end.
+    """
+    body: ChatRequest = {
+        **request.extra,
+        "model": model,
+        "messages": to_messages(
+            items,
+            dialect,
+            instructions=request.instructions,
+            all_reasoning=request.reasoning.get("context") == "all_turns",
+            offset=own,
+            names=namer(offered),
+            results=results or {},
+        ),
+    }
+    _add_sampling(body, request, dialect)
+    _add_output_bounds(body, request, dialect)
+    _add_reasoning(body, request, dialect)
+    _add_text(body, request, dialect)
+    _add_tools(body, request, offered, dialect, first_turn=first_turn)
+    _add_hints(body, request, dialect)
+    if dialect.prefill and _is_unfinished(items):
+        body |= {dialect.prefill: True, "add_generation_prompt": False}
+    if request.stream:
+        body["stream"] = True
+        if dialect.stream_usage:
+            body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def _is_unfinished(items: Sequence[Item]) -> bool:
+    last = items[-1] if items else {}
+    return last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
+
+
+def _template_argument(body: ChatRequest, name: str, value: Any) -> None:
+    """Sets an argument of the chat template, unless the caller did."""
+    given = body.get("chat_template_kwargs")
+    body["chat_template_kwargs"] = {name: value, **(given if isinstance(given, dict) else {})}
+
+
+def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        value = getattr(request, name)
+        if value is None or (name == "top_p" and value == 1 and not dialect.top_p_one):
+            continue
+        if name in dialect.refuses:
+            if value:
+                checks.unsupported(name, dialect.refuses[name])
+            continue
+        body[name] = value
+    if dialect.stop_is_list and isinstance(body.get("stop"), str):
+        body["stop"] = [body["stop"]]
+
+
+def _add_output_bounds(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    if request.max_output_tokens is not None:
+        body[dialect.max_tokens] = request.max_output_tokens
+    if request.wants_logprobs:
+        if "top_logprobs" in dialect.refuses:
+            checks.unsupported("top_logprobs", dialect.refuses["top_logprobs"])
+        body["logprobs"] = True
+        if request.top_logprobs:
+            body["top_logprobs"] = request.top_logprobs
+
+
+def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    effort = request.reasoning.get("effort")
+    if effort is None:
+        return
+    if dialect.reasoning_effort == "refused":
+        checks.unsupported("reasoning.effort", f"the upstream ({dialect.name}) has no such setting.")
+    body["reasoning_effort"] = effort
+    if dialect.reasoning_effort == "template":
+        _template_argument(body, "enable_thinking", effort != "none")
+
+
+def _add_text(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    verbosity = request.text.get("verbosity")
+    if verbosity is not None:
+        if dialect.verbosity == "field":
+            body["verbosity"] = verbosity
+        elif dialect.verbosity == "template":
+            _template_argument(body, "verbosity", verbosity)
+        elif verbosity != "medium":
+            checks.unsupported("text.verbosity", f"the upstream ({dialect.name}) has no such setting.")
+    wanted = request.text.get("format", {"type": "text"})
+    if wanted["type"] == "text":
+        return
+    if dialect.response_format == "refused":
+        checks.unsupported("text.format", f"the upstream ({dialect.name}) cannot constrain its output.")
+    body["response_format"] = _response_format(wanted, dialect)
+
+
+def _response_format(wanted: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+    kind = wanted["type"]
+    schema = {name: wanted[name] for name in ("name", "description", "schema", "strict") if name in wanted}
+    if dialect.response_format == "value":
+        return {"type": kind, "value": {"name": schema["name"], "schema": schema["schema"]} if schema else {"type": "object"}}
+    return {"type": kind, kind: schema} if schema else {"type": kind}
+
+
+def _add_tools(
+    body: ChatRequest, request: CreateResponse, offered: Sequence[Offered], dialect: Dialect, *, first_turn: bool
+) -> None:
+    choice = request.tool_choice
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        offered = _named(choice, offered)
+        choice = choice.get("mode", "auto")
+    if not offered or choice == "none":
+        return  # servers that get tools with "none" still show them to the model, which then writes calls as text
+    if choice != "auto" and first_turn:
+        offered = _force(body, choice, offered, dialect)
+    body["tools"] = [_chat_tool(one.function, dialect) for one in offered]
+    if request.parallel_tool_calls is not None and dialect.parallel_tool_calls:
+        body["parallel_tool_calls"] = request.parallel_tool_calls
+
+
+def _named(choice: dict[str, Any], offered: Sequence[Offered]) -> Sequence[Offered]:
+    names = choice_names(choice, offered)
+    return offered if names is None else [one for one in offered if one.name in names]
+
+
+def _force(body: ChatRequest, choice: Any, offered: Sequence[Offered], dialect: Dialect) -> Sequence[Offered]:
+    """Sets ``tool_choice`` for ``required``, a function by name, or any of several; returns the functions to offer."""
+    if dialect.tool_choice == "refused":
+        checks.unsupported("tool_choice", f"the upstream ({dialect.name}) cannot be made to call a tool.")
+    meant = _named(choice, offered) if isinstance(choice, dict) else offered
+    if choice == "required" or len(meant) != 1 or dialect.tool_choice == "only":
+        body["tool_choice"] = "required"
+        return meant
+    name = meant[0].name
+    body["tool_choice"] = name if dialect.tool_choice == "name" else {"type": "function", "function": {"name": name}}
+    return offered
+
+
+def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
+    function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
+    if dialect.parameters_required:
+        function.setdefault("parameters", {"type": "object", "properties": {}})
+    return {"type": "function", "function": function}
+
+
+def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+    """What does not change the answer goes where it is understood; prompt_cache_* asks for something: a 400 elsewhere."""
+    for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"):
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if name in dialect.hints:
+            body[name] = value
+        elif name in ("prompt_cache_retention", "prompt_cache_options"):
+            checks.unsupported(name, f"the upstream ({dialect.name}) has no such setting.")
+    if request.service_tier is not None and dialect.service_tier:
+        body["service_tier"] = request.service_tier

@@ -1,0 +1,204 @@
+"""From the fragments of tool calls that a stream carries to calls that are told apart.
+
+What upstreams do, and what is made of it:
+
+1. Fragments name their call by ``index``, by ``id``, or not at all. Some servers give every call index 0 (older Ollama), some
+   repeat the id on every fragment (TGI: always "0"), some send it once. An index that comes back with another id *and* a name
+   is a new call; anything else with that index goes on with the call.
+2. A name comes once, repeated, empty, or after the first arguments. A call without a name cannot be shown yet.
+3. Arguments are a string, in pieces or whole, or an object.
+4. What makes no sense (a fragment or a name of another type) is the upstream's fault, and nothing of it is taken.
+5. The work is linear in what comes, however it is cut, and a turn has at most ``MOST_CALLS`` calls.
+6. TGI up to 3.1 never sends a name: its arguments are ``{"function": {"_name": ..., <arguments>}}``, and a special token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from ...errors import UpstreamError
+from ..request.checks import malformed
+from .forms import CallForm
+
+MOST_CALLS = 512
+"""Of one turn: a model that makes more has lost its way."""
+
+_MARKS = re.compile(r'["\\{}]')
+_WHITE = " \t\r\n"
+
+
+class ToolCall:
+    """One call as far as it is known. ``fresh`` are the pieces of arguments that nobody has taken yet; ``form`` is how it is
+    given back, once that ``is_decided``, and None if it is left out."""
+
+    __slots__ = ("_ending", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        """Where it stands among the calls of its turn."""
+        self.id: str | None = None
+        self.name = ""
+        self.form: CallForm | None = None
+        self.is_decided = False
+        self.fresh: list[str] = []
+        self._pieces: list[str] = []
+        self._ending = _Ending()
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._pieces)
+
+    def extend(self, fragment: dict[str, Any]) -> None:
+        function = fragment.get("function") or {}
+        call_id = fragment.get("id")
+        if isinstance(call_id, str):
+            self.id = self.id or call_id or None
+        self.name = self.name or function.get("name") or ""
+        arguments = function.get("arguments")
+        if arguments:
+            piece = arguments if isinstance(arguments, str) else _encoded(arguments)
+            self._pieces.append(piece)
+            self.fresh.append(piece)
+
+    def take(self) -> list[str]:
+        """The pieces of arguments since the last call."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def is_whole(self) -> bool:
+        """Whether the arguments are a complete JSON object, to which nothing can be added."""
+        return self._ending.has_come(self._pieces)
+
+    def find_name(self) -> bool:
+        """At the end of a turn: the name of a nameless call out of its arguments (rule 6). False where there is none."""
+        text = self.arguments
+        grammar = parse_arguments(text[: text.rfind("}") + 1])
+        function = grammar.get("function") if grammar else None
+        if isinstance(function, dict) and isinstance(function.get("_name"), str):
+            self.name = function.pop("_name")
+            self._pieces, self._ending = [_encoded(function)], _Ending()
+            self.fresh = list(self._pieces)
+        return bool(self.name)
+
+
+class _Ending:
+    """Finds the end of an object's JSON in its pieces, each of which is read once. The text is decoded when its outermost
+    brace is closed; what follows then is white space, or makes an object of it no more."""
+
+    __slots__ = ("_depth", "_is_escaped", "_is_object", "_is_quoted", "_read")
+
+    def __init__(self) -> None:
+        self._read = self._depth = 0
+        self._is_quoted = self._is_escaped = False
+        self._is_object: bool | None = None
+
+    def has_come(self, pieces: list[str]) -> bool:
+        for index in range(self._read, len(pieces)):
+            rest = pieces[index]
+            if self._is_object is None and (end := self._end_in(rest)):
+                self._is_object = parse_arguments("".join([*pieces[:index], rest[:end]])) is not None
+                rest = rest[end:]
+            if self._is_object and rest.strip(_WHITE):
+                self._is_object = False
+        self._read = len(pieces)
+        return self._is_object is True
+
+    def _end_in(self, piece: str) -> int:
+        """Where the outermost brace is closed; 0 if it is not."""
+        escaped = 0 if self._is_escaped else -1
+        for mark in _MARKS.finditer(piece):
+            at = mark.start()
+            if at == escaped:
+                continue
+            if mark[0] == "\\":
+                escaped = at + 1
+            elif mark[0] == '"':
+                self._is_quoted = not self._is_quoted
+            elif not self._is_quoted:
+                self._depth += 1 if mark[0] == "{" else -1
+                if self._depth <= 0:
+                    return at + 1
+        self._is_escaped = escaped == len(piece)
+        return 0
+
+
+class ToolCalls:
+    """The calls of one turn, in the order of their first fragments."""
+
+    __slots__ = ("_by_id", "_by_index", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCall] = []
+        self._by_index: dict[int, ToolCall] = {}
+        self._by_id: dict[str, ToolCall] = {}
+
+    def feed(self, fragments: Any) -> list[ToolCall]:
+        """Takes ``delta.tool_calls`` (a list, or TGI's single object); returns the calls that grew, each once."""
+        grown: dict[int, ToolCall] = {}
+        listed = fragments if isinstance(fragments, list) else [fragments]
+        for fragment in listed:
+            _check(fragment)
+        for fragment in listed:
+            call = self._call_of(fragment)
+            call.extend(fragment)
+            if call.id is not None and self._by_id.get(call.id, call).place <= call.place:
+                self._by_id[call.id] = call
+            grown[call.place] = call
+        return list(grown.values())
+
+    def _call_of(self, fragment: dict[str, Any]) -> ToolCall:
+        index = fragment.get("index")
+        known = self._find(index, fragment.get("id"))
+        if known and not _begins_another(fragment, known):
+            return known
+        if len(self.calls) >= MOST_CALLS:
+            raise UpstreamError(f"The upstream's model made more than {MOST_CALLS} calls at a time.")
+        call = ToolCall(len(self.calls))
+        self._by_index[index if isinstance(index, int) else call.place] = call
+        self.calls.append(call)
+        return call
+
+    def _find(self, index: Any, call_id: Any) -> ToolCall | None:
+        """The latest call with this index; without an index, the one with this id; without either, the last one."""
+        if isinstance(index, int):
+            return self._by_index.get(index)
+        if call_id in (None, ""):
+            return self.calls[-1] if self.calls else None
+        return self._by_id.get(call_id) if isinstance(call_id, str) else None
+
+
+def _check(fragment: Any) -> None:
+    function = (fragment.get("function") or {}) if isinstance(fragment, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name") or "", str):
+        malformed("tool_calls")
+
+
+def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
+    """Whether a fragment with the index of ``known`` is a call of its own: it has a name, and either another id or, where
+    there are no ids, another name, or arguments although those of ``known`` are complete, or all of them as an object."""
+    function, call_id = fragment.get("function") or {}, fragment.get("id")
+    if not (function.get("name") and known.name):
+        return False
+    if call_id and known.id:
+        return bool(call_id != known.id)
+    arguments = function.get("arguments")
+    return function["name"] != known.name or isinstance(arguments, dict) or (bool(arguments) and known.is_whole())
+
+
+def _encoded(arguments: Any) -> str:
+    try:
+        return orjson.dumps(arguments).decode()
+    except orjson.JSONEncodeError:  # nested deeper than the encoder goes
+        malformed("arguments")
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Arguments as the object that they are to be, or None."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

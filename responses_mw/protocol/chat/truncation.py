@@ -1,0 +1,127 @@
+"""``truncation: auto``: which of the oldest items the model does without.
+
+1. Instructions, system and developer messages, and what stands for earlier items (``compaction``) are never dropped.
+2. Before the last user's turn, whole exchanges are dropped: a user's messages and all that answers them, so that what remains
+   begins with a user again, which is what chat templates want. The last user's messages stay.
+3. After them, the oldest steps of the tool loop are dropped: what the assistant said and called, with the outputs. The last
+   step stays.
+4. A call and its output, and a question and its answer, are never parted: what links two blocks makes them one.
+
+Pure: ``fits`` tells whether so many items are few enough.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from ..types import Item
+
+Fits = Callable[[Sequence[Item]], bool]
+
+_KEPT_ROLES = frozenset({"system", "developer"})
+_KEPT_TYPES = frozenset({"compaction", "additional_tools"})
+_ASKED = {"mcp_approval_response": "approval_request_id"}
+
+
+def truncated(items: Sequence[Item], fits: Fits) -> list[Item]:
+    """``items`` without as few of the oldest as make it fit; without all that may go, where nothing fits.
+
+    ``fits`` must hold for less of what it holds for.
+    """
+    cuts = Cuts(items)
+    return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
+
+
+class Cuts:
+    """The ways to cut ``items``: without the ``n`` oldest of the blocks that may go, ``n`` being at most ``len``."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+        self._blocks = _droppable(items)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def without(self, count: int) -> list[Item]:
+        dropped = {position for block in self._blocks[:count] for position in block}
+        return [item for position, item in enumerate(self._items) if position not in dropped]
+
+
+def _droppable(items: Sequence[Item]) -> list[list[int]]:
+    """The blocks that may go, oldest first, as positions."""
+    block_of = _joined(items, _blocks(items))
+    blocks: defaultdict[int, list[int]] = defaultdict(list)
+    last_user = -1
+    for position, item in enumerate(items):
+        if not is_kept(item):
+            blocks[block_of[position]].append(position)
+            if item.get("role") == "user":
+                last_user = block_of[position]
+    return [blocks[number] for number in sorted(blocks)[:-1] if number != last_user]
+
+
+def is_kept(item: Item) -> bool:
+    """Whether the item stays, whatever becomes of those around it."""
+    return item.get("role") in _KEPT_ROLES or item["type"] in _KEPT_TYPES
+
+
+def _blocks(items: Sequence[Item]) -> list[int]:
+    """The number of each item's block: exchanges before the last user's turn, then that turn, then steps."""
+    users = [position for position, item in enumerate(items) if item.get("role") == "user"]
+    last_user = users[-1] if users else -1
+    numbers: list[int] = []
+    number, before = 0, "user"
+    for position, item in enumerate(items):
+        if not is_kept(item):
+            side = _side(item)
+            begins = side == "user" if position <= last_user else side == "assistant" or before == "user"
+            number += begins and before != side
+            before = side
+        numbers.append(number)
+    return numbers
+
+
+def _side(item: Item) -> str:
+    if item.get("role") == "user":
+        return "user"
+    return "output" if item["type"].endswith(("_output", "_response")) else "assistant"
+
+
+def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
+    """The number of each item's block, where blocks with something linked, and all between them, are one."""
+    reaches = list(range(block_of[-1] + 1 if block_of else 0))
+    for first, second in _links(items):
+        begin, end = sorted((block_of[first], block_of[second]))
+        reaches[begin] = max(reaches[begin], end)
+    joined, reach = [0] * len(reaches), -1
+    for number, furthest in enumerate(reaches):
+        joined[number] = number if number > reach else joined[number - 1]
+        reach = max(reach, furthest)
+    return [joined[number] for number in block_of]
+
+
+def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
+    """Pairs of positions: a call and its output, a request and what was said to it. The n-th of an id goes with the n-th."""
+    waiting: defaultdict[str, deque[int]] = defaultdict(deque)
+    for side in (False, True):
+        for position, item in enumerate(items):
+            key, is_answer = _link(item)
+            if not key or is_answer != side:
+                continue
+            if not is_answer:
+                waiting[key].append(position)
+            elif waiting[key]:
+                yield waiting[key].popleft(), position
+
+
+def _link(item: Item) -> tuple[str, bool]:
+    """What links the item to another (empty for nothing), and whether it is the answer."""
+    kind = item["type"]
+    if kind in _ASKED:
+        return f"approval {item[_ASKED[kind]]}", True
+    if kind == "mcp_approval_request":
+        return f"approval {item.get('id')}", False
+    call_id = item.get("call_id")
+    return (f"call {call_id}" if call_id else ""), kind.endswith("_output")

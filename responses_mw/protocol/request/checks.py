@@ -1,0 +1,160 @@
+"""A small vocabulary for checking a request's body: each check takes a value and its path, and raises OpenAI's 400.
+
+``param`` is the path in OpenAI's notation (``input[3].content[0].type``); it stands in the message too. The codes are the
+API's own (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+
+from ...errors import BadRequest, NotSupported, TooLarge, UpstreamError
+
+Check = Callable[[Any, str], Any]
+
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a decimal"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+    (type(None), "null"),
+)
+
+
+def kind_of(value: Any) -> str:
+    return next(name for kind, name in _KINDS if isinstance(value, kind))
+
+
+def wrong_type(path: str, expected: str, value: Any) -> NoReturn:
+    message = f"Invalid type for '{path}': expected {expected}, but got {kind_of(value)} instead."
+    raise BadRequest(message, param=path, code="invalid_type")
+
+
+def wrong_value(path: str, value: Any, supported: Collection[str]) -> NoReturn:
+    values = ", ".join(f"'{one}'" for one in sorted(supported))
+    shown = str(value)[:64]
+    message = f"Invalid value for '{path}': '{shown}'. Supported values are: {values}."
+    raise BadRequest(message, param=path, code="invalid_value")
+
+
+def missing(path: str) -> NoReturn:
+    raise BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+
+
+def malformed(member: str) -> NoReturn:
+    """The one check here that is not for requests: ``member`` of what the upstream sent has a type that means nothing."""
+    raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
+
+
+def unknown(path: str) -> NoReturn:
+    raise BadRequest(f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter")
+
+
+def unsupported(path: str, why: str) -> NoReturn:
+    raise NotSupported(f"'{path}' is not supported: {why}", param=path)
+
+
+def string(value: Any, path: str, *, longest: int | None = None, pattern: str | None = None) -> str:
+    if not isinstance(value, str):
+        wrong_type(path, "a string", value)
+    if longest is not None and len(value) > longest:
+        message = (
+            f"Invalid '{path}': string too long. Expected a string with maximum length {longest}, "
+            f"but got a string with length {len(value)} instead."
+        )
+        raise BadRequest(message, param=path, code="string_above_max_length")
+    if pattern is not None and not re.fullmatch(pattern, value):
+        message = f"Invalid '{path}': string does not match pattern. Expected a string that matches the pattern '{pattern}'."
+        raise BadRequest(message, param=path, code="invalid_value")
+    return value
+
+
+def boolean(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        wrong_type(path, "a boolean", value)
+    return value
+
+
+def integer(value: Any, path: str, *, least: int | None = None, most: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        wrong_type(path, "an integer", value)
+    _within(value, path, "integer", least, most)
+    return value
+
+
+def number(value: Any, path: str, *, least: float | None = None, most: float | None = None) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        wrong_type(path, "a decimal", value)
+    _within(value, path, "decimal", least, most)
+    return value
+
+
+def _within(value: float, path: str, kind: str, least: float | None, most: float | None) -> None:
+    if least is not None and value < least:
+        message = f"Invalid '{path}': {kind} below minimum value. Expected a value >= {least}, but got {value} instead."
+        raise BadRequest(message, param=path, code=f"{kind}_below_min_value")
+    if most is not None and value > most:
+        message = f"Invalid '{path}': {kind} above maximum value. Expected a value <= {most}, but got {value} instead."
+        raise BadRequest(message, param=path, code=f"{kind}_above_max_value")
+
+
+def mapping(value: Any, path: str) -> dict[str, Any]:
+    """An object, copied without its nulls: null means absent, everywhere."""
+    if not isinstance(value, dict):
+        wrong_type(path, "an object", value)
+    return {name: member for name, member in value.items() if member is not None}
+
+
+def array(value: Any, path: str, *, most: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        wrong_type(path, "an array", value)
+    if most is not None and len(value) > most:
+        message = (
+            f"Invalid '{path}': array too long. Expected an array with maximum length {most}, "
+            f"but got an array with length {len(value)} instead."
+        )
+        raise BadRequest(message, param=path, code="array_above_max_length")
+    return value
+
+
+def one_of(value: Any, path: str, supported: Collection[str]) -> str:
+    if string(value, path) not in supported:
+        wrong_value(path, value, supported)
+    return str(value)
+
+
+def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
+    """The member ``name`` of the object at ``path``, checked; missing (or null) is an error."""
+    if holder.get(name) is None:
+        missing(f"{path}.{name}")
+    return check(holder[name], f"{path}.{name}")
+
+
+def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "keep") -> dict[str, Any]:
+    """An object whose members in ``checks`` are checked. Others are kept, or (``others="refuse"``) an error."""
+    checked = mapping(value, path)
+    for name, member in checked.items():
+        if name in checks:
+            checked[name] = checks[name](member, f"{path}.{name}")
+        elif others == "refuse":
+            unknown(f"{path}.{name}")
+    return checked
+
+
+def depth(value: Any, limit: int) -> None:
+    """Refuses what is nested deeper than ``limit``: what comes later may recurse, here and in the upstream."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            member
+            for holder in level
+            for member in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(member, dict | list)
+        ]
+        if not level:
+            return
+    raise TooLarge(f"The request is nested deeper than {limit} levels.", code="request_too_deep")

@@ -1,0 +1,139 @@
+"""Prompt templates: a request's ``prompt`` and a template make a request without one (OpenAI guide, "Prompting").
+
+1. A template gives ``instructions``, ``input`` and defaults for other parameters. What the request sets itself wins; the
+   template's input stands before the request's own.
+2. ``{{name}}`` in the instructions, and in the texts of the template's messages, is replaced by the variable of that name.
+   Values are not looked at again: what a user wrote is never a placeholder.
+3. In a message a variable may be an image, a file or a text part too: it stands between what was before the placeholder and
+   what was behind.
+4. A placeholder without a variable, and a variable without a placeholder, are errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import BadRequest
+from ..types import Item, Part
+from . import checks
+
+PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
+_PARTS = frozenset({"input_text", "input_image", "input_file"})
+_PATH = "prompt.variables"
+
+Variables = Mapping[str, str | Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One version of a prompt. ``input`` is in the form that ``items.parse_input`` gives; ``defaults`` are parameters of a
+    request."""
+
+    instructions: str | None = None
+    input: list[Item] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the variables that it needs."""
+        return frozenset(name for text in self._texts() for name in PLACEHOLDER.findall(text))
+
+    def _texts(self) -> Iterator[str]:
+        yield self.instructions or ""
+        for item in self.input:
+            yield from (part["text"] for part in item.get("content", []) if "text" in part)
+
+
+def variables(value: Any) -> dict[str, str | Part]:
+    """``prompt.variables``, checked by itself."""
+    given = checks.mapping(value, _PATH)
+    return {name: _variable(one, f"{_PATH}.{name}") for name, one in given.items()}
+
+
+def _variable(value: Any, path: str) -> str | Part:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        checks.wrong_type(path, "a string or an object", value)
+    part = checks.mapping(value, path)
+    kind = checks.required(part, "type", path, checks.string)
+    checks.one_of(kind, f"{path}.type", _PARTS)
+    if kind == "input_text":
+        checks.required(part, "text", path, checks.string)
+    return part
+
+
+def filled(body: dict[str, Any], template: Template, values: Variables) -> dict[str, Any]:
+    """The request ``body`` on top of the template. Raises ``BadRequest`` where the variables are not those that it needs."""
+    for name in sorted(template.names - values.keys()):
+        checks.missing(f"{_PATH}.{name}")
+    for name in sorted(values.keys() - template.names):
+        checks.unknown(f"{_PATH}.{name}")
+    made: dict[str, Any] = dict(template.defaults)
+    if template.instructions is not None:
+        made["instructions"] = PLACEHOLDER.sub(lambda found: _text(found[1], values), template.instructions)
+    made |= {name: value for name, value in body.items() if value is not None and name != "prompt"}
+    if template.input:
+        made["input"] = [*(_item(item, values) for item in template.input), *_own_input(body)]
+    return made
+
+
+def _own_input(body: dict[str, Any]) -> list[Any]:
+    own = body.get("input")
+    if own is None:
+        return []
+    if isinstance(own, str):
+        return [{"type": "message", "role": "user", "content": own}]
+    if not isinstance(own, list):
+        checks.wrong_type("input", "a string or an array of objects", own)
+    return own
+
+
+def _item(item: Item, values: Variables) -> Item:
+    if "content" not in item:
+        return item
+    return {**item, "content": [made for part in item["content"] for made in _filled_part(part, values)]}
+
+
+def _filled_part(part: Part, values: Variables) -> Iterator[Part]:
+    if "text" not in part:
+        yield part
+    elif any(not _is_text(values[name]) for name in PLACEHOLDER.findall(part["text"])):
+        yield from _split(part["text"], values)
+    else:
+        yield {**part, "text": PLACEHOLDER.sub(lambda found: _text(found[1], values), part["text"])}
+
+
+def _split(text: str, values: Variables) -> Iterator[Part]:
+    """The parts that a text with placeholders makes."""
+    pieces = PLACEHOLDER.split(text)  # texts and names by turns
+    plain = pieces[0]
+    for name, following in zip(pieces[1::2], pieces[2::2], strict=True):
+        value = values[name]
+        if _is_text(value):
+            plain += _text(name, values) + following
+            continue
+        if plain:
+            yield {"type": "input_text", "text": plain}
+        assert isinstance(value, dict)
+        yield value
+        plain = following
+    if plain:
+        yield {"type": "input_text", "text": plain}
+
+
+def _is_text(value: str | Part) -> bool:
+    return isinstance(value, str) or value["type"] == "input_text"
+
+
+def _text(name: str, values: Variables) -> str:
+    value = values[name]
+    if isinstance(value, str):
+        return value
+    if value["type"] != "input_text":
+        message = f"Invalid '{_PATH}.{name}': an image or a file has no place in the prompt's instructions."
+        raise BadRequest(message, param=f"{_PATH}.{name}", code="invalid_value")
+    return str(value["text"])

@@ -1,0 +1,363 @@
+"""From chat chunks to the events of one response.
+
+The rules, each a law that the tests hold:
+
+1. Events, replayed, give the document; both come from the same calls here.
+2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows; items do not overlap: the
+   open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text that comes
+   between the fragments of a call waits for the end.
+3. An item is added before its parts and deltas, with its final id; it is done after them, unless the run fails.
+4. One text chunk is one delta, never merged, never split. White space alone makes no item: it waits for text, and a
+   call or other text that comes instead drops it.
+5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``; ``conclude`` or ``fail`` fixes the
+   document, and ``terminal`` gives the last event, so that the document can be stored in between.
+6. After ``end_turn``, the calls that are ``asked`` of us are carried out, in any order, and their results given to ``settle``
+   in theirs: a call's item stays open until then, and those behind it wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import UpstreamError
+from ..chat.chunks import Text, choices_of, text_of_parts
+from ..chat.forms import CallForm
+from ..chat.reasoning import text_of
+from ..chat.tool_calls import ToolCall, ToolCalls
+from ..request.checks import malformed
+from ..request.create import SERVICE_TIERS
+from ..types import Chunk, Document, Item
+from . import usage as usages
+from .calls import CallRules, OpenCall, new_item
+from .citations import Source
+from .document import shown
+from .events import Event
+from .lifecycle import DEFAULTS, Ids, Lifecycle, Options
+from .text import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, OpenText, TextKind, ThinkingSplitter
+
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class Assembler(Lifecycle):
+    """Makes one response out of the chunks of its turns. Methods return the events that they cause, in order."""
+
+    def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
+        """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
+        super().__init__(document, ids, options)
+        self.finish_reason: str | None = None
+        self.rules = CallRules(options)
+        self.sources: Sequence[Source] = ()
+        """What the answer may cite."""
+        self.asked: list[ToolCall] = []
+        """The calls of the turn that ended that are to be carried out here."""
+        self.is_clients = False
+        """Whether that turn has calls that the client carries out."""
+        self._usage_before: dict[str, Any] | None = None
+        self._open: OpenText | OpenCall | None = None
+        content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
+        self._reasoning = SUMMARY_TEXT if options.summary else content
+        # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
+        self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
+        if not options.think_tag:
+            self._direct["content"] = OUTPUT_TEXT
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._turn_is_over = False
+        self.finish_reason = None
+        self.asked = []
+        self.is_clients = self.rules.has_left_out = False
+        self._usage: dict[str, Any] | None = None
+        self._chunks = self._chunks_with_usage = 0
+        self._usage_is_last = False
+        self._splitter = ThinkingSplitter(self._options.think_tag) if self._options.think_tag else None
+        self._held: list[tuple[TextKind, str, Any]] = []
+        self._late: list[tuple[TextKind, str, Any]] = []
+        self._tool_calls = ToolCalls()
+        self._shown = 0  # how many of them have been opened, or left out
+        self._items_before = len(self.response["output"])
+
+    # -- the run --------------------------------------------------------------------------------------------------
+
+    def conclude(self, completed_at: int) -> None:
+        """Fixes the document after the last turn: completed, or incomplete where the last turn was cut."""
+        reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
+        if reason:
+            self.response["incomplete_details"] = {"reason": reason}
+        self.response["status"] = "incomplete" if reason else "completed"
+        self.response["completed_at"] = None if reason else completed_at
+
+    def fail(self, code: str, message: str) -> None:
+        """Fixes the document of a run that cannot go on. Open items stay as they are, ``incomplete``, and get no done."""
+        if self._open:
+            self._open.put()
+            self._open.item["status"] = "incomplete"
+            self._open = None
+        self._count_usage()
+        self.response["status"] = "failed"
+        self.response["completed_at"] = self.response["incomplete_details"] = None  # it may have been concluded before
+        self.response["error"] = {"code": code, "message": message}
+
+    # -- one turn -------------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether what was fed so far is a clean end of the turn, should the stream stop here: a finish reason, or usage at
+        the end (where every chunk has usage, it tells nothing)."""
+        by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
+        return not self._turn_is_over and (self.finish_reason is not None or by_usage)
+
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Takes chunks of the turn. Raises ``UpstreamError`` for one that makes no sense; what the ones before it caused then
+        comes with the next events."""
+        if self._turn_is_over:
+            self._begin_turn()
+        for chunk in chunks:
+            self._chunks += 1
+            if isinstance(chunk, dict):
+                self._feed_chunk(chunk)
+                continue
+            self._usage_is_last = False
+            member, text = chunk
+            part = self._open
+            if part.__class__ is OpenText and part.kind is self._direct.get(member):  # nearly every token
+                part.pieces.append(text)
+                self._emitter.delta(part.template, text)
+            elif member == "content":
+                self._content(text, None)
+            else:
+                self._text(self._reasoning, text)
+        return self._emitter.drain()
+
+    def _feed_chunk(self, chunk: Chunk) -> None:
+        usage = chunk.get("usage")
+        self._usage_is_last = bool(usage)
+        if usage:
+            if not isinstance(usage, dict):
+                malformed("usage")
+            self._chunks_with_usage += 1
+            self._usage = usage  # cumulative where it comes often: the last one counts
+        tier = chunk.get("service_tier")
+        if isinstance(tier, str) and tier in SERVICE_TIERS:
+            self.response["service_tier"] = tier
+        for choice in choices_of(chunk):
+            if not choice.get("index"):  # n is 1; what else comes (watsonx) is not ours
+                self._feed_choice(choice)
+
+    def _feed_choice(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta")
+        if delta:
+            if not isinstance(delta, dict):
+                malformed("delta")
+            # Servers of 2025 send both names with the same text.
+            reasoning = delta.get("reasoning") or delta.get("reasoning_content")
+            if reasoning:
+                self._text(self._reasoning, reasoning)
+            if delta.get("content"):
+                self._content(delta["content"], choice.get("logprobs"))
+            if delta.get("refusal"):
+                self._text(REFUSAL, delta["refusal"])
+            if delta.get("tool_calls"):
+                self._calls(delta["tool_calls"])
+        if choice.get("finish_reason"):
+            self.finish_reason = str(choice["finish_reason"])
+
+    def end_turn(self) -> list[Event]:
+        """Closes what is open, up to the first call that is ``asked`` of us. ``finish_reason`` stays until the next turn."""
+        if self._turn_is_over:
+            self._begin_turn()
+        if self._splitter:
+            for thinking, piece in self._splitter.flush():
+                self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
+        if not self._tool_calls.calls:
+            self._white_space_at_end()
+        self._choose()
+        self._go_on()
+        self._count_usage()
+        self._turn_is_over = True
+        return self._emitter.drain()
+
+    def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
+        """The next of the ``asked`` calls has been carried out: ``members`` are what its item shows of the result."""
+        assert isinstance(self._open, OpenCall), "results come after end_turn, one for each call"
+        self._open.settle(members, failed=failed)
+        self._end_item("failed" if failed else "completed")
+        self._go_on()
+        return self._emitter.drain()
+
+    @property
+    def awaited(self) -> Item:
+        """The item of the call whose result is to come next."""
+        assert self._open is not None
+        return self._open.item
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.finish_reason in INCOMPLETE_REASONS
+
+    def _choose(self) -> None:
+        """Decides on all calls of the turn. Of one that was cut nothing is carried out: it may be another than was meant."""
+        for call in self._tool_calls.calls:
+            if not (call.name or call.find_name()):
+                if self._is_cut:
+                    break  # not even its name came through
+                raise UpstreamError("The upstream's model called a function without naming it.")
+            form = self._form(call)
+            if form and form.served and not self._is_cut:
+                self.asked.append(call)
+            self.is_clients |= bool(form and not form.served)
+
+    def _go_on(self) -> None:
+        """Shows and closes what the turn has left, up to a call whose result must come first. Only the last item can be cut."""
+        for call in self._tool_calls.calls[self._shown :]:
+            if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
+                break  # the open call is what was cut
+            if self._is_awaited():
+                return
+            self._close("completed")
+            self._show_call(call)
+        if self._is_awaited():
+            return
+        if self._late and not (self._is_cut and not self._is_over()):
+            self._close("completed")
+            late, self._late = self._late, []
+            for kind, text, logprobs in late:
+                self._text(kind, text, logprobs)
+        if self.finish_reason and len(self.response["output"]) == self._items_before:
+            self._open_part(OUTPUT_TEXT)  # an answer of no tokens
+        self._close("incomplete" if self._is_cut else "completed")
+
+    def _is_awaited(self) -> bool:
+        """Whether the open item is a call whose result must come first. It is being carried out from now on."""
+        current = self._open
+        if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
+            return False
+        if not current.is_finished:
+            current.finish()
+            current.run()
+        return True
+
+    def _white_space_at_end(self) -> None:
+        """White space that nothing followed is the answer, in a turn without calls."""
+        for kind, text, logprobs in self._held:
+            if kind is OUTPUT_TEXT:
+                self._show(kind, text, logprobs)
+
+    def _count_usage(self) -> None:
+        if self._usage:
+            usage = usages.from_chat(self._usage)
+            told = usages.with_tools(usage, self._usage_before) if self._usage_before else usage
+            self.response["usage"] = usages.add(self.response["usage"], told)
+            self._usage, self._usage_before = None, usage
+
+    # -- text -----------------------------------------------------------------------------------------------------
+
+    def _content(self, content: Any, logprobs: Any) -> None:
+        if isinstance(content, list):  # Mistral's own API
+            content = text_of_parts(content)
+            if not content:
+                return
+        if not self._splitter:
+            self._text(OUTPUT_TEXT, content, logprobs)
+            return
+        if not isinstance(content, str):
+            malformed("delta")
+        for thinking, piece in self._splitter.feed(content):
+            self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
+
+    def _text(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
+        if not isinstance(text, str):
+            malformed("delta")
+        current = self._open
+        if isinstance(current, OpenText) and current.kind is kind:
+            current.add(text, logprobs if self._options.logprobs else None)
+            return
+        if self._late or not self._is_over():
+            self._late.append((kind, text, logprobs))
+            return
+        if self._held and self._held[0][0] is not kind:
+            self._held.clear()
+        if text.isspace():
+            self._held.append((kind, text, logprobs))
+            return
+        held, self._held = self._held, []
+        for _, before, its_logprobs in held:
+            self._show(kind, before, its_logprobs)
+        self._show(kind, text, logprobs)
+
+    def _show(self, kind: TextKind, text: str, logprobs: Any) -> None:
+        part = self._open
+        if not (isinstance(part, OpenText) and part.kind is kind):
+            part = self._open_part(kind)
+        part.add(text, logprobs if self._options.logprobs else None)
+
+    def _open_part(self, kind: TextKind) -> OpenText:
+        """A part of ``kind`` in the open item where that is of its type, else in a new one."""
+        current = self._open
+        if isinstance(current, OpenText) and current.kind.item == kind.item:
+            current.finish(self.sources)
+            item, output_index = current.item, current.place["output_index"]
+        else:
+            self._close("completed")
+            item, output_index = self._add_item(kind.new_item(), kind.prefix)
+        self._open = part = OpenText(kind, item, output_index, self._emitter)
+        return part
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _calls(self, fragments: Any) -> None:
+        self._held.clear()
+        grown = self._tool_calls.feed(fragments)
+        if isinstance(self._open, OpenCall) and self._open.call in grown:
+            self._open.grow()
+        calls = self._tool_calls.calls
+        while self._shown < len(calls) and self._is_over() and self._can_be_shown(calls[self._shown]):
+            self._close("completed")
+            self._show_call(calls[self._shown])
+
+    def _is_over(self) -> bool:
+        """Whether nothing more can come for the open item: calls that an upstream interleaves wait for that."""
+        current = self._open
+        return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
+
+    def _can_be_shown(self, call: ToolCall) -> bool:
+        if not call.name:
+            return False
+        form = self._form(call)
+        return form is None or form.text is not None or call.is_whole()
+
+    def _form(self, call: ToolCall) -> CallForm | None:
+        return self.rules.decide(call, self._tool_calls.calls)
+
+    def _show_call(self, call: ToolCall) -> None:
+        self._shown += 1
+        form = self._form(call)
+        if form is None:
+            return
+        call_id = None if form.served else self.rules.call_id(call.id, lambda: self._ids.item("call"))
+        item = new_item(form, call, call_id)
+        item, output_index = self._add_item(item, form.prefix)
+        self._open = OpenCall(call, form, item, output_index, self._emitter)
+
+    # -- items ----------------------------------------------------------------------------------------------------
+
+    def _close(self, status: str) -> None:
+        current = self._open
+        if current is None:
+            return
+        if isinstance(current, OpenText):
+            current.finish(self.sources)
+            if self._options.seal and current.kind.item == "reasoning":
+                current.item["encrypted_content"] = self._options.seal(text_of(current.item))
+        else:
+            current.finish()
+        self._end_item(status)
+
+    def _end_item(self, status: str) -> None:
+        assert self._open is not None
+        item, output_index = self._open.item, self._open.place["output_index"]
+        self._open = None
+        item["status"] = status
+        item = shown(item, self._options.include)
+        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)

@@ -1,0 +1,370 @@
+"""From the events of an upstream that speaks the Responses API itself to the events of a response of ours.
+
+1. Ours are the response's id, the items' ids and places, the numbers of the events, the first two events, and the members of
+   the document in ``OURS``. All the rest is the upstream's: events and members that are not known here pass as they are.
+2. An item keeps the id and the place that it was added with, whatever its later events call it: servers there are that change
+   an item's id between ``added``, ``done`` and the document (vLLM). Other ids in it, such as ``approval_request_id``, follow.
+3. The document's output is what was streamed. What only the last event has (or a whole, not streamed answer) is added and done
+   before it; what that event ends without a ``done`` gets one, unless the run failed.
+4. The events of reasoning have the names that ours have, OpenAI's or those of the Open Responses specification.
+5. Only an event with a finished response ends the stream: ``[DONE]`` or an EOF alone is no end.
+
+From a request to the body of another ``/v1/responses``, for an upstream that speaks the Responses API itself.
+
+The history is ours: the upstream gets all the items and stores none. What names something that only we have (the previous
+response, the conversation, a background run, metadata) stays here; the rest goes as the caller said it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from ...errors import TooLarge, UpstreamError
+from ..chat.chunks import Text
+from ..request import checks
+from ..request.checks import malformed
+from ..request.create import INCLUDABLE, CreateResponse
+from ..request.items import ID_PREFIXES
+from ..types import Chunk, Document, Item, Tool
+from . import usage as usages
+from .assembler import Assembler
+from .events import Event
+from .lifecycle import Ids, Options
+from .replay import ADDED, DONE, Output
+
+OURS = frozenset(
+    {
+        "background",
+        "completed_at",
+        "conversation",
+        "created_at",
+        "id",
+        "metadata",
+        "model",
+        "object",
+        "output",
+        "output_text",
+        "previous_response_id",
+        "store",
+    }
+)
+"""Members of the document that are not taken from the upstream's."""
+
+_ITS_END = frozenset({"error", "incomplete_details", "status", "tools", "usage"})
+_ENDS = frozenset({"completed", "incomplete", "failed"})
+_TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
+_PREFIX = re.compile(r"([a-z]{1,16})_.+")
+_DEPTH = 128
+_OPEN_NAMES = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
+_OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
+
+Echo = Callable[[Iterable[Tool]], list[Tool]]
+"""Tools as a response may show them: without secrets."""
+
+
+class ResponsesPassthrough(Assembler):
+    """An assembler whose ``feed`` takes the upstream's events instead of chunks; a run is one turn of it."""
+
+    def __init__(self, document: Document, ids: Ids, echo: Echo, *, open_reasoning: bool = False) -> None:
+        """``document`` is the response as created. All is shown: what ``include`` did not ask for, the upstream leaves out."""
+        super().__init__(document, ids, Options(include=INCLUDABLE, open_reasoning=open_reasoning))
+        self._names = _OPEN_NAMES if open_reasoning else _OPENAI_NAMES
+        self._echo = echo
+        self._output = Output(document["output"])
+        self._places: dict[int, int] = {}
+        self._known: dict[str, str] = {}
+        self._first = 0
+        """Where the upstream's items begin: before them stand those of ours."""
+        self._ending: Document | None = None
+        self._status = ""
+
+    @property
+    def ended(self) -> bool:
+        return self._ending is not None
+
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Takes events. Raises ``UpstreamError`` for one that makes no sense; what those before it caused then comes with the
+        next events."""
+        for event in chunks:
+            assert isinstance(event, dict)
+            if self._ending is None:
+                self._take(event)
+        return self._emitter.drain()
+
+    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
+        events = super().add_whole(item, prefix, usage)
+        self._first = len(self._output.items)
+        return events
+
+    def end_turn(self) -> list[Event]:
+        if self._ending is None:
+            raise UpstreamError("The upstream broke off its answer.")
+        return self._emitter.drain()
+
+    def conclude(self, completed_at: int) -> None:
+        """Fixes the document as the upstream's last event has it."""
+        ending = self._ending
+        if ending is None:  # a run that asks the upstream nothing
+            super().conclude(completed_at)
+            return
+        theirs = {name: ending[name] for name in ending.keys() - OURS - _ITS_END if ending[name] is not None}
+        self.response |= self._renamed(theirs)
+        tools = ending.get("tools")
+        if isinstance(tools, list) and all(isinstance(tool, dict) and isinstance(tool.get("type"), str) for tool in tools):
+            self.response["tools"] = self._echo(tools)
+        if self._status == "failed":
+            self.fail(*_error(ending))
+            return
+        details = ending.get("incomplete_details")
+        self.response["status"] = self._status
+        self.response["incomplete_details"] = details if isinstance(details, dict) else None
+        self.response["completed_at"] = completed_at if self._status == "completed" else None
+
+    def fail(self, code: str, message: str) -> None:
+        self._output.cut()
+        super().fail(code, message)
+
+    # -- one event --------------------------------------------------------------------------------------------------
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
+            malformed("type")
+        try:
+            checks.depth(event, _DEPTH)
+        except TooLarge:
+            raise UpstreamError(f"The upstream sent an event that is nested deeper than {_DEPTH} levels.") from None
+        self._STEPS.get(kind, ResponsesPassthrough._pass)(self, event)
+
+    def _pass(self, event: dict[str, Any]) -> None:
+        """An event with nothing to it but the ids and the place that it names."""
+        place = self._place(event)
+        event = self._renamed(event)
+        if place is not None:
+            event["output_index"] = place
+            if "item_id" in event:
+                event["item_id"] = self._output.items[place]["id"]
+            self._output.take(event)
+        self._emit(event)
+
+    def _begin(self, event: dict[str, Any]) -> None:
+        """Ours has been sent; this one tells the id by which the upstream may call the response."""
+        response = event.get("response")
+        if isinstance(response, dict) and isinstance(response.get("id"), str):
+            self._known[response["id"]] = self.response["id"]
+
+    def _drop(self, event: dict[str, Any]) -> None:
+        """What keeps a connection alive is sent by whoever holds it."""
+
+    def _add(self, event: dict[str, Any]) -> None:
+        item = self._named(_item(event.get("item")), event.get("output_index"))
+        self._tell({**event, "item": item, "output_index": len(self._output.items)})
+
+    def _done(self, event: dict[str, Any]) -> None:
+        place, item = self._place(event), _item(event.get("item"))
+        if place is None:
+            self._add_whole(item, event.get("output_index"))
+        else:
+            self._finish(place, item, event)
+
+    def _end(self, event: dict[str, Any]) -> None:
+        self._begin(event)
+        response = event.get("response")
+        if not isinstance(response, dict):
+            malformed("response")
+        used = _usage(response.get("usage"))
+        if used is not None:
+            self.response["usage"] = usages.add(self.response["usage"], used)
+        listed = [] if response.get("output") is None else response["output"]
+        if not isinstance(listed, list):
+            malformed("output")
+        status = response.get("status") or event["type"].removeprefix("response.")  # vLLM completes what is incomplete
+        self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
+        for index, item in enumerate(map(_item, listed)):
+            place = self._places.get(index, index + self._first)
+            if place >= len(self._output.items):
+                self._add_whole(item, index)
+            elif place in self._output.open and self._status != "failed":
+                self._finish(place, item)
+        if self._status != "failed":
+            self._finish_all()
+
+    def _finish_all(self) -> None:
+        """Ends what the upstream left open, with the text that came."""
+        for place in sorted(self._output.open):
+            item = self._output.put(place)
+            self._finish(place, {**item, "status": self._status} if "status" in item else item)
+
+    _STEPS: ClassVar[dict[str, Callable[[ResponsesPassthrough, dict[str, Any]], None]]] = {
+        "response.created": _begin,
+        "response.queued": _begin,
+        "response.in_progress": _begin,
+        "response.completed": _end,
+        "response.incomplete": _end,
+        "response.failed": _end,
+        ADDED: _add,
+        DONE: _done,
+        "keepalive": _drop,
+    }
+
+    # -- items ------------------------------------------------------------------------------------------------------
+
+    def _named(self, item: Item, index: Any) -> Item:
+        """``item``, the next one, with its id; ``index`` is where the upstream says that it stands."""
+        theirs = item.get("id")
+        given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
+        ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
+        if isinstance(theirs, str):
+            self._known[theirs] = ours
+        if isinstance(index, int):
+            self._places[index] = len(self._output.items)
+        return {**self._renamed(item), "id": ours}
+
+    def _add_whole(self, item: Item, index: Any) -> None:
+        place = len(self._output.items)
+        item = self._named(item, index)
+        begun = {**item, "status": "in_progress"} if "status" in item else item
+        self._tell({"type": ADDED, "output_index": place, "item": begun})
+        self._tell({"type": DONE, "output_index": place, "item": item})
+
+    def _finish(self, place: int, item: Item, event: dict[str, Any] | None = None) -> None:
+        """``done``, for the item at ``place``."""
+        ours = self._output.items[place]["id"]
+        if isinstance(item.get("id"), str):
+            self._known[item["id"]] = ours
+        item = {**self._renamed(item), "id": ours}
+        self._tell({**(event or {"type": DONE}), "output_index": place, "item": item})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._emit(event)
+        self._output.take(event)
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
+        self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
+
+    def _place(self, event: dict[str, Any]) -> int | None:
+        index = event.get("output_index")
+        return self._places.get(index) if isinstance(index, int) else None
+
+    def _renamed(self, value: Any) -> Any:
+        """``value`` with our ids in place of the upstream's."""
+        if isinstance(value, dict):
+            return {name: self._renamed_member(name, member) for name, member in value.items()}
+        return [self._renamed(one) for one in value] if isinstance(value, list) else value
+
+    def _renamed_member(self, name: str, value: Any) -> Any:
+        if isinstance(value, str):  # a call's id is not its item's, even where a server gives both the same
+            names_it = name == "id" or (name.endswith("_id") and name != "call_id")
+            return self._known.get(value, value) if names_it else value
+        return self._renamed(value)
+
+
+def _item(value: Any) -> Item:
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        malformed("item")
+    return value
+
+
+def _error(ending: Document) -> tuple[str, str]:
+    error = ending.get("error")
+    given = error if isinstance(error, dict) else {}
+    code, message = given.get("code"), given.get("message")
+    return (
+        code if isinstance(code, str) else "server_error",
+        message if isinstance(message, str) and message else "The upstream aborted its answer.",
+    )
+
+
+def _usage(given: Any) -> dict[str, Any] | None:
+    """The upstream's counts, with all the details that the SDKs require; None where it does not count."""
+    if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("input_tokens", "output_tokens")):
+        return None
+    total = given.get("total_tokens")
+    return {
+        **given,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **_details(given, "input_tokens_details")},
+        "output_tokens_details": {"reasoning_tokens": 0, **_details(given, "output_tokens_details")},
+        "total_tokens": total if type(total) is int else given["input_tokens"] + given["output_tokens"],
+    }
+
+
+def _details(usage: dict[str, Any], name: str) -> dict[str, Any]:
+    details = usage.get(name)
+    return {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}
+
+
+_FORWARDED = (
+    "enable_response_messages",
+    "frequency_penalty",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+)
+_UNSET: dict[str, Any] = {
+    "enable_response_messages": False,
+    "reasoning": {},
+    "text": {},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+}
+
+
+def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:
+    """The body for one run. ``items`` is all that the model is to see, each with its id; ``model`` is the upstream's name."""
+    body: dict[str, Any] = {
+        **request.extra,
+        "model": model,
+        "input": [_sent(item) for item in items if _says_something(item)],
+        "store": False,
+    }
+    for name in _FORWARDED:
+        value = getattr(request, name)
+        if value is not None and value != _UNSET.get(name):
+            body[name] = value
+    if request.include:
+        body["include"] = sorted(request.include)
+    if request.stream:
+        body["stream"] = True
+        if "include_obfuscation" in request.stream_options:  # include_usage is Chat Completions' own
+            body["stream_options"] = {"include_obfuscation": request.stream_options["include_obfuscation"]}
+    return body
+
+
+def _says_something(item: Item) -> bool:
+    """A reasoning item without its text is a reference to what the upstream would have stored: it refuses one."""
+    return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
+
+
+def _sent(item: Item) -> Item:
+    """``item`` with its id where the upstream's checks may want one. Sealed reasoning must not have another than it was sealed
+    with (OpenAI: "Encrypted content item_id did not match the target item id"); without one it is taken. A summary of ours that
+    has been opened is the user's message."""
+    if item["type"] == "compaction" and "content" in item:
+        return {"type": "message", "role": "user", "content": item["content"]}
+    is_callers = item["type"] == "message" and item["role"] != "assistant"
+    if is_callers or item.get("encrypted_content"):
+        return {name: value for name, value in item.items() if name != "id"}
+    return item

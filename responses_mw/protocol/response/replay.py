@@ -1,0 +1,136 @@
+"""From events back to items: what a stream has come to, wherever it stopped.
+
+The events that add to an item tell which of its members they write to (OpenAI reference, "Streaming events"); what is not
+known here adds nothing, and the item's ``done`` brings it whole.
+
+From a log of events back to the document: what a run that lost its worker, or was cancelled, has come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from ..request.checks import malformed
+from ..types import Document, Item, Part
+from .document import whole
+from .events import Emitter, Event, terminal_type
+
+ADDED = "response.output_item.added"
+DONE = "response.output_item.done"
+
+# Deltas: the list in the item that holds the part, the event's index into it, the member of the part, and a part to begin with.
+_TEXTS: dict[str, tuple[str, str, str, Part]] = {
+    "response.output_text.delta": ("content", "content_index", "text", {"type": "output_text", "annotations": []}),
+    "response.refusal.delta": ("content", "content_index", "refusal", {"type": "refusal"}),
+    "response.reasoning_text.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
+    "response.reasoning.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
+    "response.reasoning_summary_text.delta": ("summary", "summary_index", "text", {"type": "summary_text"}),
+}
+# Deltas that write to a member of the item itself.
+_MEMBERS = {
+    "response.function_call_arguments.delta": "arguments",
+    "response.mcp_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+    "response.code_interpreter_call_code.delta": "code",
+}
+_NEW_PARTS = {"response.content_part.added": "content", "response.reasoning_summary_part.added": "summary"}
+
+
+class Output:
+    """Takes events one by one; ``items`` grows. A delta costs an entry in a list: the texts are put together in the end."""
+
+    __slots__ = ("_pieces", "items", "open")
+
+    def __init__(self, items: list[Item]) -> None:
+        """``items`` are those before the first event, all done."""
+        self.items = items
+        self.open: set[int] = set()
+        """The places of the items that are not done."""
+        self._pieces: dict[tuple[int, str, str], list[Any]] = {}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Any event of a response. One that is for no open item adds nothing. Raises ``UpstreamError`` where a part is none."""
+        kind, index = event["type"], event.get("output_index")
+        if kind == ADDED:
+            self.open.add(len(self.items))
+            self.items.append(event["item"])
+        elif not isinstance(index, int) or index not in self.open:
+            return
+        elif kind == DONE:
+            self._done(index, event["item"])
+        elif kind in _NEW_PARTS:
+            self._new_part(self.items[index], _NEW_PARTS[kind], event.get("part"))
+        elif kind in _TEXTS or kind in _MEMBERS:
+            part = str(event.get(_TEXTS[kind][1], 0)) if kind in _TEXTS else ""
+            self._pieces.setdefault((index, kind, part), []).append(event)
+
+    def _done(self, index: int, item: Item) -> None:
+        self.items[index] = item
+        self.open.discard(index)
+        for place in [place for place in self._pieces if place[0] == index]:
+            del self._pieces[place]
+
+    def _new_part(self, item: Item, holder: str, part: Any) -> None:
+        if not isinstance(part, dict):
+            malformed("part")
+        item[holder] = [*(item.get(holder) or ()), dict(part)]
+
+    def put(self, index: int) -> Item:
+        """The item at ``index`` with all the text that came for it."""
+        item = self.items[index]
+        for place in [place for place in self._pieces if place[0] == index]:
+            events = self._pieces.pop(place)
+            kind = place[1]
+            if kind in _MEMBERS:
+                _append(item, _MEMBERS[kind], events)
+            else:
+                holder, part_index, member, empty = _TEXTS[kind]
+                part = _part(item, holder, events[0].get(part_index, 0), empty)
+                _append(part, member, events)
+                logprobs = [one for event in events for one in event.get("logprobs") or ()]
+                if logprobs:
+                    part["logprobs"] = [*(part.get("logprobs") or ()), *logprobs]
+        return item
+
+    def cut(self) -> None:
+        """The stream has stopped: items that are not done are ``incomplete``, with the text so far."""
+        for index in sorted(self.open):
+            self.put(index)["status"] = "incomplete"
+        self.open.clear()
+
+
+def _append(holder: dict[str, Any], member: str, events: list[Any]) -> None:
+    deltas = [event.get("delta") for event in events]
+    holder[member] = (holder.get(member) or "") + "".join(delta for delta in deltas if isinstance(delta, str))
+
+
+def _part(item: Item, holder: str, index: Any, empty: Part) -> Part:
+    """The part that deltas write to. Some servers (vLLM) do not announce the parts of a reasoning item."""
+    parts: list[Part] = item.get(holder) or []
+    item[holder] = parts
+    if isinstance(index, int) and 0 <= index < len(parts):
+        return parts[index]
+    parts.append(dict(empty))
+    return parts[-1]
+
+
+def fold(created: Document, log: Iterable[bytes]) -> Document:
+    """The document that was ``created`` with what the batches of its ``log`` (raw server-sent events) brought since. An item
+    that was not done is ``incomplete``."""
+    output = Output([])
+    for batch in log:
+        for frame in batch.split(b"\n\n"):
+            if frame:
+                output.take(orjson.loads(frame.partition(b"\ndata: ")[2]))
+    output.cut()
+    return {**created, "output": output.items}
+
+
+def end(document: Document, number: int) -> Event:
+    """The terminal event, with that number, of a run that ended with ``document``."""
+    emitter = Emitter(number)
+    emitter.emit(terminal_type(document), response=whole(document))
+    return emitter.drain()[0]

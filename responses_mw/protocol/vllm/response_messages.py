@@ -1,0 +1,293 @@
+"""vLLM's view of what its model was given and said: ``input_messages`` and ``output_messages`` of a response.
+
+A caller asks for them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are messages
+of the Harmony format, such as ``openai_harmony.Message.from_dict`` reads; the author stands there twice, at the top (what that
+reads) and under ``author`` (how vLLM's own serialize). For any other model they are ``raw_message_tokens``: the prompt and the
+answer as texts and token ids.
+
+What a Chat Completions server does not tell stays empty: token ids come from vLLM alone (``RAW_PARAMETERS``), and the text of
+an answer is the one that the server made of them. As in vLLM, where text and tokens differ, the tokens are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from ..chat.call_items import arguments_of, has_output, output_of
+from ..chat.chunks import Text, choices_of
+from ..chat.forms import CallForm, Offered
+from ..chat.reasoning import text_of
+from ..chat.tool_calls import parse_arguments
+from ..request.checks import malformed
+from ..types import ChatRequest, Chunk, Item, Message, Part
+
+RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
+"""Of vLLM's chat API: asks for the prompt as text, and for token ids. No other server knows them."""
+
+_START = 200006
+"""The token ``<|start|>`` of gpt-oss, with which each of its prompts begins."""
+
+_EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
+_BROWSER, _PYTHON = "browser.search", "python"
+_BUILT_IN_LABEL = "code_interpreter"
+"""An MCP server with this label is the built-in tool (vLLM)."""
+
+
+def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
+    """Whether ``model`` speaks Harmony: its name tells, or the prompt that it got."""
+    name = model.lower().replace("_", "-")
+    return "gpt-oss" in name or any(turn.prompt_tokens[:1] == [_START] for turn in turns)
+
+
+class ResponseMessages:
+    """Gathers over a run what its two lists need."""
+
+    def __init__(self) -> None:
+        self._chat: ChatRequest | None = None
+        self._offered: Sequence[Offered] = ()
+        self._turns: list[RawTurn] = []
+
+    def begin(self, chat: ChatRequest, offered: Sequence[Offered]) -> None:
+        """A turn begins, with that request, before ``RAW_PARAMETERS`` are added to it."""
+        if self._chat is None:
+            self._chat, self._offered = chat, offered
+        self._turns.append(RawTurn(chat["messages"]))
+
+    def take(self, chunks: Iterable[Chunk | Text]) -> None:
+        """One read of the turn's answer."""
+        for chunk in chunks:
+            if isinstance(chunk, dict):
+                self._turns[-1].take(chunk)
+            else:
+                self._turns[-1].pieces.append(chunk[1])
+
+    def members(
+        self, model: str, output: Sequence[Item], results: Mapping[str, str | list[Part]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The two members of the document, for a run of ``model`` that made ``output``."""
+        if self._chat is not None and is_harmony(model, self._turns):
+            told = harmony_input(self._chat, self._offered), harmony_output(output, results)
+        else:
+            told = raw_input(self._turns), raw_output(self._turns)
+        return dict(zip(("input_messages", "output_messages"), told, strict=True))
+
+
+# -- raw_message_tokens ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RawTurn:
+    """One chat completion as texts and tokens. ``messages`` is what was sent; ``take`` gathers the rest out of the chunks."""
+
+    messages: Sequence[Message]
+    prompt: str | None = None
+    prompt_tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def take(self, chunk: Chunk) -> None:
+        """Raises ``UpstreamError`` where the ids are no numbers."""
+        if isinstance(chunk.get("prompt_text"), str):
+            self.prompt = chunk["prompt_text"]
+        self.prompt_tokens += _token_ids(chunk, "prompt_token_ids")
+        for choice in choices_of(chunk):
+            if not choice.get("index"):
+                self.tokens += _token_ids(choice, "token_ids")
+                delta = choice.get("delta")
+                self.pieces += _said(delta) if isinstance(delta, dict) else []
+
+
+def _token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
+    ids = holder.get(name) or []
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        malformed(name)
+    return ids
+
+
+def _said(delta: Mapping[str, Any]) -> list[str]:
+    texts = [delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")]
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            texts += [function.get("name"), function.get("arguments")]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def raw_input(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
+    """The prompt of the first turn."""
+    return [_prompt(turn) for turn in turns[:1]]
+
+
+def raw_output(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
+    """The answer of each turn, and the prompts between them."""
+    told = [one for turn in turns for one in (_prompt(turn), _raw("".join(turn.pieces), turn.tokens))]
+    return [one for one in told[1:] if one["message"] or one["tokens"]]
+
+
+def _prompt(turn: RawTurn) -> dict[str, Any]:
+    sent = turn.prompt if turn.prompt is not None else orjson.dumps([*turn.messages]).decode()
+    return _raw(sent, turn.prompt_tokens)
+
+
+def _raw(message: str, tokens: list[int]) -> dict[str, Any]:
+    return {"message": message, "tokens": tokens, "type": "raw_message_tokens"}
+
+
+# -- Harmony: what was sent ----------------------------------------------------------------------------------------------
+
+
+def harmony_input(chat: ChatRequest, offered: Sequence[Offered] = ()) -> list[dict[str, Any]]:
+    """The messages that ``chat``, the first chat request of a run, is to the model; ``offered`` are its functions.
+
+    The system message first, then one of the developer, where there are instructions or functions of the client's. Instructions
+    beside built-in tools alone stand in the system message: so does vLLM with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
+    """
+    messages: list[Message] = list(chat["messages"])
+    first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
+    instructions = "\n\n".join(filter(None, (_flat(one.get("content")) for one in messages[:first])))
+    recipients = {one.name: recipient(one.form) for one in offered}
+    tools = [tool["function"] for tool in chat.get("tools", ())]
+    clients = [tool for tool in tools if recipients.get(tool["name"], "functions.").startswith("functions.")]
+    is_built_in = bool(tools) and not clients
+    made = [_system(chat.get("reasoning_effort"), instructions if is_built_in else "")]
+    if clients or (instructions and not is_built_in):
+        made.append(_developer(instructions, clients))
+    names: dict[str, str] = {}
+    for message in messages[first:]:
+        made += _of_chat(message, recipients, names)
+    return made
+
+
+def _system(effort: Any, instructions: str) -> dict[str, Any]:
+    content = {"type": "system_content"}
+    if effort in _EFFORTS:
+        content["reasoning_effort"] = _EFFORTS[effort]
+    if instructions:
+        content["model_identity"] = instructions
+    return _message("system", [content])
+
+
+def _developer(instructions: str, functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {"type": "developer_content"}
+    if instructions:
+        content["instructions"] = instructions
+    tools = [
+        {"name": one["name"], "description": one.get("description") or "", "parameters": one.get("parameters")}
+        for one in functions
+    ]
+    if tools:
+        content["tools"] = {"functions": {"name": "functions", "tools": tools}}
+    return _message("developer", [content])
+
+
+def _of_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
+    """``names`` tells, by the call's id, whom a tool's message is from; the assistant's messages fill it."""
+    role, text = message["role"], _flat(message.get("content"))
+    if role == "tool":
+        call_id = message["tool_call_id"]
+        return [_tool(names.get(call_id, "functions."), text, call_id)]
+    if role != "assistant":
+        return [_message(role, text) if role == "user" else _developer(text, ())]
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    calls = message.get("tool_calls") or []
+    made = [_message("assistant", reasoning, channel="analysis")] if reasoning else []
+    if text:
+        made.append(_message("assistant", text, channel="commentary" if calls else "final"))
+    for call in calls:
+        function = call["function"]
+        names[call["id"]] = recipients.get(function["name"], f"functions.{function['name']}")
+        arguments = function["arguments"]
+        written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        made.append(_call(names[call["id"]], written, call["id"]))
+    return made
+
+
+def _flat(content: Any) -> str:
+    """The text of a chat content. Harmony has no place for images."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
+
+
+# -- Harmony: what was answered ------------------------------------------------------------------------------------------
+
+
+def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
+    """The messages that the ``output`` of a response was; ``results`` is what the model saw of its calls, by their items' ids.
+    Text that a call follows is a preamble."""
+    made: list[dict[str, Any]] = []
+    last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
+    for at, item in enumerate(items):
+        if item["type"] == "reasoning":
+            made.append(_message("assistant", text_of(item), channel="analysis"))
+        elif item["type"] == "message":
+            texts = [part.get("text") or part.get("refusal") or "" for part in item["content"]]
+            parts = [{"type": "text", "text": text} for text in texts]
+            made.append(_message("assistant", parts, channel="commentary" if at < last_call else "final"))
+        elif _is_call(item):
+            made += _of_call(item, (results or {}).get(item["id"]))
+    return made
+
+
+def _is_call(item: Item) -> bool:
+    return str(item["type"]).endswith("_call") or item["type"] == "mcp_approval_request"
+
+
+def _of_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]]:
+    """The call, and what it came to where it was carried out here."""
+    to, call_id = _recipient(item["type"], item), str(item.get("call_id") or item["id"])
+    made = [_call(to, arguments_of(item), call_id)]
+    if "call_id" in item or item["type"] == "mcp_approval_request":
+        return made  # the client's
+    if result is None and has_output(item):
+        result = output_of(item)
+    if result is not None:
+        made.append(_tool(to, result if isinstance(result, str) else _flat_parts(result), call_id))
+    return made
+
+
+def _flat_parts(parts: Iterable[Part]) -> str:
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def recipient(form: CallForm) -> str:
+    """Whom a call of that form is for."""
+    return _recipient(form.item, form.members)
+
+
+def _recipient(kind: str, members: Mapping[str, Any]) -> str:
+    if kind == "web_search_call":
+        return _BROWSER
+    if kind == "code_interpreter_call" or members.get("server_label") == _BUILT_IN_LABEL:
+        return _PYTHON
+    name = members.get("name") or kind.removesuffix("_call")
+    return f"{members['server_label']}.{name}" if "server_label" in members else f"functions.{name}"
+
+
+# -- Harmony's own shape -------------------------------------------------------------------------------------------------
+
+
+def _message(role: str, content: str | list[dict[str, Any]], *, name: str | None = None, **members: str) -> dict[str, Any]:
+    author = {"role": role, **({"name": name} if name else {})}
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**author, "author": author, "content": parts, **members}
+
+
+def _call(to: str, arguments: str, call_id: str) -> dict[str, Any]:
+    """``call_id`` is no member of Harmony's: by it a result that comes later, as an item, finds its call."""
+    if to == _PYTHON:  # it gets the code as it is
+        parsed = parse_arguments(arguments) or {}
+        code = parsed.get("code")
+        text = code if isinstance(code, str) else arguments
+        return _message("assistant", text, channel="analysis", recipient=to, call_id=call_id)
+    channel = "analysis" if to == _BROWSER else "commentary"
+    return _message("assistant", arguments, channel=channel, recipient=to, content_type="json", call_id=call_id)
+
+
+def _tool(name: str, text: str, call_id: str) -> dict[str, Any]:
+    channel = "analysis" if name in (_PYTHON, _BROWSER) else "commentary"
+    return _message("tool", text, name=name, channel=channel, recipient="assistant", call_id=call_id)
