@@ -324,46 +324,6 @@ async def test_a_failure_after_a_complete_answer_is_logged(caplog: pytest.LogCap
     assert "too late" in caplog.text
 
 
-@pytest.mark.parametrize("chunks_before", [0, 1])
-async def test_the_read_timeout_bounds_each_wait(chunks_before: int) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if chunks_before:
-            await forever(scope, receive, send)
-        await anyio.sleep_forever()
-
-    async with client_of(app) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.get("/", timeout=httpx.Timeout(None, read=0.05))
-
-
-async def test_the_read_timeout_counts_from_the_chunk_before() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(OK)
-        for _ in range(7):
-            await send(chunk(b"."))
-            await asyncio.sleep(0.1)
-        await send(chunk(b"", more=False))
-
-    async with client_of(app) as client:
-        assert (await client.get("/", timeout=httpx.Timeout(None, read=0.5))).content == b"." * 7
-
-
-async def test_a_slow_reader_is_not_the_applications_timeout() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await StreamingResponse(numbers())(scope, receive, send)
-
-    async def numbers() -> AsyncIterator[bytes]:
-        for number in range(3):
-            yield b"%d" % number
-
-    received = []
-    async with client_of(app) as client, client.stream("GET", "/", timeout=0.02) as response:
-        async for body in response.aiter_raw():
-            received.append(body)
-            await asyncio.sleep(0.05)
-    assert received == [b"0", b"1", b"2"]
-
-
 @pytest.mark.parametrize(
     "messages",
     [

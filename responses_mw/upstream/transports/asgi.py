@@ -1,15 +1,17 @@
 """The in-process transport: an ASGI application as the upstream of an httpx client.
 
-httpx's own ``ASGITransport`` gathers the whole answer before it returns. This one behaves like a connection:
+httpx's own ``ASGITransport`` collects the whole answer before it returns. This transport behaves like a connection:
 
-1. The head is there as soon as the application starts its answer, and each chunk as soon as it is sent.
-2. One chunk is under way at a time: the application's ``send`` waits until the chunk before has been read.
-3. The application's ``receive`` gives the body once, then blocks until the reader leaves or the answer is complete.
-   (Told ``http.disconnect`` any earlier, vLLM aborts the generation.)
-4. A reader that leaves (``aclose``) cancels the application and waits for its end. Before the answer starts, it is told first,
-   as by a server, and has a moment to end by itself: it may work in a task that it ends when it is told, and that would be left
-   behind if it were cancelled (vLLM).
-5. Only ``more_body: False`` ends an answer. An application that raises or returns before it breaks the answer off.
+1. The head is available as soon as the application starts its answer, and each chunk as soon as it is sent.
+2. Backpressure: the application's ``send`` waits until the previous chunk has been read.
+3. The application's ``receive`` returns the body once, then blocks until the reader leaves or the answer is complete. An
+   earlier ``http.disconnect`` makes vLLM abort the generation.
+4. When the reader leaves (``aclose``), the application is cancelled and awaited. Before the answer starts it first gets
+   ``http.disconnect`` and a short grace period, as from a server: an application that works in a task of its own (vLLM) then
+   ends that task; cancelling it would leave the task behind.
+5. Only ``more_body: False`` completes an answer. If the application raises or returns earlier, the reader gets an error.
+
+There is no read timeout. Callers bound their waits themselves.
 """
 
 from __future__ import annotations
@@ -28,25 +30,24 @@ __all__ = ["ASGITransport"]
 
 logger = logging.getLogger(__name__)
 
-# What an outer scope offers of its own server and connection; a sub-request has neither.
+# Members of the outer scope that belong to its server and connection.
 _NOT_INHERITED = ("extensions", "subprotocols")
-# Set anew for the sub-request, which is neither compressed nor chunked.
+# The sub-request is neither compressed nor chunked; its length is set anew.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
-# Seconds that an application has to end by itself before its answer starts.
-_HEED_GRACE = 0.5
-# Seconds that a leaving reader waits for an application that does not heed its cancellation.
-_END_GRACE = 5.0
+# Seconds for an application to return after ``http.disconnect``, before its answer starts.
+_DISCONNECT_GRACE = 0.5
+# Seconds to wait for an application that ignores its cancellation.
+_CANCEL_GRACE = 5.0
 
 
 class ASGITransport(httpx.AsyncBaseTransport):
-    """Sends requests to ``app`` in this process and streams its answers.
+    """Send requests to ``app`` in this process and stream its answers.
 
-    Request extensions: ``asgi_scope`` is the scope that the sub-request inherits from (the outer request's: ``app``, ``state``,
-    ``root_path``, ``client`` and what else the host put there); ``timeout["read"]`` bounds, in seconds, the wait for the head
-    and for each chunk.
+    The request extension ``asgi_scope`` is the outer request's scope, which the sub-request inherits from: ``app``, ``state``,
+    ``root_path``, ``client`` and whatever the host added.
 
-    Raises ``httpx.ReadError`` where the application raises, ``httpx.RemoteProtocolError`` where it returns without a
-    complete answer, and ``httpx.ReadTimeout``: from the request before the answer starts, from its stream afterwards.
+    Raises ``httpx.ReadError`` if the application raises and ``httpx.RemoteProtocolError`` if it returns without a complete
+    answer: from the request before the answer starts, from the stream afterwards.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -55,8 +56,7 @@ class ASGITransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
-        timeout = request.extensions.get("timeout", {})
-        answer = _InnerResponse(self._app, _scope(request, body), body, timeout.get("read"))
+        answer = _InnerResponse(self._app, _scope(request, body), body)
         self._answers.add(answer)
         answer.task.add_done_callback(lambda _: self._answers.discard(answer))
         try:
@@ -67,18 +67,17 @@ class ASGITransport(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, stream=answer)
 
     async def aclose(self) -> None:
-        """Break off the answers that are still open, and wait for applications at work after theirs (background tasks)."""
+        """Cancel open answers and wait for applications that still run after theirs (background tasks)."""
         await asyncio.gather(*(answer.aclose() for answer in self._answers))
         if self._answers:
             await asyncio.wait({answer.task for answer in self._answers})
 
 
 class _InnerResponse(httpx.AsyncByteStream):
-    """An application's answer on its way to one reader; owns the ``task`` that the application runs in."""
+    """An application's answer, read by one reader. Owns the ``task`` that runs the application."""
 
-    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, read_timeout: float | None) -> None:
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
         self._body: bytes | None = body
-        self._read_timeout = read_timeout
         self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._chunk = b""
         self._complete = False
@@ -90,9 +89,9 @@ class _InnerResponse(httpx.AsyncByteStream):
         self.task.add_done_callback(self._ended)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers, as soon as the application has sent them."""
+        """Wait for the status and headers."""
         while self._head is None:
-            await self._news()
+            await self._more()
         return self._head
 
     def __aiter__(self) -> _InnerResponse:
@@ -102,13 +101,13 @@ class _InnerResponse(httpx.AsyncByteStream):
         while not self._chunk:
             if self._complete:
                 raise StopAsyncIteration
-            await self._news()
+            await self._more()
         chunk, self._chunk = self._chunk, b""
         _wake(self._sender)
         return chunk
 
     async def aclose(self) -> None:
-        """The reader leaves: an answer that is not complete is cancelled, and its application's end awaited."""
+        """Stop reading. The application of an incomplete answer is cancelled and awaited."""
         if self._complete:
             return
         if not self._left:
@@ -116,37 +115,29 @@ class _InnerResponse(httpx.AsyncByteStream):
             self._over.set()
             try:
                 if self._head is None:
-                    with anyio.move_on_after(_HEED_GRACE, shield=True):
+                    with anyio.move_on_after(_DISCONNECT_GRACE, shield=True):
                         await asyncio.wait({self.task})
             finally:
                 self.task.cancel()
-        with anyio.move_on_after(_END_GRACE, shield=True):
+        with anyio.move_on_after(_CANCEL_GRACE, shield=True):
             await asyncio.wait({self.task})
 
-    # The reader's side.
+    # -- the reader's side
 
-    async def _news(self) -> None:
-        """Wait until the application has sent something; raise if it has ended or takes too long."""
+    async def _more(self) -> None:
+        """Wait until the application has sent more. Raises if it has ended."""
         if self._left:
             raise httpx.StreamClosed
         if self.task.done():
-            raise self._breaking_off()
-        loop = asyncio.get_running_loop()
-        self._reader = reader = loop.create_future()
-        timer = loop.call_later(self._read_timeout, self._expire) if self._read_timeout is not None else None
+            raise self._end_failure()
+        self._reader = asyncio.get_running_loop().create_future()
         try:
-            await reader
+            await self._reader
         finally:
             self._reader = None
-            if timer is not None:
-                timer.cancel()
 
-    def _expire(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_exception(httpx.ReadTimeout(f"The application sent nothing for {self._read_timeout} s"))
-
-    def _breaking_off(self) -> httpx.TransportError:
-        """What the reader of an answer without an end is told."""
+    def _end_failure(self) -> httpx.TransportError:
+        """Return the error for an answer that the application did not complete."""
         if self.task.cancelled():
             return httpx.ReadError("The application was cancelled before its answer was complete")
         failure = self.task.exception()
@@ -156,7 +147,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         error.__cause__ = failure
         return error
 
-    # The application's side.
+    # -- the application's side
 
     async def _run(self, app: ASGIApp, scope: Scope) -> None:
         await app(scope, self._receive, self._send)
@@ -201,8 +192,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(request: httpx.Request, body: bytes) -> Scope:
-    """The sub-request's scope: the outer one's, if there is one, with this request's target and headers, and the outer
-    ``Host``."""
+    """Build the sub-request's scope: the outer scope, if any, with this request's target and headers and the outer ``Host``."""
     url = request.url
     scope: dict[str, Any] = {
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -218,7 +208,7 @@ def _scope(request: httpx.Request, body: bytes) -> Scope:
         scope["state"] = dict(scope["state"])  # as a server does for each request
     outer_host = [value for name, value in scope.get("headers", ()) if name == b"host"]
     headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in _DROPPED_HEADERS]
-    if outer_host:  # hosts that they do not know are refused by some applications
+    if outer_host:  # some applications refuse unknown hosts
         headers = [(b"host", outer_host[0]), *(header for header in headers if header[0] != b"host")]
     if body or "content-length" in request.headers:
         headers.append((b"content-length", b"%d" % len(body)))

@@ -1,11 +1,10 @@
-"""Connections: how they are made, shared and closed."""
+"""A pool of TCP and TLS connections for ``http11``."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import anyio
@@ -14,40 +13,33 @@ import httpx
 Origin: TypeAlias = tuple[str, str, int]
 """Scheme, host and port."""
 
-# Idle connections go before common servers close them (5 s), so that no request is sent into a closing one.
-_KEPT_IDLE = 4.0
-# Seconds that one address of a host is tried alone, before the next one is tried as well (RFC 8305).
-_HEAD_START = 0.25
-_AT_ONCE = nullcontext()
+# Common servers close idle connections after 5 s. Close them earlier, so that no request is sent into a closing one.
+_KEEPALIVE_EXPIRY = 4.0
+# Seconds before the next address of a host is tried in parallel (RFC 8305).
+_ATTEMPT_DELAY = 0.25
 
 
 class ConnectionPool:
-    """The connections, of all origins. Whoever has to wait for one is served in turn.
+    """Connections to all origins. Waiters are served in order.
 
-    A *place* is held by each connection that is being made, is in use, or is being closed; not by idle ones, which give way
-    to others.
+    A connection holds a *slot* while it is being made, used or closed. Idle connections hold none: they are closed to make room
+    for others.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, max_connections: int) -> None:
         self.is_closed = False
-        self._most = places
-        self._places = asyncio.Semaphore(places)
-        self._being_made = 0
+        self._max_connections = max_connections
+        self._slots = asyncio.Semaphore(max_connections)
+        self._connecting = 0
         self._open: set[PooledConnection] = set()
-        self._idle: dict[PooledConnection, None] = {}  # a set in order: the one used last comes last
+        self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used comes last
 
-    async def acquire(
-        self, origin: Origin, context: ssl.SSLContext | None, *, pool_timeout: float | None, connect_timeout: float | None
-    ) -> PooledConnection:
-        """An open connection; over TLS where there is a ``context``. Times are in seconds.
+    async def acquire(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
+        """Return an open connection, using TLS if ``context`` is given; ``connect_timeout`` is in seconds.
 
-        Raises ``httpx.PoolTimeout``, ``httpx.ConnectTimeout``, ``httpx.ConnectError``.
+        Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
         """
-        try:
-            async with asyncio.timeout(pool_timeout) if self._places.locked() else _AT_ONCE:
-                await self._places.acquire()
-        except TimeoutError as error:
-            raise httpx.PoolTimeout("No connection was free in time") from error
+        await self._slots.acquire()
         for connection in reversed(self._idle):
             if connection.origin == origin and not connection.transport.is_closing():
                 del self._idle[connection]
@@ -55,35 +47,35 @@ class ConnectionPool:
                 return connection
         return await self._make(origin, context, connect_timeout)
 
-    async def _make(self, origin: Origin, context: ssl.SSLContext | None, patience: float | None) -> PooledConnection:
-        self._being_made += 1
+    async def _make(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
+        self._connecting += 1
         try:
-            while len(self._open) + self._being_made > self._most:  # then there are idle ones, of other origins
+            while len(self._open) + self._connecting > self._max_connections:  # the others are idle, of other origins
                 await next(iter(self._idle)).aclose()
-            connection = await _connect(self, origin, context, patience)
+            connection = await _connect(self, origin, context, connect_timeout)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
         finally:
-            self._being_made -= 1
+            self._connecting -= 1
         self._open.add(connection)
         return connection
 
     def release(self, connection: PooledConnection) -> None:
-        """The connection is idle now."""
+        """Keep an idle connection for reuse."""
         self._idle[connection] = None
-        self._places.release()
+        self._slots.release()
 
     def forget(self, connection: PooledConnection) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
         if connection in self._idle:
             del self._idle[connection]
         elif connection in self._open:
-            self._places.release()
+            self._slots.release()
         self._open.discard(connection)
 
     async def aclose(self) -> None:
-        """Closes all connections; who waits for one, or makes one, gets a ``httpx.ConnectError``."""
+        """Close all connections. Pending calls of ``acquire`` raise ``httpx.ConnectError``."""
         self.is_closed = True
         open_ones = list(self._open)
         _abort(open_ones)
@@ -92,7 +84,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A connection of the pool. It is its own protocol while no exchange is: what arrives then was not asked for."""
+    """A connection of the pool. While idle it is its own protocol: any data that arrives then is unexpected and closes it."""
 
     transport: asyncio.Transport
 
@@ -104,15 +96,15 @@ class PooledConnection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> None:
-        """Out of the pool, for another exchange."""
+        """Take the connection from the pool for another exchange."""
         self.was_used = True
         if self._expiry is not None:
             self._expiry.cancel()
 
     def release(self) -> None:
-        """Back into the pool."""
+        """Return the connection to the pool."""
         self.transport.set_protocol(self)
-        self._expiry = asyncio.get_running_loop().call_later(_KEPT_IDLE, self.transport.abort)
+        self._expiry = asyncio.get_running_loop().call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
 
     async def aclose(self) -> None:
@@ -138,16 +130,16 @@ class PooledConnection(asyncio.Protocol):
 
 
 async def _connect(
-    pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, patience: float | None
+    pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None
 ) -> PooledConnection:
-    """A new connection, within ``patience`` seconds. Raises ``httpx.ConnectError``, ``httpx.ConnectTimeout``."""
+    """Open a connection. Raises ``httpx.ConnectError`` and ``httpx.ConnectTimeout``."""
     _, host, port = origin
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(connect_timeout):
             connection = await _first_connection(pool, origin, context)
     except TimeoutError as error:
         raise httpx.ConnectTimeout(f"No connection to {host}:{port} in time") from error
-    except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         raise httpx.ConnectError(f"No connection to {host}:{port}: {error}") from error
     if connection.transport.is_closing():
         raise httpx.ConnectError(f"No connection to {host}:{port}: closed at once")
@@ -155,7 +147,7 @@ async def _connect(
 
 
 async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None) -> PooledConnection:
-    """To the address of the host that takes one first: "happy eyeballs", which uvloop does not have."""
+    """Connect to the first address that accepts ("happy eyeballs", which uvloop lacks)."""
     loop = asyncio.get_running_loop()
     _, host, port = origin
     server_hostname = host if context else None
@@ -179,7 +171,7 @@ async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.S
             for *_, (address, *_) in addresses:
                 over = anyio.Event()
                 attempts.start_soon(attempt, address, over)
-                with anyio.move_on_after(_HEAD_START):
+                with anyio.move_on_after(_ATTEMPT_DELAY):
                     await over.wait()
     except BaseException:
         _abort(made)
