@@ -106,7 +106,7 @@ def paging(request: Request) -> Paging:
     """``after``, ``before``, ``limit`` (1 to 100, 20 by default) and ``order`` (``desc`` by default) of the query."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
-    limit = checks.integer(number(request, "limit", DEFAULT_PAGE), "limit", least=1, most=LONGEST_PAGE)
+    limit = checks.integer(number(request, "limit", DEFAULT_PAGE), "limit", minimum=1, maximum=LONGEST_PAGE)
     return Paging(query.get("after"), query.get("before"), limit, order)
 
 

@@ -156,7 +156,7 @@ def _starting_after(request: Request) -> int:
     """The number of the last event that the client has; -1 for none."""
     if "starting_after" not in request.query_params:
         return -1
-    return checks.integer(number(request, "starting_after", 0), "starting_after", least=0, most=LAST_NUMBER)
+    return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=LAST_NUMBER)
 
 
 class CompactionResponse(EventResponse):

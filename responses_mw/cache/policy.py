@@ -44,8 +44,8 @@ class Policy:
 _mode = partial(checks.one_of, supported=frozenset(MODES))
 _MEMBERS: dict[str, Check] = {
     "mode": _mode,
-    "ttl": partial(checks.integer, least=1),
-    "threshold": partial(checks.number, least=0, most=1),
+    "ttl": partial(checks.integer, minimum=1),
+    "threshold": partial(checks.number, minimum=0, maximum=1),
     "no_store": checks.boolean,
     "refresh": checks.boolean,
 }
@@ -114,7 +114,7 @@ def _flag(text: str | None, path: str) -> bool:
 def _ttl(text: str | None, path: str) -> int:
     if not text or not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
         _not_a("number of seconds", text, path)
-    return checks.integer(int(text), path, least=1)
+    return checks.integer(int(text), path, minimum=1)
 
 
 def _threshold(text: str | None, path: str) -> float:
@@ -124,7 +124,7 @@ def _threshold(text: str | None, path: str) -> float:
         value = math.nan
     if math.isnan(value):
         _not_a("number", text, path)
-    return checks.number(value, path, least=0, most=1)
+    return checks.number(value, path, minimum=0, maximum=1)
 
 
 def _not_a(what: str, text: str | None, path: str) -> NoReturn:

@@ -46,7 +46,7 @@ def check_code_interpreter(tool: Tool, path: str, settings: Settings) -> Tool:
 
 def _container(value: Any, path: str) -> str | dict[str, Any]:
     if isinstance(value, str):
-        return checks.string(value, path, longest=_LONGEST_ID)
+        return checks.string(value, path, max_length=_LONGEST_ID)
     container = checks.mapping(value, path)
     checks.one_of(checks.required(container, "type", path, checks.string), f"{path}.type", {AUTO})
     if container.get("file_ids"):

@@ -94,7 +94,7 @@ def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None
 
 
 def _server_url(settings: Settings, value: Any, path: str) -> str:
-    url = checks.string(value, path, longest=_LONGEST_URL)
+    url = checks.string(value, path, max_length=_LONGEST_URL)
     fault = fault_of(url, allow_private=settings.allow_private_urls)
     if fault is not None:
         raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
@@ -117,7 +117,7 @@ def _headers(value: Any, path: str) -> dict[str, str]:
 
 def _header_value(value: Any, path: str) -> str:
     """What can stand in a header; the message does not show it, as it may be a secret."""
-    if not _VISIBLE.fullmatch(checks.string(value, path, longest=_LONGEST_TEXT)):
+    if not _VISIBLE.fullmatch(checks.string(value, path, max_length=_LONGEST_TEXT)):
         raise BadRequest(f"Invalid '{path}': it has characters that a header cannot have.", param=path, code="invalid_value")
     return str(value)
 
@@ -127,7 +127,9 @@ def _allowed(value: Any, path: str) -> Any:
 
 
 def _names(value: Any, path: str) -> list[str]:
-    return [checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, most=_MOST_NAMES))]
+    return [
+        checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, max_length=_MOST_NAMES))
+    ]
 
 
 def _filter(value: Any, path: str) -> dict[str, Any]:
@@ -141,13 +143,13 @@ def _approval(value: Any, path: str) -> Any:
 
 
 _CHECKS: dict[str, checks.Check] = {
-    "server_label": partial(checks.string, longest=_LONGEST_LABEL, pattern=LABEL),
+    "server_label": partial(checks.string, max_length=_LONGEST_LABEL, pattern=LABEL),
     "connector_id": checks.string,
     "allowed_tools": _allowed,
     "require_approval": _approval,
     "headers": _headers,
     "authorization": _header_value,
-    "server_description": partial(checks.string, longest=_LONGEST_TEXT),
+    "server_description": partial(checks.string, max_length=_LONGEST_TEXT),
 }
 
 

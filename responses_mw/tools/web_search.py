@@ -47,16 +47,16 @@ def _content_types(value: Any, path: str) -> list[Any]:
 
 
 def _domains(value: Any, path: str) -> list[Any]:
-    for index, domain in enumerate(checks.array(value, path, most=_MOST_DOMAINS)):
+    for index, domain in enumerate(checks.array(value, path, max_length=_MOST_DOMAINS)):
         place = f"{path}[{index}]"
         try:
-            plain_host(checks.string(domain, place, longest=253, pattern=_DOMAIN))
+            plain_host(checks.string(domain, place, max_length=253, pattern=_DOMAIN))
         except UnicodeError:
             checks.wrong_value(place, domain, {"example.com"})
     return list(value)
 
 
-_name = partial(checks.string, longest=256, pattern=_NAME)
+_name = partial(checks.string, max_length=256, pattern=_NAME)
 _MEMBERS: dict[str, checks.Check] = {
     "type": lambda value, path: checks.one_of(value, path, TYPES),
     "external_web_access": checks.boolean,  # false: nothing but the live web could be searched, so the tool is not offered

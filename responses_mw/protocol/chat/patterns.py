@@ -103,8 +103,8 @@ def _piece(token: re.Match[str]) -> str:
 
 
 def _count(count: str) -> str:
-    least, comma, most = count.strip("{}").partition(",")
-    if comma and most and int(least) > int(most):
+    low, comma, high = count.strip("{}").partition(",")
+    if comma and high and int(low) > int(high):
         raise _NotTaken
     return count
 

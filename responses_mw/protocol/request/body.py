@@ -59,16 +59,16 @@ def loads(data: bytes) -> Any:
             gc.enable()
 
 
-def has_more_values(data: bytes, most: int) -> bool:
-    """Whether the JSON text has more than ``most`` members and elements in all. Empty lists and objects count as one."""
-    if _openings(data) <= most:
+def has_more_values(data: bytes, maximum: int) -> bool:
+    """Whether the JSON text has more than ``maximum`` members and elements in all. Empty lists and objects count as one."""
+    if _openings(data) <= maximum:
         return False  # even if none of these bytes stood in a string
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     found, within = 0, 0
     for begin in range(0, len(data), _AT_ONCE):
         pieces = data[begin : begin + _AT_ONCE].split(b'"')
         found += _openings(b"".join(pieces[within::2]))
-        if found > most:
+        if found > maximum:
             return True
         within ^= (len(pieces) - 1) & 1
     return False

@@ -26,7 +26,7 @@ STATUSES: Mapping[str, frozenset[str]] = {
 }
 """What the status of an item may be, where it differs from a message's."""
 
-_call_id = partial(checks.string, longest=CALL_ID_LENGTH)
+_call_id = partial(checks.string, max_length=CALL_ID_LENGTH)
 
 
 # -- calls that the client carries out ---------------------------------------------------------------------------------

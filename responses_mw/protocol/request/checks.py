@@ -58,12 +58,12 @@ def unsupported(path: str, why: str) -> NoReturn:
     raise NotSupported(f"'{path}' is not supported: {why}", param=path)
 
 
-def string(value: Any, path: str, *, longest: int | None = None, pattern: str | None = None) -> str:
+def string(value: Any, path: str, *, max_length: int | None = None, pattern: str | None = None) -> str:
     if not isinstance(value, str):
         wrong_type(path, "a string", value)
-    if longest is not None and len(value) > longest:
+    if max_length is not None and len(value) > max_length:
         message = (
-            f"Invalid '{path}': string too long. Expected a string with maximum length {longest}, "
+            f"Invalid '{path}': string too long. Expected a string with maximum length {max_length}, "
             f"but got a string with length {len(value)} instead."
         )
         raise BadRequest(message, param=path, code="string_above_max_length")
@@ -79,26 +79,26 @@ def boolean(value: Any, path: str) -> bool:
     return value
 
 
-def integer(value: Any, path: str, *, least: int | None = None, most: int | None = None) -> int:
+def integer(value: Any, path: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         wrong_type(path, "an integer", value)
-    _within(value, path, "integer", least, most)
+    _within(value, path, "integer", minimum, maximum)
     return value
 
 
-def number(value: Any, path: str, *, least: float | None = None, most: float | None = None) -> float:
+def number(value: Any, path: str, *, minimum: float | None = None, maximum: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong_type(path, "a decimal", value)
-    _within(value, path, "decimal", least, most)
+    _within(value, path, "decimal", minimum, maximum)
     return value
 
 
-def _within(value: float, path: str, kind: str, least: float | None, most: float | None) -> None:
-    if least is not None and value < least:
-        message = f"Invalid '{path}': {kind} below minimum value. Expected a value >= {least}, but got {value} instead."
+def _within(value: float, path: str, kind: str, minimum: float | None, maximum: float | None) -> None:
+    if minimum is not None and value < minimum:
+        message = f"Invalid '{path}': {kind} below minimum value. Expected a value >= {minimum}, but got {value} instead."
         raise BadRequest(message, param=path, code=f"{kind}_below_min_value")
-    if most is not None and value > most:
-        message = f"Invalid '{path}': {kind} above maximum value. Expected a value <= {most}, but got {value} instead."
+    if maximum is not None and value > maximum:
+        message = f"Invalid '{path}': {kind} above maximum value. Expected a value <= {maximum}, but got {value} instead."
         raise BadRequest(message, param=path, code=f"{kind}_above_max_value")
 
 
@@ -109,12 +109,12 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
     return {name: member for name, member in value.items() if member is not None}
 
 
-def array(value: Any, path: str, *, most: int | None = None) -> list[Any]:
+def array(value: Any, path: str, *, max_length: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         wrong_type(path, "an array", value)
-    if most is not None and len(value) > most:
+    if max_length is not None and len(value) > max_length:
         message = (
-            f"Invalid '{path}': array too long. Expected an array with maximum length {most}, "
+            f"Invalid '{path}': array too long. Expected an array with maximum length {max_length}, "
             f"but got an array with length {len(value)} instead."
         )
         raise BadRequest(message, param=path, code="array_above_max_length")

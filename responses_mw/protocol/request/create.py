@@ -112,11 +112,11 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
     known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
     _check_background(known)
-    check_number_of_tools(given.get("tools"), given.get("input"), most=limits.tools)
+    check_number_of_tools(given.get("tools"), given.get("input"), maximum=limits.tools)
     tools = check_tools(given.get("tools", []))
     items = _items(given, limits)
     _check_trigger(items)
-    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items, most=limits.tools)
+    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items, max_length=limits.tools)
     return CreateResponse(
         items=items,
         size=size,
@@ -129,10 +129,10 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
     """The input, after the history that the caller kept (vLLM's ``previous_input_messages``)."""
     refuse_two_histories(given)
-    previous = parse_previous(given.get("previous_input_messages", []), most=limits.items)
+    previous = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if previous and given.get("input") == "":
         return previous
-    return previous + parse_input(given.get("input", []), most=limits.items)
+    return previous + parse_input(given.get("input", []), max_items=limits.items)
 
 
 # -- one check for each parameter --------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _check_trigger(items: list[Item]) -> None:
 def _context_management(value: Any, path: str) -> list[dict[str, Any]]:
     known: dict[str, Check] = {
         "type": partial(checks.one_of, supported={"compaction"}),
-        "compact_threshold": partial(checks.integer, least=1),
+        "compact_threshold": partial(checks.integer, minimum=1),
     }
     entries = []
     for index, entry in enumerate(checks.array(value, path)):
@@ -198,8 +198,8 @@ def metadata(value: Any, path: str) -> dict[str, str]:
         message = f"Invalid '{path}': too many properties. Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
         raise BadRequest(message, param=path, code="object_above_max_properties")
     for key, text in metadata.items():
-        checks.string(key, path, longest=METADATA_KEY)
-        checks.string(text, f"{path}.{key}", longest=METADATA_VALUE)
+        checks.string(key, path, max_length=METADATA_KEY)
+        checks.string(text, f"{path}.{key}", max_length=METADATA_VALUE)
     return metadata
 
 
@@ -262,7 +262,7 @@ def _refuse_unless(harmless: Any, why: str) -> Callable[[Any, str], None]:
     return check
 
 
-_penalty = partial(checks.number, least=-2, most=2)
+_penalty = partial(checks.number, minimum=-2, maximum=2)
 
 PARAMETERS: dict[str, Check] = {
     "background": checks.boolean,
@@ -274,8 +274,8 @@ PARAMETERS: dict[str, Check] = {
     "frequency_penalty": _penalty,
     "include": _include,
     "instructions": checks.string,
-    "max_output_tokens": partial(checks.integer, least=1),
-    "max_tool_calls": partial(checks.integer, least=1),
+    "max_output_tokens": partial(checks.integer, minimum=1),
+    "max_tool_calls": partial(checks.integer, minimum=1),
     "metadata": metadata,
     "model": checks.string,
     "parallel_tool_calls": checks.boolean,
@@ -291,10 +291,10 @@ PARAMETERS: dict[str, Check] = {
     "store": checks.boolean,
     "stream": checks.boolean,
     "stream_options": _stream_options,
-    "temperature": partial(checks.number, least=0, most=2),
+    "temperature": partial(checks.number, minimum=0, maximum=2),
     "text": _text,
-    "top_logprobs": partial(checks.integer, least=0, most=20),
-    "top_p": partial(checks.number, least=0, most=1),
+    "top_logprobs": partial(checks.integer, minimum=0, maximum=20),
+    "top_p": partial(checks.number, minimum=0, maximum=1),
     "truncation": partial(checks.one_of, supported={"auto", "disabled"}),
     "user": checks.string,
     "tool_choice": lambda value, _path: value,  # checked together with the tools

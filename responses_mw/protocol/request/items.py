@@ -49,13 +49,13 @@ def user_message(text: str) -> Item:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-def parse_input(value: Any, path: str = "input", most: int | None = None) -> list[Item]:
-    """``input`` as a list of items, at ``most`` so many."""
+def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
+    """``input`` as a list of items, at most ``max_items`` of them."""
     if isinstance(value, str):
         return [user_message(value)]
     if not isinstance(value, list):
         checks.wrong_type(path, "a string or an array of objects", value)
-    return [item(one, f"{path}[{index}]") for index, one in enumerate(checks.array(value, path, most=most))]
+    return [item(one, f"{path}[{index}]") for index, one in enumerate(checks.array(value, path, max_length=max_items))]
 
 
 def item(value: Any, path: str) -> Item:
@@ -71,7 +71,7 @@ def item(value: Any, path: str) -> Item:
     if kind not in ITEMS:
         checks.wrong_value(f"{path}.type", kind, ITEMS.keys())
     if "id" in checked:
-        checks.string(checked["id"], f"{path}.id", longest=256)
+        checks.string(checked["id"], f"{path}.id", max_length=256)
     if "status" in checked:
         checks.one_of(checked["status"], f"{path}.status", STATUSES.get(kind, STATUSES["message"]))
     return ITEMS[kind](checked, path)

@@ -24,15 +24,14 @@ NAME = r"[a-zA-Z0-9_-]{1,128}"
 _NOT_YET = ("allowed_callers", "async", "output_schema")
 
 
-def check_number_of_tools(tools: Any, items: Any, *, most: int) -> None:
-    """Refuses more than ``most`` tools in all: in a request's ``tools``, in their namespaces, and in its input ``items``.
+def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
+    """Refuses more than ``maximum`` tools in all: in a request's ``tools``, in their namespaces, and in its input ``items``.
     Neither has been checked."""
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     found = _number_of(tools) + sum(map(_number_of, brought))
-    if found > most:
-        message = (
-            f"Invalid 'tools': too many tools. Expected at most {most}, namespaces and input items included, but got {found}."
-        )
+    if found > maximum:
+        expected = f"Expected at most {maximum}, namespaces and input items included, but got {found}."
+        message = f"Invalid 'tools': too many tools. {expected}"
         raise BadRequest(message, param="tools", code="array_above_max_length")
 
 
@@ -208,9 +207,9 @@ NOT_SERVED = frozenset(
 MODES = frozenset({"none", "auto", "required"})
 
 
-def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, most: int | None = None) -> Any:
-    """``choice`` is ``none``, ``auto``, ``required``, one tool, or ``allowed_tools`` (at ``most`` so many); it must fit the
-    ``tools``, and those that the request's ``items`` bring.
+def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
+    """Check a ``tool_choice``: a mode, one tool, or ``allowed_tools`` with at most ``max_length`` tools. It must name
+    tools of the request or of its ``items``.
 
     Returned without its nulls; ``allowed_tools`` always has its ``mode``.
     """
@@ -218,7 +217,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
-        checked = _choice_object(choice, _Choosable(tools, [one.form for one in offered(tools, items)]), most)
+        checked = _choice_object(choice, _Choosable(tools, [one.form for one in offered(tools, items)]), max_length)
         mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
     if mode == "required" and not can_call:
         message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
@@ -238,11 +237,11 @@ def choice_names(choice: Any, offered: Sequence[Offered]) -> frozenset[str] | No
     return frozenset(one.name for one in offered if any(_values(one.form, kind) in values for kind, values in meant.items()))
 
 
-def _choice_object(choice: Any, choosable: _Choosable, most: int | None) -> dict[str, Any]:
+def _choice_object(choice: Any, choosable: _Choosable, max_length: int | None) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
         return _one_choice(checked, "tool_choice", choosable, {*_CHOSEN, "allowed_tools"})
-    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, most=most))
+    listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=max_length))
     allowed = [_one_choice(one, f"tool_choice.tools[{index}]", choosable, _CHOSEN.keys()) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}

@@ -22,12 +22,12 @@ _ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def parse_previous(value: Any, path: str = "previous_input_messages", most: int | None = None) -> list[Item]:
+def parse_previous(value: Any, path: str = "previous_input_messages", max_items: int | None = None) -> list[Item]:
     """``value`` as items, to stand before the ``input``. Raises ``BadRequest`` with the path of what is wrong."""
     history = _History()
-    for index, one in enumerate(checks.array(value, path, most=most)):
+    for index, one in enumerate(checks.array(value, path, max_length=max_items)):
         history.add(checks.mapping(one, f"{path}[{index}]"), f"{path}[{index}]")
-        checks.array(history.items, path, most=most)  # a message can be many items
+        checks.array(history.items, path, max_length=max_items)  # a message can be many items
     return history.items
 
 
