@@ -241,6 +241,7 @@ async def test_an_older_report_never_replaces_a_newer_one(counting: State) -> No
     await quota.settle(ALICE, "t", [2_000_000_000_000_000, b"s1", 9_000, 60_000])
     assert await used(counting) == 500
     await quota.settle(ALICE, "t", [2_000_000_000_000_002, b"s1", 0, 0])
+    await quota.settle(ALICE, "t", [2_000_000_000_000_001, b"s1", 500, 60_000])  # of who committed before the delete
     assert await used(counting) == 0
 
 

@@ -5,6 +5,7 @@
 -- Answers: {1 or 0 (nothing was changed: it would exceed the quota), bytes stored}
 
 local FORGOTTEN = 5000  -- expired objects removed per call
+local LATE = 60000  -- ms
 
 local expires, sizes = KEYS[1], KEYS[2]
 local most, when, now = tonumber(ARGV[1]), tonumber(ARGV[2]), now_ms()
@@ -35,7 +36,9 @@ local fits = most == 0 or sum <= before or sum <= most
 if fits then
   for _, i in ipairs(changes) do
     local name, bytes, ttl = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
-    if bytes == '0' then
+    -- That an object is gone is remembered as long as an older report of it may be on its way.
+    if bytes == '0' and when > 0 then ttl = LATE end
+    if ttl == 0 then
       redis.call('HDEL', sizes, name)
       redis.call('ZREM', expires, name)
     else
