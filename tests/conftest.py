@@ -167,10 +167,16 @@ def upstream() -> ScriptedUpstream:
     return ScriptedUpstream()
 
 
-@pytest.fixture(params=["proxy", "mounted"])
-def mount(request: pytest.FixtureRequest) -> str:
-    """How ours reaches the upstream: over the network, or in its own process."""
-    return str(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests that are marked with ``both_mounts`` once for each way to reach the upstream."""
+    if metafunc.definition.get_closest_marker("both_mounts") and "mount" in metafunc.fixturenames:
+        metafunc.parametrize("mount", ["proxy", "mounted"])
+
+
+@pytest.fixture
+def mount() -> str:
+    """How ours reaches the upstream: "proxy" (over the network) or "mounted" (in its own process)."""
+    return "proxy"
 
 
 @pytest.fixture

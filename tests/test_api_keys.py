@@ -55,6 +55,7 @@ async def test_whoever_has_no_key_is_refused_before_anything_is_done(
     assert upstream.requests == []
 
 
+@pytest.mark.both_mounts
 async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await create(guarded, ALICE)).status_code == 200
@@ -63,6 +64,7 @@ async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, 
     assert ALICE not in repr(upstream.requests + upstream.visits)
 
 
+@pytest.mark.both_mounts
 async def test_without_a_key_of_the_operators_the_upstream_gets_none(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await create(start(api_keys=LINES), ALICE)).status_code == 200

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from conftest import Ours, Serve, Start
     from scripted import ScriptedUpstream
 
+pytestmark = pytest.mark.both_mounts
+
 Ask = Callable[[Upstream], Awaitable[object]]
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from conftest import Apps, Ours, Start
     from scripted import ScriptedUpstream
 
+pytestmark = pytest.mark.both_mounts
+
 BODY = {"input": "Hi", "model": "tiny"}
 STREAM = {**BODY, "stream": True}
 

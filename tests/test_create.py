@@ -34,6 +34,7 @@ def without_ids(value: Any) -> Any:
     return value
 
 
+@pytest.mark.both_mounts
 async def test_the_official_client_gets_an_answer(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     response = await ours.client.responses.create(model="tiny", input="Hi", instructions="Be kind.")
@@ -47,6 +48,7 @@ async def test_the_official_client_gets_an_answer(ours: Ours, upstream: Scripted
     }
 
 
+@pytest.mark.both_mounts
 async def test_the_official_synchronous_client_gets_an_answer_and_a_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     upstream.stream(*HELLO)
@@ -59,6 +61,7 @@ async def test_the_official_synchronous_client_gets_an_answer_and_a_stream(ours:
     assert await anyio.to_thread.run_sync(ask) == ("Hello", ["Hel", "lo"])
 
 
+@pytest.mark.both_mounts
 async def test_the_official_asynchronous_client_follows_a_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     async with ours.client.responses.stream(model="tiny", input="Hi") as events:
@@ -128,12 +131,14 @@ async def test_json_and_stream_give_the_same_document(
     assert without_ids(document) == without_ids(streamed)
 
 
+@pytest.mark.both_mounts
 async def test_whole_json_for_a_stream_is_streamed(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "Hello"}))
     streamed = await stream(ours)
     assert (streamed.terminal, streamed.deltas) == ("response.completed", ["Hello"])
 
 
+@pytest.mark.both_mounts
 async def test_a_stream_for_json_is_gathered(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     assert (await whole(ours))["output_text"] == "Hello"
@@ -230,6 +235,7 @@ async def test_an_empty_answer_is_an_empty_message(ours: Ours, upstream: Scripte
     assert (await stream(ours)).response["output"][0]["type"] == "message"
 
 
+@pytest.mark.both_mounts
 async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_lines(
     ours: Ours, upstream: ScriptedUpstream
 ) -> None:
@@ -244,6 +250,7 @@ async def test_a_sse_answer_may_use_any_line_ends_comments_and_several_data_line
     assert (await stream(ours)).deltas == ["é", "…"]
 
 
+@pytest.mark.both_mounts
 async def test_a_content_type_may_be_written_in_any_case(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO, headers={"content-type": "Text/Event-Stream"})
     assert (await whole(ours))["output_text"] == "Hello"
@@ -255,6 +262,7 @@ async def test_what_is_not_to_be_stored_says_so(ours: Ours, upstream: ScriptedUp
     assert document["store"] is False
 
 
+@pytest.mark.both_mounts
 async def test_the_client_is_told_who_is_wrong_by_its_own_exception(ours: Ours, upstream: ScriptedUpstream) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await ours.client.responses.create(model="tiny", input=[{"type": "message", "role": "user"}])  # type: ignore[list-item]

@@ -99,6 +99,7 @@ async def test_an_error_in_time_is_the_status(
     assert (members["param"], members["code"]) == (param, code)
 
 
+@pytest.mark.both_mounts
 async def test_the_official_client_raises_the_right_exception(ours: Ours, upstream: ScriptedUpstream) -> None:
     expected: list[tuple[int, type[openai.APIStatusError]]] = [
         (400, openai.BadRequestError),
@@ -113,6 +114,7 @@ async def test_the_official_client_raises_the_right_exception(ours: Ours, upstre
             await ours.client.responses.create(model="tiny", input="Hi")
 
 
+@pytest.mark.both_mounts
 async def test_a_rate_limit_says_when_to_come_back(patient: Ours, upstream: ScriptedUpstream) -> None:
     headers = {"retry-after": "7", "x-ratelimit-remaining-tokens": "0", "set-cookie": "a=b"}
     upstream.whole(error("slow down", 429), 429, headers=headers)
@@ -124,6 +126,7 @@ async def test_a_rate_limit_says_when_to_come_back(patient: Ours, upstream: Scri
     assert len(upstream.requests) == 1
 
 
+@pytest.mark.both_mounts
 async def test_an_error_after_the_grace_is_a_failed_response(ours: Ours, upstream: ScriptedUpstream) -> None:
     late = Signal()
     upstream.whole(error("late", 400), 400, before=late)
@@ -136,6 +139,7 @@ async def test_an_error_after_the_grace_is_a_failed_response(ours: Ours, upstrea
     assert streamed.response["output"] == []
 
 
+@pytest.mark.both_mounts
 async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: ScriptedUpstream) -> None:
     late = Signal()
     upstream.whole(error("late", 429), 429, before=late)
@@ -222,6 +226,7 @@ async def test_a_200_that_is_no_answer_is_502(patient: Ours, upstream: ScriptedU
         pytest.param([b'{"choices": [', BrokenOff()], id="broken off within JSON"),
     ],
 )
+@pytest.mark.both_mounts
 async def test_what_breaks_off_is_502_for_json(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any]) -> None:
     upstream.stream(*pieces, done=False)
     fault(await ours.http.post("/v1/responses", json=BODY), 502)
@@ -238,6 +243,7 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 
 
 @STREAMED
+@pytest.mark.both_mounts
 async def test_an_upstream_that_does_not_answer_in_time_is_504(
     start: Start, upstream: ScriptedUpstream, streamed: bool
 ) -> None:

@@ -25,11 +25,6 @@ PIECE = SMALL // 2
 
 
 @pytest.fixture
-def mount() -> str:
-    return "proxy"
-
-
-@pytest.fixture
 def inbound() -> Inbound:
     """The memory for the messages of WebSockets."""
     return Inbound(4 * SMALL)

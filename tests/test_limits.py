@@ -29,11 +29,6 @@ BODY = {"model": "tiny", "input": "hi"}
 
 
 @pytest.fixture
-def mount() -> str:
-    return "proxy"
-
-
-@pytest.fixture
 async def usage(redis_url: str) -> AsyncIterator[Usage]:
     client = connect(redis_url)
     yield Usage(client)

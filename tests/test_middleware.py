@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     Mounted = Callable[[ASGIApp], ResponsesMiddleware]
 
+pytestmark = pytest.mark.both_mounts
+
 BODY = {"input": "Hi", "model": "tiny"}
 ANSWER = completion({"content": "Hello"})
 

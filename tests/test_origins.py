@@ -77,6 +77,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.both_mounts
 async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(dialect="vllm")
     simple = {"origin": OTHER, "content-type": "text/plain"}  # what a browser sends without asking first

@@ -24,6 +24,7 @@ BODY = {"input": "Hi", "model": "tiny", "stream": True}
 # -- how it begins -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_mounts
 async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstream) -> None:
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
@@ -36,6 +37,7 @@ async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstre
     assert check(raw).deltas == ["Hel", "lo"]
 
 
+@pytest.mark.both_mounts
 async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     response = await ours.http.post("/v1/responses", json=BODY, headers={"accept-encoding": "gzip"})
@@ -44,6 +46,7 @@ async def test_nothing_on_the_way_is_to_hold_or_keep_the_stream(ours: Ours, upst
     assert "content-encoding" not in response.headers
 
 
+@pytest.mark.both_mounts
 async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     await stream(ours)  # the upstream is known from now on
@@ -58,6 +61,7 @@ async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstrea
     assert check(raw).terminal == "response.completed"
 
 
+@pytest.mark.both_mounts
 async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(status_grace=5)
     begin = Signal()
@@ -77,6 +81,7 @@ async def test_the_reading_of_comments_does_not_begin_the_answer(ours: Ours, ups
 # -- keep-alive and end --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_mounts
 async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(keep_alive=0.05)
     more = Signal()
@@ -148,6 +153,7 @@ async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them
         pytest.param([text("Hello"), frame(finish())[:-2]], False, id="the last frame without a blank line"),
     ],
 )
+@pytest.mark.both_mounts
 async def test_an_end_is_clean(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
     upstream.stream(*pieces, done=done)
     streamed = await stream(ours)
@@ -155,6 +161,7 @@ async def test_an_end_is_clean(ours: Ours, upstream: ScriptedUpstream, pieces: l
     assert streamed.response["output"][0]["content"][0]["text"] == "Hello"
 
 
+@pytest.mark.both_mounts
 async def test_the_upstream_is_read_to_its_end(ours: Ours, upstream: ScriptedUpstream) -> None:
     """Else it would take us for a client that left, and its connection could not be used again."""
     answer = upstream.stream(*HELLO)
@@ -185,6 +192,7 @@ CUT = [
 
 
 @pytest.mark.parametrize(("pieces", "done"), CUT)
+@pytest.mark.both_mounts
 async def test_what_is_broken_off_fails(ours: Ours, upstream: ScriptedUpstream, pieces: list[Any], done: bool) -> None:
     upstream.stream(*pieces, done=done)
     _assert_cut(await stream(ours))
@@ -223,6 +231,7 @@ async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: Scripted
     assert streamed.types.count("response.output_item.done") == 1
 
 
+@pytest.mark.both_mounts
 async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(idle_timeout=0.1)
     answer = upstream.stream(text("Hel"), Signal())
@@ -232,6 +241,7 @@ async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: Scrip
     await answer.left.wait()
 
 
+@pytest.mark.both_mounts
 async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(first_byte_timeout=0.2)
     answer = upstream.stream(*HELLO, before=Signal())
@@ -241,6 +251,7 @@ async def test_an_upstream_that_never_begins_fails(start: Start, upstream: Scrip
     await answer.left.wait()
 
 
+@pytest.mark.both_mounts
 async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
     """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
     ours = start(idle_timeout=0.1)
@@ -252,6 +263,7 @@ async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: St
     assert (await request).terminal == "response.completed"
 
 
+@pytest.mark.both_mounts
 async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(idle_timeout=0.5)
     pauses = [Signal() for _ in range(4)]
@@ -264,6 +276,7 @@ async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream:
 
 
 @pytest.mark.parametrize("field", ["a", "b" * 300_000])
+@pytest.mark.both_mounts
 async def test_long_and_short_texts_travel_whole(ours: Ours, upstream: ScriptedUpstream, field: str) -> None:
     upstream.stream(text(field), finish())
     assert (await stream(ours)).deltas == [field]

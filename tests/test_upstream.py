@@ -37,6 +37,7 @@ async def ask(ours: Ours, **headers: str) -> None:
 # -- what is sent along -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_mounts
 async def test_the_callers_credential_goes_on(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     await ask(ours, authorization="Bearer mine", cookie="a=b", x_other="no", x_session_id="s1", traceparent="00-1-2-01")
@@ -48,12 +49,14 @@ async def test_the_callers_credential_goes_on(ours: Ours, upstream: ScriptedUpst
     assert not sent.keys() & {"cookie", "x-other"}
 
 
+@pytest.mark.both_mounts
 async def test_no_credential_is_made_up(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     await ask(ours)
     assert "authorization" not in upstream.requests[0].headers
 
 
+@pytest.mark.both_mounts
 async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     response = await ours.http.post("/v1/responses", json=BODY, headers={b"authorization": "Bearer clé".encode()})
@@ -61,6 +64,7 @@ async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upst
     assert upstream.requests[0].headers["authorization"].encode("latin-1").decode() == "Bearer clé"
 
 
+@pytest.mark.both_mounts
 async def test_the_key_that_is_set_replaces_the_callers(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(upstream_api_key="ours")
     upstream.whole(ANSWER)
@@ -77,6 +81,7 @@ async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, 
         assert "secret-of-ours" not in response.text
 
 
+@pytest.mark.both_mounts
 async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(ANSWER)
     upstream.whole(ANSWER)
@@ -87,6 +92,7 @@ async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUp
     assert re.fullmatch(r"[0-9a-z]{16,64}", one)
 
 
+@pytest.mark.both_mounts
 async def test_an_extra_header_goes_on_where_it_is_listed(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(forward_headers=["x-mine"])
     upstream.whole(ANSWER)
@@ -95,6 +101,7 @@ async def test_an_extra_header_goes_on_where_it_is_listed(start: Start, upstream
     assert "traceparent" not in upstream.requests[0].headers
 
 
+@pytest.mark.both_mounts
 async def test_a_cookie_of_the_upstream_is_not_kept(
     start_at: Callable[..., Ours], mount: str, serve: Serve, upstream: ScriptedUpstream
 ) -> None:
@@ -119,6 +126,7 @@ async def test_connections_are_used_again(start_at: Callable[..., Ours], upstrea
 
 @pytest.mark.parametrize("status", [502, 503])
 @pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
+@pytest.mark.both_mounts
 async def test_502_and_503_are_tried_again_within_the_grace(
     start: Start, upstream: ScriptedUpstream, status: int, streamed: bool
 ) -> None:
@@ -132,6 +140,7 @@ async def test_502_and_503_are_tried_again_within_the_grace(
     assert len({request.headers["x-request-id"] for request in upstream.requests}) == 3
 
 
+@pytest.mark.both_mounts
 async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(status_grace=0)
     upstream.whole({"error": "The model is currently scaling"}, 503, headers={"retry-after": "3"})
@@ -149,6 +158,7 @@ async def test_other_errors_are_not_tried_again(start: Start, upstream: Scripted
     assert len(upstream.requests) == 1
 
 
+@pytest.mark.both_mounts
 async def test_nothing_is_tried_again_once_something_came(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(status_grace=2)
     upstream.stream(text("Hel"), error("busy", 503), done=False)
@@ -307,6 +317,7 @@ async def test_the_dialect_is_detected(
     assert len(upstream.visits) == visits  # asked once
 
 
+@pytest.mark.both_mounts
 async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start(dialect="tgi")
     upstream.whole(ANSWER)
@@ -316,6 +327,7 @@ async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: Sc
     assert response.status_code == 400  # which TGI does not have
 
 
+@pytest.mark.both_mounts
 async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/v1/models"] = {"detail": "none of your business"}
     ours = start(dialect="openai")
@@ -324,6 +336,7 @@ async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(star
     assert upstream.requests[0].json["max_completion_tokens"] == 5
 
 
+@pytest.mark.both_mounts
 async def test_the_credential_is_needed_for_the_models_too(start: Start, upstream: ScriptedUpstream) -> None:
     ours = start()
     upstream.whole(ANSWER)

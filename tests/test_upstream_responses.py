@@ -98,6 +98,7 @@ def answer(text: str = "Hello") -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.both_mounts
 async def test_a_stream_is_the_upstreams_with_our_ids(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.stream(*answer(), done=False)
     streamed = await oracle.stream(relaying, temperature=0.5, metadata={"a": "b"})
@@ -116,6 +117,7 @@ async def test_a_stream_is_the_upstreams_with_our_ids(relaying: Ours, upstream: 
     }
 
 
+@pytest.mark.both_mounts
 async def test_a_whole_answer_is_stored_and_found(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(response(item()))
     document = await oracle.whole(relaying)
@@ -154,6 +156,7 @@ async def test_tools_are_the_upstreams_and_secrets_do_not_come_back(relaying: Ou
     assert stored.json()["output"][0]["output"] == "4"
 
 
+@pytest.mark.both_mounts
 async def test_a_background_response_is_ours(start_at: Start, mount: str, upstream: ScriptedResponses, redis_url: str) -> None:
     database = {"proxy": 8, "mounted": 9}[mount]  # a server that is just stopping must not run the job of the next one
     with redis.Redis.from_url(f"{redis_url}?db={database}") as client:
@@ -245,6 +248,7 @@ TALK: Any = [{"role": "user", "content": "Tell me of ducks."}, {"role": "assista
 COUNTED = {"object": "response.input_tokens", "input_tokens": 41}
 
 
+@pytest.mark.both_mounts
 async def test_the_upstreams_own_count_is_asked_for(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     body = {"input": "Hi", "model": "tiny", "truncation": "auto", "metadata": {"a": "b"}, "temperature": 0, "of_theirs": 1}

@@ -39,6 +39,7 @@ def told(response: httpx.Response) -> str:
     return str(response.headers.get("x-responses-cache"))
 
 
+@pytest.mark.both_mounts
 async def test_a_repeated_question_is_answered_without_the_upstream(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str]
 ) -> None:

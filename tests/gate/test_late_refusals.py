@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Ours, Start
     from state.servers import Plain
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.both_mounts
 
 WRONG = {"authorization": "Bearer wrong"}
 

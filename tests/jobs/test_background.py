@@ -107,6 +107,7 @@ def create_streamed(ours: Ours, **body: Any) -> Follower:
 # -- create and retrieve -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_mounts
 async def test_a_background_response_is_queued_at_once_and_then_completed(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     go = Signal()
@@ -122,6 +123,7 @@ async def test_a_background_response_is_queued_at_once_and_then_completed(replic
     assert (done["created_at"], done["metadata"]) == (document["created_at"], {"a": "b"})
 
 
+@pytest.mark.both_mounts
 async def test_its_events_are_the_log_and_end_with_the_document(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
@@ -230,6 +232,7 @@ async def test_an_answer_that_was_cut_is_incomplete(replica: Replica, upstream: 
     assert (await ended(ours, (await create(ours))["id"]))["status"] == "incomplete"
 
 
+@pytest.mark.both_mounts
 async def test_the_job_runs_with_the_callers_own_credential(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
@@ -269,6 +272,7 @@ async def test_background_without_a_shared_secret_says_what_to_set(start_at: Sta
     assert "secret_keys" in answer.json()["error"]["message"]
 
 
+@pytest.mark.both_mounts
 async def test_the_embedded_store_needs_no_shared_secret(start_at: Start, mount: str, upstream: ScriptedUpstream) -> None:
     ours = start_at(mount, redis=None)
     upstream.stream(*HELLO)
@@ -293,6 +297,7 @@ async def test_a_stream_goes_on_at_another_replica_where_it_broke(replica: Repli
     assert second.events[-1]["response"]["output_text"] == "Hello"
 
 
+@pytest.mark.both_mounts
 async def test_a_client_that_leaves_does_not_stop_the_run(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     go = Signal()
@@ -385,6 +390,7 @@ def mid_answer(upstream: ScriptedUpstream) -> Answer:
 
 
 @pytest.mark.parametrize("script", [prefill, mid_answer])
+@pytest.mark.both_mounts
 async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
     replica: Replica, upstream: ScriptedUpstream, script: Any
 ) -> None:

@@ -38,11 +38,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def mount() -> str:
-    return "proxy"
-
-
-@pytest.fixture
 def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
     return serve(upstream)
 

@@ -27,11 +27,6 @@ FILLING = {"model": "tiny", "input": "x" * 7_000}
 
 
 @pytest.fixture
-def mount() -> str:
-    return "proxy"
-
-
-@pytest.fixture
 def ours(start: Start, keys: Plain) -> Ours:
     return start(limit_stored_bytes=15_000, secret_keys=[SECRET], uvicorn={"ws": "websockets-sansio"})
 

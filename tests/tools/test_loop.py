@@ -42,6 +42,7 @@ def _messages(upstream: ScriptedUpstream, turn: int) -> Any:
     return upstream.requests[turn].json["messages"]
 
 
+@pytest.mark.both_mounts
 async def test_a_call_of_an_mcp_tool_is_carried_out_and_the_model_goes_on(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:

@@ -36,6 +36,7 @@ def searching(start: Start, serve: Serve) -> Ours:
     return start(web_search="searxng", web_search_url=serve(SearchServer(SEARXNG)))
 
 
+@pytest.mark.both_mounts
 async def test_a_search_is_carried_out_and_its_sources_are_cited(searching: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*_asks("web_search", query="capital of france"), finish("tool_calls"))
     upstream.stream(text("Paris [1], says [B](https://www.britannica.com/place/Paris)."), finish())

@@ -31,12 +31,6 @@ FORGED = {
 USER = {"role": "user", "content": "Hi"}
 
 
-@pytest.fixture
-def mount() -> str:
-    """One is enough: below the mount all is the same."""
-    return "proxy"
-
-
 @dataclass
 class Server:
     url: str

@@ -35,6 +35,7 @@ def is_unknown(event: Event, response_id: str) -> bool:
     return (event["status"], event["error"]["code"]) == (400, "previous_response_not_found")
 
 
+@pytest.mark.both_mounts
 async def test_an_unstored_response_can_be_continued_on_its_connection(ws: Ours, upstream: ScriptedUpstream) -> None:
     for _ in range(3):
         upstream.stream(*HELLO)

@@ -32,6 +32,7 @@ def as_sse(events: list[Event]) -> bytes:
     return "".join(frames).encode()
 
 
+@pytest.mark.both_mounts
 async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     upstream.stream(*HELLO)
@@ -46,6 +47,7 @@ async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: Sc
     assert upstream.requests[0].headers["authorization"] == "Bearer key"
 
 
+@pytest.mark.both_mounts
 async def test_the_official_client_connects(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     texts = []
@@ -241,6 +243,7 @@ async def test_an_upgrade_with_a_refused_credential_is_a_401(start_at: Callable[
     assert caught.value.response.status_code == 401
 
 
+@pytest.mark.both_mounts
 async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
     with pytest.raises(InvalidStatus) as caught:
         async with opened(ws, "/v1/responses/resp_1"):
@@ -248,6 +251,7 @@ async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
     assert caught.value.response.status_code == 404
 
 
+@pytest.mark.both_mounts
 async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
         async with opened(start_ws(websocket=False)):
@@ -322,6 +326,7 @@ async def test_the_time_of_a_connection_ends_with_its_last_response(start_ws: St
             await socket.receive()
 
 
+@pytest.mark.both_mounts
 async def test_who_leaves_cancels_what_runs(ws: Ours, upstream: ScriptedUpstream) -> None:
     answers = [upstream.stream(text("a"), Signal()) for _ in range(2)]
     async with opened(ws) as socket:
