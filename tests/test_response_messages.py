@@ -14,9 +14,9 @@ import scripted
 from responses_mw.errors import BadRequest, UpstreamError
 from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import VLLM
-from responses_mw.protocol.chat.forms import CallForm, Offered
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.tool_kinds.form import CallForm, Offered
 from responses_mw.protocol.vllm.previous_messages import parse_previous, refuse_two_histories
 from responses_mw.protocol.vllm.response_messages import (
     RawTurn,

@@ -12,8 +12,7 @@ from contextlib import aclosing
 from ..crypto import Sealer
 from ..errors import UpstreamError
 from ..ids import RunIds
-from ..protocol.chat.reasoning import text_of
-from ..protocol.request.items import user_message
+from ..protocol.request.items import text_of, user_message
 from ..protocol.response import compaction, document
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.compaction import Compacted

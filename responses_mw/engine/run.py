@@ -13,13 +13,13 @@ from ..cache import Hit, Miss
 from ..crypto import Sealer, Unsealable
 from ..errors import APIError, BadRequest, UpstreamError
 from ..protocol.chat.chunks import Text
-from ..protocol.chat.forms import Offered
 from ..protocol.request.body import RequestLimits
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.response.lifecycle import Options
+from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Chunk, Document, Part
 from ..protocol.vllm.response_messages import ResponseMessages
 from ..settings import Settings

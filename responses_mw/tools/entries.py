@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from ..errors import NotSupported
-from ..protocol.chat.forms import CallForm, Offered
-from ..protocol.chat.tool_calls import parse_arguments
+from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
 from ..protocol.types import Item, Tool
 from ..settings import Settings
 from . import web_search

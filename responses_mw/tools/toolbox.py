@@ -12,7 +12,7 @@ from .. import telemetry
 from ..auth import Gate
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest
-from ..protocol.chat.forms import CallForm, Offered
+from ..protocol.tool_kinds.form import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
 from ..settings import Settings
 from .entries import CHECKS, ECHOES, ENTRIES, Entry, MCPEntry, Served, ToolContext

@@ -16,7 +16,6 @@ import pytest
 
 from responses_mw.protocol.chat.client_tools import distinct, offered
 from responses_mw.protocol.chat.dialects import OPENAI
-from responses_mw.protocol.chat.forms import Offered, function
 from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.patterns import as_pattern
 from responses_mw.protocol.chat.request import to_chat
@@ -30,6 +29,7 @@ from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations
 from responses_mw.protocol.response.text import ThinkingSplitter
 from responses_mw.protocol.sse import Decoder
+from responses_mw.protocol.tool_kinds.form import Offered, function_form
 from responses_mw.protocol.vllm.previous_messages import parse_previous
 
 TIMES = 4
@@ -131,13 +131,13 @@ def messages_answered_by_name(size: int) -> Work:
 
 
 def tools_of_one_name(size: int) -> Work:
-    functions = [Offered({"type": "function", "name": "f"}, function("f", namespace=str(index))) for index in range(size)]
+    functions = [Offered({"type": "function", "name": "f"}, function_form("f", namespace=str(index))) for index in range(size)]
     return lambda: distinct(functions)
 
 
 def tools_of_long_names(size: int) -> Work:
     names = [f"{'x' * 58}{index:06d}" for index in range(size)] * 2
-    functions = [Offered({"type": "function", "name": name}, function(name)) for name in names]
+    functions = [Offered({"type": "function", "name": name}, function_form(name)) for name in names]
     return lambda: distinct(functions)
 
 

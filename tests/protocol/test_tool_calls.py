@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.chat.tool_calls import MOST_CALLS, ToolCalls, parse_arguments
+from responses_mw.protocol.chat.tool_calls import MOST_CALLS, ToolCalls
+from responses_mw.protocol.tool_kinds.form import parse_arguments
 
 values = st.recursive(
     st.none() | st.text(alphabet='a"\\{}[]é\n', max_size=4),

@@ -1,20 +1,16 @@
-"""From items to chat messages.
+"""Build the chat messages for a list of items.
 
-1. Adjacent items of the assistant's side (reasoning, text, calls) are one chat message: that is how the chat form says it.
-2. The outputs of calls follow the message with the calls, in the calls' order, wherever they stood among the items; images
-   in them follow all of them, in a user's message: a tool's message holds text. A call
-   that was cut (``incomplete``) and has no output was never executed: it is left out. Any other call without an output, and
-   any output without a call, is OpenAI's 400.
-3. A call that was carried out here has its result in its item, which ends the message: the next item came after it was known.
-4. A call that waits for an approval says nothing, and once it is approved its ``mcp_call`` does; the model is told of one that
-   was declined.
-5. Reasoning goes back to the model within the current tool loop only, that is after the last user message, unless
-   ``reasoning.context`` is ``all_turns``; and only where the dialect has a place for it.
-6. System and developer messages stay where they are, unless the dialect needs them first.
-7. A summary in place of earlier items is a user's message, and one with the user's message that follows: some chat templates
-   refuse two of them in a row.
-
-To give another type of item to the model, add a line to ``_Fold.STEPS``, and what it says to ``callitems``.
+1. Adjacent assistant items (reasoning, text, calls) become one chat message.
+2. The outputs of calls follow the message with the calls, in the order of the calls, wherever they are among the items. Tool
+   messages hold text, so images in outputs follow in one user message. A call that was cut off (``incomplete``) and has no
+   output was never executed and is left out. Any other call without an output is OpenAI's 400, as is an output without a call.
+3. A call that the server executed holds its own result and ends the message: the next item was written with the result known.
+4. A call that waits for approval is not shown; once approved, its ``mcp_call`` is. A declined one is shown as such.
+5. Reasoning is sent back within the current tool loop only, that is after the last user message, unless
+   ``reasoning.context`` is ``all_turns``; and only if the dialect has a field for it.
+6. System and developer messages keep their position, unless the dialect needs them first.
+7. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
+   row.
 """
 
 from __future__ import annotations
@@ -22,24 +18,25 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
 from ...errors import BadRequest
+from ..parts import Content, to_chat_content, to_tool_content
 from ..request import checks
+from ..request.items import ITEMS, text_of
+from ..tool_kinds.form import MAX_NESTING, parse_arguments
+from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import Item, Message, Part
-from .call_items import MAX_NESTING, NOT_APPROVED, arguments_of, has_output, output_of
-from .client_tools import found, history_name
+from .client_tools import history_name, search_output
 from .dialects import Dialect
-from .parts import Content, to_chat_content, to_tool_content
-from .reasoning import text_of
-from .tool_calls import parse_arguments
 
 Names = Callable[[Item], str]
-"""The name of the function that an item calls."""
+"""Get the name of the function that an item calls."""
 Results = Mapping[str, str | list[Part]]
-"""What the model sees of calls that were carried out here, by their items' ids, instead of what the items show."""
+"""Results of calls that the server executed, by item id. The model sees these instead of what the items show."""
+_NOT_APPROVED = "The user did not approve this call."
 
 
 def to_messages(
@@ -52,7 +49,7 @@ def to_messages(
     names: Names | None = None,
     results: Results | None = None,
 ) -> list[Message]:
-    """The chat messages that say what ``items`` say. Error paths count from ``offset``, where the own input begins."""
+    """Build the chat messages for ``items``. Paths in errors count from ``offset``, where the request's own input begins."""
     fold = _Fold(items, dialect, all_reasoning, offset, names or history_name, results or {})
     if instructions is not None:
         fold.messages.append({"role": "system", "content": instructions})
@@ -65,7 +62,7 @@ def to_messages(
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """A call, and what it came to where its item tells that."""
+    """A call, with its result if its own item holds it."""
 
     item: Item
     position: int
@@ -74,7 +71,7 @@ class _Called:
 
 
 class _Fold:
-    """Items go in one by one; ``messages`` grows."""
+    """Takes items one by one and appends to ``messages``."""
 
     def __init__(
         self, items: Sequence[Item], dialect: Dialect, all_reasoning: bool, offset: int, names: Names, results: Results
@@ -90,19 +87,19 @@ class _Fold:
         self._reasoning: list[str] = []
         self._calls: list[_Called] = []
         self._open_call_ids: set[str] = set()
-        # Some models number their calls anew in each turn: the n-th call with an id goes with the n-th output.
+        # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
         self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
         self._declined: dict[str, Item] = {}
         self._summary: Message | None = None
         for position, item in enumerate(items):
             if item["type"] == "mcp_approval_response" and not item["approve"]:
                 self._declined[item["approval_request_id"]] = item
-            elif self.STEPS.get(item["type"]) is _Fold.output:
+            elif _step(item) is _Fold.output:
                 self._outputs[item["call_id"]].append((position, item))
 
     def take(self, item: Item, position: int) -> None:
-        """The next item. One that was stored where more types are known cannot be said to the model."""
-        step = self.STEPS.get(item["type"])
+        """Add the next item. Refuse a type that only a newer version, which stored it, knows."""
+        step = _step(item)
         if step is None:
             checks.unsupported(self.path(position), f"items of type '{item['type']}' in a history are not known here.")
         step(self, item, position)
@@ -110,7 +107,7 @@ class _Fold:
     def path(self, position: int) -> str:
         return f"input[{position - self._offset}]" if position >= self._offset else "input"
 
-    # -- one step for each type of item ------------------------------------------------------------------------------
+    # -- one method for each role of an item -------------------------------------------------------------------------
 
     def message(self, item: Item, position: int) -> None:
         if item["role"] == "assistant":
@@ -124,7 +121,7 @@ class _Fold:
         self.messages.append({"role": role, "content": content})
 
     def compaction(self, item: Item, position: int) -> None:
-        """One that has been opened; another says nothing."""
+        """Add a compaction if it has been opened."""
         if "content" not in item:
             return
         self.close()
@@ -148,51 +145,25 @@ class _Fold:
     def served_call(self, item: Item, position: int) -> None:
         if item["id"] in self._results:
             self._add_served(item, position, self._results[item["id"]])
-        elif has_output(item):
+        elif is_finished(item):
             self._add_served(item, position, output_of(item))
 
     def approval_request(self, item: Item, position: int) -> None:
         if item["id"] in self._declined:
             reason = self._declined[item["id"]].get("reason")
-            self._add_served(item, position, f"{NOT_APPROVED} Reason: {reason}" if reason else NOT_APPROVED)
+            self._add_served(item, position, f"{_NOT_APPROVED} Reason: {reason}" if reason else _NOT_APPROVED)
 
     def nothing(self, _item: Item, _position: int) -> None:
-        """It says nothing to the model by itself."""
-
-    STEPS: ClassVar[dict[str, Callable[[_Fold, Item, int], None]]] = {
-        "message": message,
-        "reasoning": reasoning,
-        "compaction": compaction,
-        "compaction_trigger": nothing,
-        "function_call": call,
-        "custom_tool_call": call,
-        "tool_search_call": call,
-        "local_shell_call": call,
-        "shell_call": call,
-        "apply_patch_call": call,
-        "function_call_output": output,
-        "custom_tool_call_output": output,
-        "tool_search_output": output,
-        "local_shell_call_output": output,
-        "shell_call_output": output,
-        "apply_patch_call_output": output,
-        "mcp_call": served_call,
-        "code_interpreter_call": served_call,
-        "web_search_call": served_call,
-        "mcp_approval_request": approval_request,
-        "mcp_approval_response": nothing,
-        "mcp_list_tools": nothing,
-        "additional_tools": nothing,
-    }
+        """Skip an item that the model does not see by itself."""
 
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_Called(item, position, item["id"], content))  # closed at once: no output can name it
+        self._calls.append(_Called(item, position, item["id"], content))  # closed at once, as no output can refer to it
         self.close()
 
     def close(self) -> None:
-        """Ends the assistant's message that is being gathered, and gives its calls their outputs."""
+        """End the current assistant message and add the outputs of its calls."""
         waited = [(call, self._output_for(call)) for call in self._calls]
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
@@ -205,17 +176,18 @@ class _Fold:
             message, others = to_tool_content(call.call_id, content, self._dialect, f"{self.path(position)}.output")
             self.messages.append(message)
             shown.extend(others)
-        if shown:  # after all the outputs: nothing may stand between them and their calls
+        if shown:  # after all outputs: nothing may come between them and their calls
             self.messages.append({"role": "user", "content": shown})
 
     def _output_for(self, call: _Called) -> tuple[str | list[Part], int] | None:
-        """What the model is to read of the call's output, and where that stands; None for a call that was never executed."""
+        """The output of a call and its position; None for a call that was never executed."""
         if call.content is not None:
             return call.content, call.position
         waiting = self._outputs[call.call_id]
         if waiting:
             position, item = waiting.popleft()
-            return found(item["tools"], self._names) if item["type"] == "tool_search_output" else output_of(item), position
+            is_search = item["type"] == "tool_search_output"
+            return search_output(item["tools"], self._names) if is_search else output_of(item), position
         if call.item.get("status") != "incomplete":
             message = f"No tool output found for {_words(call.item)} {call.call_id}."
             raise BadRequest(message, param=self.path(call.position), code="missing_tool_output")
@@ -246,6 +218,23 @@ class _Fold:
                 raise BadRequest(message, param=self.path(position), code="missing_tool_call")
 
 
+_STEPS: dict[str, Callable[[_Fold, Item, int], None]] = {
+    "call": _Fold.call,
+    "output": _Fold.output,
+    "served_call": _Fold.served_call,
+    "approval_request": _Fold.approval_request,
+    "nothing": _Fold.nothing,
+    "message": _Fold.message,
+    "reasoning": _Fold.reasoning,
+    "compaction": _Fold.compaction,
+}
+
+
+def _step(item: Item) -> Callable[[_Fold, Item, int], None] | None:
+    kind = ITEMS.get(item["type"])
+    return kind and _STEPS.get(item["type"], _STEPS[kind.role])
+
+
 def _words(item: Item) -> str:
     return str(item["type"]).replace("_", " ")
 
@@ -254,7 +243,7 @@ def _chat_arguments(arguments: str, dialect: Dialect) -> Any:
     if not dialect.parse_arguments:
         return arguments
     parsed = parse_arguments(arguments)
-    if parsed is None:  # the model wrote no JSON, and the client says so in the output: the model is to see both
+    if parsed is None:  # the model wrote invalid JSON, which the client's output reports: the model must see both
         parsed = {"malformed_arguments": arguments}
         arguments = orjson.dumps(parsed).decode()
     if not dialect.object_arguments:
@@ -270,7 +259,7 @@ def _hoisted(messages: list[Message]) -> list[Message]:
 
 
 def _joined(contents: list[Content]) -> Content:
-    """One content of several: a text where all of them are, else the parts of all (a system message with an image)."""
+    """Join contents: as a text if all are texts, otherwise as a list of parts (a system message with an image)."""
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(content for content in contents if isinstance(content, str))
     lists = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]

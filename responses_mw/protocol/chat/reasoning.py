@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import BadRequest
+from ..request.items import text_of
 from ..types import Item
 
 Unseal = Callable[[str], str | None]
 """The text of an envelope, or None where it is not one of ours."""
-
-
-def text_of(item: Item) -> str:
-    """A reasoning item's text, where it stands in the open: its content, else its summary."""
-    return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
 
 
 def unsealed(items: Sequence[Item], unseal: Unseal, *, offset: int = 0) -> list[Item]:

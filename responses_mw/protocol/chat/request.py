@@ -12,10 +12,10 @@ from typing import Any
 from ..request import checks
 from ..request.create import CreateResponse
 from ..request.tools import choice_names
+from ..tool_kinds.form import Offered
 from ..types import ChatRequest, Item, Part, Tool
 from .client_tools import namer
 from .dialects import Dialect
-from .forms import Offered
 from .messages import to_messages
 
 

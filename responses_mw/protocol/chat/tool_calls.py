@@ -21,7 +21,7 @@ import orjson
 
 from ...errors import UpstreamError
 from ..request.checks import malformed
-from .forms import CallForm
+from ..tool_kinds.form import CallForm, parse_arguments
 
 MOST_CALLS = 512
 """Of one turn: a model that makes more has lost its way."""
@@ -193,12 +193,3 @@ def _encoded(arguments: Any) -> str:
         return orjson.dumps(arguments).decode()
     except orjson.JSONEncodeError:  # nested deeper than the encoder goes
         malformed("arguments")
-
-
-def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Arguments as the object that they are to be, or None."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None

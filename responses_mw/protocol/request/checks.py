@@ -109,6 +109,13 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
     return {name: member for name, member in value.items() if member is not None}
 
 
+def json_object(value: Any, path: str) -> dict[str, Any]:
+    """An object whose nulls mean something, such as a JSON Schema or the arguments of a call. Returned as it is."""
+    if not isinstance(value, dict):
+        wrong_type(path, "an object", value)
+    return value
+
+
 def array(value: Any, path: str, *, max_length: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         wrong_type(path, "an array", value)
@@ -119,6 +126,10 @@ def array(value: Any, path: str, *, max_length: int | None = None) -> list[Any]:
         )
         raise BadRequest(message, param=path, code="array_above_max_length")
     return value
+
+
+def strings(value: Any, path: str) -> list[str]:
+    return [string(one, f"{path}[{index}]") for index, one in enumerate(array(value, path))]
 
 
 def one_of(value: Any, path: str, supported: Collection[str]) -> str:
@@ -132,6 +143,13 @@ def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
+
+
+def optional(holder: dict[str, Any], path: str, **members: Check) -> None:
+    """Check those of ``members`` that the object at ``path`` has."""
+    for name, check in members.items():
+        if name in holder:
+            check(holder[name], f"{path}.{name}")
 
 
 def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "keep") -> dict[str, Any]:

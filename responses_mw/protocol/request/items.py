@@ -1,56 +1,35 @@
-"""Input items: what a caller may send as ``input``, checked and brought into one form.
+"""Input items: check what a caller sends as ``input`` and bring it into one form.
 
-An item keeps the fields that are not known here (SDK objects come back with more than they were sent with); nulls go. The
-content of a message is a list of parts afterwards. To accept another type of item, add a function and a line to ``ITEMS``.
+Items keep unknown fields, as SDK objects come back with more than was sent. Nulls are removed, and the content of a message
+becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to the table here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, content_parts
+from ..tool_kinds.form import ItemKind
+from ..tool_kinds.registry import TOOL_ITEMS
 from ..types import Item, Part
 from . import checks
-from .calls import CALL_ID_LENGTH, CALLS, STATUSES, ItemCheck
-from .content_parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, content_parts
-
-__all__ = ["CALL_ID_LENGTH", "ID_PREFIXES", "ITEMS", "item", "parse_input", "user_message"]
+from .tools import BRINGS_TOOLS, check_brought_tools
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 
-ID_PREFIXES = {
-    "additional_tools": "at",
-    "apply_patch_call": "apc",
-    "apply_patch_call_output": "apco",
-    "code_interpreter_call": "ci",
-    "compaction": "cmp",
-    "compaction_trigger": "cmpt",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "local_shell_call": "lsh",
-    "local_shell_call_output": "lsho",
-    "mcp_approval_request": "mcpr",
-    "mcp_approval_response": "mcpa",
-    "mcp_call": "mcp",
-    "mcp_list_tools": "mcpl",
-    "message": "msg",
-    "reasoning": "rs",
-    "shell_call": "sh",
-    "shell_call_output": "sho",
-    "tool_search_call": "tsc",
-    "tool_search_output": "tso",
-    "web_search_call": "ws",
-}
-
 
 def user_message(text: str) -> Item:
-    """The item that a bare string stands for."""
+    """The item that a bare string as ``input`` stands for."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
+def text_of(item: Item) -> str:
+    """The plain text of a reasoning item: its content, otherwise its summary."""
+    return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
+
+
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
-    """``input`` as a list of items, at most ``max_items`` of them."""
+    """Check ``input`` and return it as a list of items."""
     if isinstance(value, str):
         return [user_message(value)]
     if not isinstance(value, list):
@@ -59,7 +38,7 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
 
 
 def item(value: Any, path: str) -> Item:
-    """One input item. Without a type it is a message, if it has a role, or else a reference."""
+    """Check one input item. Without a type it is a message if it has a role, otherwise a reference."""
     checked = checks.mapping(value, path)
     if "type" not in checked:
         if not checked.keys() & {"role", "id"}:
@@ -73,11 +52,11 @@ def item(value: Any, path: str) -> Item:
     if "id" in checked:
         checks.string(checked["id"], f"{path}.id", max_length=256)
     if "status" in checked:
-        checks.one_of(checked["status"], f"{path}.status", STATUSES.get(kind, STATUSES["message"]))
-    return ITEMS[kind](checked, path)
-
-
-# -- one function for each type of item --------------------------------------------------------------------------------
+        checks.one_of(checked["status"], f"{path}.status", ITEMS[kind].statuses)
+    checked = ITEMS[kind].check(checked, path)
+    if kind in BRINGS_TOOLS:
+        checked["tools"] = checks.required(checked, "tools", path, check_brought_tools)
+    return checked
 
 
 def _message(value: Item, path: str) -> Item:
@@ -94,11 +73,9 @@ def _message(value: Item, path: str) -> Item:
 
 
 def _text_part(role: str, text: str) -> Part:
-    return (
-        {"type": "output_text", "text": text, "annotations": []}
-        if role == "assistant"
-        else {"type": "input_text", "text": text}
-    )
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "input_text", "text": text}
 
 
 def _reasoning(value: Item, path: str) -> Item:
@@ -106,13 +83,12 @@ def _reasoning(value: Item, path: str) -> Item:
         if name in value:
             listed = checks.array(value[name], f"{path}.{name}")
             value[name] = content_parts(listed, f"{path}.{name}", parts)
-    if "encrypted_content" in value:
-        checks.string(value["encrypted_content"], f"{path}.encrypted_content")
+    checks.optional(value, path, encrypted_content=checks.string)
     return {**value, "summary": value.get("summary", [])}
 
 
 def _compaction(value: Item, path: str) -> Item:
-    """The envelope alone: what else it says is not sealed, and the model must not be told it."""
+    """Keep the envelope only. Other members are not sealed, so the model must not see them."""
     checks.required(value, "encrypted_content", path, checks.string)
     return {name: value[name] for name in ("id", "type", "encrypted_content", "created_by") if name in value}
 
@@ -122,14 +98,21 @@ def _item_reference(value: Item, path: str) -> Item:
     return {"type": "item_reference", "id": value["id"]}
 
 
-ITEMS: dict[str, ItemCheck] = {
-    "message": _message,
-    "reasoning": _reasoning,
-    "item_reference": _item_reference,
-    "compaction": _compaction,
-    "compaction_trigger": lambda value, _path: value,
-    **CALLS,
+def _additional_tools(value: Item, path: str) -> Item:
+    checks.one_of(value.get("role", "developer"), f"{path}.role", {"developer"})
+    return value
+
+
+ITEMS: dict[str, ItemKind] = {
+    "message": ItemKind("message", "msg", _message),
+    "reasoning": ItemKind("reasoning", "rs", _reasoning),
+    "item_reference": ItemKind("item_reference", "", _item_reference),
+    "compaction": ItemKind("compaction", "cmp", _compaction),
+    "compaction_trigger": ItemKind("compaction_trigger", "cmpt", lambda value, _path: value),
+    "additional_tools": ItemKind("additional_tools", "at", _additional_tools),
+    **TOOL_ITEMS,
 }
+ID_PREFIXES = {type_: kind.prefix for type_, kind in ITEMS.items() if kind.prefix}
 
 NOT_SERVED = frozenset(
     {

@@ -22,11 +22,11 @@ from typing import Any
 
 from ...errors import UpstreamError
 from ..chat.chunks import Text, choices_of, text_of_parts
-from ..chat.forms import CallForm
-from ..chat.reasoning import text_of
 from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
+from ..request.items import text_of
+from ..tool_kinds.form import CallForm
 from ..types import Chunk, Document, Item
 from . import usage as usages
 from .calls import CallRules, OpenCall, new_item

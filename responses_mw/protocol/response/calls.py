@@ -14,10 +14,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..chat.forms import CallForm, Offered, function
-from ..chat.tool_calls import ToolCall, parse_arguments
-from ..request.items import CALL_ID_LENGTH
+from ..chat.tool_calls import ToolCall
 from ..request.tools import choice_names
+from ..tool_kinds.form import MAX_CALL_ID, CallForm, Offered, function_form, parse_arguments
 from ..types import Item
 from .events import DeltaTemplate, Emitter
 from .lifecycle import Options
@@ -222,7 +221,7 @@ class CallRules:
         return call.form
 
     def _form(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
-        form = self.forms.get(call.name) or function(call.name)
+        form = self.forms.get(call.name) or function_form(call.name)
         if form.members.get("approval_request_id"):
             return form  # it was the model's wish before, and is the client's now
         if self._allowed is not None and call.name not in self._allowed:
@@ -238,7 +237,7 @@ class CallRules:
     def call_id(self, given: str | None, mint: Callable[[], str]) -> str:
         """The upstream's id, unless it is missing, already used in the chain (TGI calls every call "0"), or longer than what
         a caller may send back."""
-        usable = given and given not in self._call_ids and len(given) <= CALL_ID_LENGTH
+        usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
         call_id = given if given and usable else mint()
         self._call_ids.add(call_id)
         return call_id

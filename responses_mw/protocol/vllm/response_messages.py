@@ -17,12 +17,11 @@ from typing import Any
 
 import orjson
 
-from ..chat.call_items import arguments_of, has_output, output_of
 from ..chat.chunks import Text, choices_of
-from ..chat.forms import CallForm, Offered
-from ..chat.reasoning import text_of
-from ..chat.tool_calls import parse_arguments
 from ..request.checks import malformed
+from ..request.items import text_of
+from ..tool_kinds.form import CallForm, Offered, parse_arguments
+from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
 RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
@@ -243,7 +242,7 @@ def _of_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]
     made = [_call(to, arguments_of(item), call_id)]
     if "call_id" in item or item["type"] == "mcp_approval_request":
         return made  # the client's
-    if result is None and has_output(item):
+    if result is None and is_finished(item):
         result = output_of(item)
     if result is not None:
         made.append(_tool(to, result if isinstance(result, str) else _flat_parts(result), call_id))

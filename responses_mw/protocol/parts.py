@@ -1,0 +1,192 @@
+"""Content parts: how each type is checked in a request and what it is in a chat message. One row of ``PART_KINDS`` each."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import BadRequest
+from .chat.dialects import Dialect
+from .request import checks
+from .types import Message, Part
+
+Content = str | list[dict[str, Any]]
+"""The content of a chat message."""
+PartCheck = Callable[[Part, str], Part]
+
+
+class PartKind(NamedTuple):
+    check: PartCheck
+    to_chat: Callable[[Part, Dialect, str], dict[str, Any]]
+
+
+def content_parts(values: list[Any], path: str, kinds: Mapping[str, PartCheck]) -> list[Part]:
+    """Check a list of content parts, whose types must be among ``kinds``."""
+    parts = []
+    for index, value in enumerate(values):
+        where = f"{path}[{index}]"
+        part = checks.mapping(value, where)
+        kind = checks.required(part, "type", where, checks.string)
+        if kind not in kinds:
+            checks.wrong_value(f"{where}.type", kind, kinds.keys())
+        parts.append(kinds[kind](part, where))
+    return parts
+
+
+def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
+    """The content of a chat message: a string for a single text (if ``flat``, for any number), otherwise a list of parts."""
+    content = _to_chat(parts, dialect, path)
+    texts = _texts(content)
+    if len(texts) == len(content) and (flat or len(texts) <= 1):
+        return "\n".join(texts)
+    return content
+
+
+def to_tool_content(
+    call_id: str, output: str | list[Part], dialect: Dialect, path: str
+) -> tuple[Message, list[dict[str, Any]]]:
+    """The tool message with the output of a call, and the parts for a user message that follows.
+
+    Tool messages hold only text, so images and files go to the user message.
+    """
+    if isinstance(output, str):
+        return {"role": "tool", "tool_call_id": call_id, "content": output}, []
+    content = _to_chat(output, dialect, path)
+    others = [part for part in content if part["type"] != "text"]
+    if others:
+        others.insert(0, {"type": "text", "text": f"Returned by the tool call {call_id}:"})
+    return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(_texts(content))}, others
+
+
+def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[dict[str, Any]]:
+    return [PART_KINDS[part["type"]].to_chat(part, dialect, f"{path}[{index}]") for index, part in enumerate(parts)]
+
+
+def _texts(content: Iterable[dict[str, Any]]) -> list[str]:
+    return [part["text"] for part in content if part["type"] == "text"]
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def _check_text(part: Part, path: str) -> Part:
+    checks.required(part, "text", path, checks.string)
+    return part
+
+
+def _check_refusal(part: Part, path: str) -> Part:
+    checks.required(part, "refusal", path, checks.string)
+    return part
+
+
+def _chat_text(part: Part, _dialect: Dialect, _path: str) -> dict[str, Any]:
+    return {"type": "text", "text": part["text"]}
+
+
+# -- images, audio, video ----------------------------------------------------------------------------------------------
+
+
+def _check_image(part: Part, path: str) -> Part:
+    if "detail" in part:
+        checks.one_of(part["detail"], f"{path}.detail", {"low", "high", "auto", "original"})
+    if "file_id" in part:
+        checks.unsupported(
+            f"{path}.file_id", "there is no files API here; send the image as 'image_url' with a URL or a data URL."
+        )
+    url = checks.required(part, "image_url", path, checks.string)
+    if not url.startswith(("http://", "https://", "data:image/")):
+        message = "must be an http(s) URL or a data URL ('data:image/png;base64,...')."
+        raise BadRequest(f"Invalid '{path}.image_url': {message}", param=f"{path}.image_url", code="invalid_image_url")
+    return part
+
+
+def _chat_image(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+    url = part["image_url"]
+    if not dialect.image_urls and not url.startswith("data:"):
+        checks.unsupported(f"{path}.image_url", f"the upstream ({dialect.name}) takes images only as data URLs.")
+    detail = {"detail": part["detail"]} if "detail" in part else {}
+    return {"type": "image_url", "image_url": {"url": url, **detail}}
+
+
+def _check_audio(part: Part, path: str) -> Part:
+    audio = checks.required(part, "input_audio", path, checks.mapping)
+    checks.required(audio, "data", f"{path}.input_audio", checks.string)
+    checks.required(audio, "format", f"{path}.input_audio", checks.string)
+    return {**part, "input_audio": audio}
+
+
+def _chat_audio(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+    if not dialect.audio:
+        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) takes no audio.")
+    return {"type": "input_audio", "input_audio": part["input_audio"]}
+
+
+def _check_video(part: Part, path: str) -> Part:
+    checks.required(part, "video_url", path, checks.string)
+    return part
+
+
+def _chat_video(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+    if not dialect.video:
+        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) takes no video.")
+    return {"type": "video_url", "video_url": {"url": part["video_url"]}}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _check_file(part: Part, path: str) -> Part:
+    for name, why in (("file_id", "there is no files API here"), ("file_url", "files are not fetched from URLs")):
+        if name in part:
+            checks.unsupported(f"{path}.{name}", f"{why}; send the content as 'file_data'.")
+    checks.required(part, "file_data", path, checks.string)
+    checks.optional(part, path, filename=checks.string)
+    return part
+
+
+def _chat_file(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+    """Inline a text file under its name. Send a PDF as a file where the dialect supports it."""
+    where = f"{path}.file_data"
+    data = _decode_file(part["file_data"], where)
+    name = part.get("filename")
+    if data.startswith(b"%PDF-"):
+        if not dialect.pdf:
+            checks.unsupported(where, f"the upstream ({dialect.name}) takes no PDF; send its text.")
+        return {"type": "file", "file": {"file_data": part["file_data"], **({"filename": name} if name else {})}}
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        checks.unsupported(where, "it is neither UTF-8 text nor PDF.")
+    return {"type": "text", "text": f"{name}:\n{text}" if name else text}
+
+
+def _decode_file(data: str, path: str) -> bytes:
+    """Decode a data URL or bare base64 (OpenAI reference, "File inputs")."""
+    if data.startswith("data:"):
+        head, _, data = data.partition(",")
+        if not head.endswith(";base64"):
+            raise BadRequest(f"Invalid '{path}': expected a base64 data URL.", param=path, code="invalid_value")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest(f"Invalid '{path}': expected base64.", param=path, code="invalid_value") from None
+
+
+PART_KINDS: dict[str, PartKind] = {
+    "input_text": PartKind(_check_text, _chat_text),
+    "text": PartKind(_check_text, _chat_text),
+    "output_text": PartKind(_check_text, _chat_text),  # clients send output back under another role
+    "input_image": PartKind(_check_image, _chat_image),
+    "input_file": PartKind(_check_file, _chat_file),
+    "input_audio": PartKind(_check_audio, _chat_audio),
+    "input_video": PartKind(_check_video, _chat_video),
+}
+INPUT_PARTS: dict[str, PartCheck] = {type_: kind.check for type_, kind in PART_KINDS.items()}
+ASSISTANT_PARTS: dict[str, PartCheck] = {
+    "refusal": _check_refusal,
+    **dict.fromkeys(("output_text", "input_text", "text"), _check_text),
+}
+SUMMARY_PARTS: dict[str, PartCheck] = {"summary_text": _check_text}
+REASONING_PARTS: dict[str, PartCheck] = {"reasoning_text": _check_text, "text": _check_text}

@@ -1,0 +1,201 @@
+"""Describe one kind of tool: its definition, its items, and the function that it is to the chat model.
+
+Every tool is a function to the chat model. To the client, each kind has items and events of its own (OpenAI reference,
+"Streaming events"). A ``ToolKind`` holds all of that. To add a kind, write one and add it to ``registry.TOOL_KINDS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+
+from ...errors import TooLarge
+from ..request import checks
+from ..types import Item, Part, Tool
+
+NAME = r"[a-zA-Z0-9_-]{1,128}"
+"""Name of a function, a custom tool or a namespace. Names too long for the upstream are shortened in the chat request."""
+MAX_NAME = 64
+"""Maximum length of a function's name in Chat Completions."""
+MAX_CALL_ID = 64
+"""Maximum length of a ``call_id``."""
+MAX_NESTING = 128
+"""Maximum depth of arguments that are sent as an object. JSON encoders have a limit."""
+USUAL_STATUSES = frozenset({"in_progress", "completed", "incomplete"})
+
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_HASH_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How calls of one function appear as items and in events."""
+
+    item: str
+    """Type of the item."""
+    prefix: str
+    """Prefix of the item's id."""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    """Members that the item has from the start besides id, type and status: ``name``, ``namespace``, ``server_label``."""
+    text: str | None = None
+    """Member that grows while the model writes. None: the item is not shown until the call is complete."""
+    events: str = ""
+    """Name of the text's events: ``response.<events>.delta`` and ``response.<events>.done``."""
+    done: tuple[str, ...] = ()
+    """Members of the item that the ``.done`` event repeats."""
+    argument: str | None = None
+    """Argument of the function that holds the text. None: the text is the JSON of all arguments."""
+    made: Callable[[str], dict[str, Any]] | None = None
+    """Build members of the item from the complete arguments."""
+    begins: tuple[str, ...] = ()
+    """Events (``response.<...>``) after ``output_item.added``."""
+    runs: tuple[str, ...] = ()
+    """Events when execution starts."""
+    ends: tuple[str, ...] = ()
+    """Events when execution ends: one for success, one for failure."""
+    served: bool = False
+    """Whether the server executes the call. Otherwise the client does, and refers to it by its ``call_id``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A function that the model may call, and the form in which its calls are returned."""
+
+    function: Tool
+    form: CallForm
+
+    @property
+    def name(self) -> str:
+        return str(self.function["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class ItemKind:
+    """One type of input item: its checks, and what the chat model sees of it."""
+
+    type: str
+    prefix: str
+    """Prefix of the item's id."""
+    check: Callable[[Item, str], Item]
+    role: Literal["call", "output", "served_call", "approval_request", "nothing"] = "nothing"
+    """What the item is in a conversation: a call of the client's, its output, a call that the server executed, a call that
+    waits for approval, or nothing that the model sees by itself."""
+    arguments: Callable[[Item], str] | None = None
+    """The arguments of the call, as the model would write them."""
+    output: Callable[[Item], str | list[Part]] | None = None
+    """What the model reads of the call's result."""
+    function: str | None = None
+    """Name of the function that such an item calls. None: the item has a name."""
+    statuses: frozenset[str] = USUAL_STATUSES
+
+
+@dataclass(frozen=True, slots=True)
+class ToolKind:
+    """One kind of tool. ``types`` are the names that its definition may have as ``type``."""
+
+    types: tuple[str, ...]
+    items: tuple[ItemKind, ...]
+    check: Callable[[Tool, str], Tool]
+    """Check a definition. For a tool that the server executes, ``responses_mw.tools`` checks the members."""
+    offer: Callable[[Tool, str | None], Offered] | None = None
+    """Make the function for a definition within a namespace (or None). Unset for tools that the server executes."""
+    chosen_by: tuple[str, ...] = ()
+    """Members that a ``tool_choice`` of this type must have."""
+    narrowed_by: frozenset[str] = frozenset()
+    """Members that it may have."""
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """Types of the items that are calls of this tool."""
+        return frozenset(item.type for item in self.items if item.arguments)
+
+
+# -- parts of descriptions ---------------------------------------------------------------------------------------------
+
+check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
+
+
+def check_call(value: Item, path: str, **required: checks.Check) -> Item:
+    """Check a call with a ``call_id``, these members and an optional ``namespace``."""
+    members: dict[str, checks.Check] = {"call_id": check_call_id, **required}
+    for name, check in members.items():
+        value[name] = checks.required(value, name, path, check)
+    checks.optional(value, path, namespace=checks.string)
+    return value
+
+
+def refuse_unsupported(tool: Tool, path: str) -> Tool:
+    """Refuse members that are not supported on any tool."""
+    for name in ("allowed_callers", "async", "output_schema"):
+        if tool.get(name):
+            checks.unsupported(f"{path}.{name}", "it is not served yet.")
+    return tool
+
+
+def function_form(name: str, **members: Any) -> CallForm:
+    """The form of a client function; ``members`` may hold its ``namespace``."""
+    return CallForm(
+        item="function_call",
+        prefix="fc",
+        members={"name": name, **members},
+        text="arguments",
+        events="function_call_arguments",
+        done=("name", "arguments"),
+    )
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a tool's function: ``<namespace>__<name>``, of at most 64 letters, digits, ``_`` and ``-``.
+
+    Other characters become ``_``. A longer name is cut and ends in a hash.
+    """
+    whole = name if namespace is None else f"{namespace}__{name}"
+    flat = _NOT_IN_NAMES.sub("_", whole) or "_"
+    if len(flat) <= MAX_NAME:
+        return flat
+    digest = hashlib.sha256(f"{namespace or ''}\0{name}".encode()).hexdigest()[:_HASH_LENGTH]
+    return f"{flat[: MAX_NAME - _HASH_LENGTH - 1]}_{digest}"
+
+
+def as_function(name: str, description: str, properties: dict[str, Any], *required: str) -> Tool:
+    """A function tool whose parameters are an object with these ``properties``."""
+    parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return {"type": "function", "name": name, "description": description, "parameters": parameters}
+
+
+def paragraphs(*texts: str | None) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Parse the arguments of a call; None if they are not a JSON object."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def parse_shallow(arguments: str) -> dict[str, Any] | None:
+    """Parse arguments that become members of an item; None if they are not an object or nested too deeply."""
+    parsed = parse_arguments(arguments)
+    try:
+        checks.depth([parsed], MAX_NESTING)
+    except TooLarge:
+        return None
+    return parsed
+
+
+def as_text(value: Any) -> str:
+    """A string as it is, any other value as JSON."""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def arguments_as_written(item: Item) -> str:
+    return item["arguments"] or "{}"
