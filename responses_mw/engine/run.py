@@ -24,7 +24,7 @@ from ..protocol.types import Chunk, Document, Part
 from ..protocol.vllm.response_messages import ResponseMessages
 from ..settings import Settings
 from ..tools import Toolbox
-from ..tools.result import Result
+from ..tools.tool import ToolResult
 from ..upstream import Caller, ChatStream
 from ..upstream.errors import as_response_error
 from .history import RunContext
@@ -50,7 +50,7 @@ class Run:
     found: Hit | Miss | None = None
     """What the cache said, where it was asked."""
     stream: ChatStream | None = None
-    calls: Sequence[asyncio.Task[Result]] = ()
+    calls: Sequence[asyncio.Task[ToolResult]] = ()
     """Those of the last turn, as they are carried out."""
     turn: telemetry.TurnSpan | None = None
     """The last one, as it is observed."""

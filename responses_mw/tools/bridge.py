@@ -1,9 +1,9 @@
-"""The guarded transport as the MCP SDK takes one: it speaks httpx2, which has httpx's interface under names of its own.
+"""The guarded transport for the MCP SDK, which uses httpx2: httpx's interface under other names.
 
-1. The SDK lets one exchange that breaks end its session, and with it every other call. So a fault is told to it as an answer:
-   to the POST that carries a request, a JSON-RPC error; to a body under way, an end.
-2. Answers are bounded in size, and taken uncompressed only: a few bytes can expand to any number.
-3. Cookies do not matter here, redirects are followed by the SDK, and only within the origin.
+1. One failed exchange ends the SDK's session, and with it all other calls. So the bridge turns failures into answers: a
+   JSON-RPC error for a POST, an end for a body.
+2. Answers are limited in size and must be uncompressed: a few compressed bytes can expand to any size.
+3. Cookies are ignored. The SDK follows redirects, within the origin only.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ import orjson
 from .guard import AddressRefused
 
 HTTP_FAULT = -32050
-"""The code of JSON-RPC errors that are made here; their ``data`` is the HTTP status."""
+"""The code of the JSON-RPC errors made here. Their ``data`` is the HTTP status."""
 SESSION_HEADER = "mcp-session-id"
 UNREACHABLE = 502
 
 _REFUSED_CREDENTIALS = frozenset({401, 403})
 
 
-class Bridge(httpx2.AsyncBaseTransport):
-    """Passes requests on to ``transport`` and remembers what came of them. An answer that is no event stream has at most
-    ``most_bytes``."""
+class MCPBridge(httpx2.AsyncBaseTransport):
+    """Forward requests to ``transport`` and record their outcome. ``max_bytes`` limits answers other than event streams."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, most_bytes: int) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, max_bytes: int) -> None:
         self.status: int | None = None
-        """Of the last answer to a POST; 502 where there was none."""
+        """The status of the last answer to a POST; 502 if there was none."""
         self.address_refused = False
         self.session_id: str | None = None
-        """What the server calls the session, if it keeps one."""
+        """The server's id of the session, if it has one."""
         self._transport = transport
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         outgoing = httpx.Request(
@@ -50,10 +49,10 @@ class Bridge(httpx2.AsyncBaseTransport):
         except httpx.TransportError as error:
             self.address_refused = isinstance(error, AddressRefused)
             self._note(request, UNREACHABLE)
-            return _fault(UNREACHABLE, _told(error))
+            return _fault(UNREACHABLE, _reason(error))
         self._note(request, response.status_code, response.headers.get(SESSION_HEADER))
         streamed = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        body = _Body(response, None if streamed and response.is_success else self._most_bytes)
+        body = _BridgedBody(response, None if streamed and response.is_success else self._max_bytes)
         answer = httpx2.Response(response.status_code, headers=response.headers.raw, stream=body)
         if fault := await _fault_in(answer, request.method):
             await answer.aclose()
@@ -70,7 +69,7 @@ class Bridge(httpx2.AsyncBaseTransport):
 
 
 async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
-    """What is told in place of an answer that holds no message."""
+    """Return an answer that reports the fault, if ``answer`` contains no message."""
     status = answer.status_code
     if answer.headers.get("content-encoding", "identity") != "identity":
         return _fault(UNREACHABLE, "it compressed its answer without being asked to")
@@ -92,8 +91,8 @@ def _fault(status: int, message: str) -> httpx2.Response:
     return httpx2.Response(status, headers={"content-type": "application/json"}, content=orjson.dumps(body))
 
 
-def _told(error: httpx.TransportError) -> str:
-    """What may be said of it: never the URL, which may hold credentials."""
+def _reason(error: httpx.TransportError) -> str:
+    """Describe the error without the URL, which may contain credentials."""
     if isinstance(error, AddressRefused):
         return "its URL does not lead to a public address"
     if isinstance(error, httpx.TimeoutException):
@@ -101,12 +100,12 @@ def _told(error: httpx.TransportError) -> str:
     return "it cannot be reached" if isinstance(error, httpx.ConnectError) else "the connection broke"
 
 
-class _Body(httpx2.AsyncByteStream):
-    """Ends where it breaks, or gets too long: what was cut is no JSON, and an event stream without its answer is a fault."""
+class _BridgedBody(httpx2.AsyncByteStream):
+    """A body that ends early if it breaks or is too long. The SDK then sees invalid JSON or an event stream without answer."""
 
-    def __init__(self, response: httpx.Response, most_bytes: int | None) -> None:
+    def __init__(self, response: httpx.Response, max_bytes: int | None) -> None:
         self._response = response
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         assert isinstance(self._response.stream, httpx.AsyncByteStream)
@@ -114,7 +113,7 @@ class _Body(httpx2.AsyncByteStream):
         try:
             async for data in self._response.stream:
                 size += len(data)
-                if self._most_bytes is not None and size > self._most_bytes:
+                if self._max_bytes is not None and size > self._max_bytes:
                     return
                 yield data
         except httpx.TransportError:

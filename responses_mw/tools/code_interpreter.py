@@ -1,4 +1,4 @@
-"""The tool ``code_interpreter``: Python that the model wrote, run by the sandbox service (``docs/sandbox.md``)."""
+"""The tool kind ``code_interpreter``: Python code of the model, run by the sandbox service (``docs/sandbox.md``)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol.request import checks
+from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
 from ..protocol.types import Tool
 from ..settings import Settings
 from .mcp import check_installed
-from .result import Result
+from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult, cut
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 _NAMES = ("python", "code_interpreter")
-_PATIENCE = 5.0
-"""The sandbox limits a call itself, and tells so: it has this much longer than ``tool_timeout``, in seconds."""
-_LONGEST_ID = 128
+_SANDBOX_MARGIN = 5.0
+"""Seconds added to ``tool_timeout``: the sandbox limits calls itself and reports so."""
+_MAX_ID = 128
 _GIB = 1024**3
 _MEMORY_LIMITS = {"1g": _GIB, "4g": 4 * _GIB, "16g": 16 * _GIB, "64g": 64 * _GIB}
 _NO_OUTPUT = "(no output)"
@@ -34,19 +35,19 @@ _LOST = "(The container of earlier calls is gone, with its variables and files. 
 
 
 def check_code_interpreter(tool: Tool, path: str, settings: Settings) -> Tool:
-    """A ``code_interpreter`` entry of ``tools`` without its nulls, checked; ``path`` is where it stands (``tools[0]``)."""
+    """Check a ``code_interpreter`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
     if settings.sandbox_url is None:
         checks.unsupported(f"{path}.type", "no sandbox is configured (setting sandbox_url).")
     check_installed(path)
     if tool.get("allowed_callers"):
-        checks.unsupported(f"{path}.allowed_callers", "it is not served yet.")
+        checks.unsupported(f"{path}.allowed_callers", "it is not supported yet.")
     container = checks.required(tool, "container", path, lambda value, _: value)
     return {**tool, "container": _container(container, f"{path}.container")}
 
 
 def _container(value: Any, path: str) -> str | dict[str, Any]:
     if isinstance(value, str):
-        return checks.string(value, path, max_length=_LONGEST_ID)
+        return checks.string(value, path, max_length=_MAX_ID)
     container = checks.mapping(value, path)
     checks.one_of(checks.required(container, "type", path, checks.string), f"{path}.type", {AUTO})
     if container.get("file_ids"):
@@ -59,23 +60,23 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
 
 
 def named_container(tool: Tool) -> str | None:
-    """The id of the container that a checked tool names, None where it leaves the choice to us."""
+    """Return the container id that a checked tool names, or None for an automatic choice."""
     container = tool["container"]
     return container if isinstance(container, str) and container != AUTO else None
 
 
 def memory_limit(tool: Tool) -> int | None:
-    """The bytes of memory that a checked tool wants a new container to have at most; None where it says nothing."""
+    """Return the maximum memory of a new container in bytes that a checked tool asks for, if any."""
     container = tool["container"]
     wanted = container.get("memory_limit") if isinstance(container, dict) else None
     return None if wanted is None else _MEMORY_LIMITS[wanted]
 
 
 class CodeInterpreter:
-    """Runs code for one run, in one container; ``container_id`` is that of an earlier call in the chain, or one that the
-    request names, and for the sandbox it is there only if it is ``owner``'s; ``memory_bytes`` is the most that a new one may
-    have, if the sandbox would give it more. An async context manager; nothing is sent before the first call. Calls at the same
-    time take turns.
+    """Runs the code of one run in one container. An async context manager. Concurrent calls take turns.
+
+    ``container_id`` comes from an earlier call of the chain or from the request; the sandbox finds it only if it belongs to
+    ``owner``. ``memory_bytes`` lowers the memory of a new container. Nothing is sent before the first call.
     """
 
     def __init__(
@@ -88,20 +89,22 @@ class CodeInterpreter:
         owner: str = ANONYMOUS,
     ) -> None:
         from .connection import MCPConnection
-        from .session import Bounds, Target
+        from .session import MCPLimits, MCPTarget
 
         assert settings.sandbox_url is not None
         headers = {**(trace_headers or {}), CONTAINER_OWNER_HEADER: container_owner(owner)}
         if settings.sandbox_token is not None:
             headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
-        target = Target("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
-        self._most_bytes = settings.max_tool_output_bytes
-        bounds = Bounds(settings.tool_timeout + _PATIENCE, settings.connect_timeout, self._most_bytes, settings.mcp_max_tools)
-        self._connection = MCPConnection(target, bounds)
-        self._limits = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+        target = MCPTarget("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
+        self._max_bytes = settings.max_tool_output_bytes
+        limits = MCPLimits(
+            settings.tool_timeout + _SANDBOX_MARGIN, settings.connect_timeout, self._max_bytes, settings.mcp_max_tools
+        )
+        self._connection = MCPConnection(target, limits)
+        self._memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()
         self.container_id = container_id
-        """The container that the next call goes to; None for a new one."""
+        """The container of the next call; None for a new one."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,20 +115,22 @@ class CodeInterpreter:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends what is under way. The container stays, for the next response of the chain."""
+        """End all calls. The container stays, for the next response of the chain."""
         await self._connection.aclose()
 
     @staticmethod
     def definition(taken: Collection[str] = ()) -> Tool:
-        """The function that the model is offered, under a name that is not ``taken`` by another."""
+        """Return the function that is offered to the model, under a name that is not ``taken``."""
         name = next((name for name in _NAMES if name not in taken), _NAMES[-1])
         code = {"type": "string", "description": "Python source"}
         parameters = {"type": "object", "properties": {"code": code}, "required": ["code"], "additionalProperties": False}
         return {"type": "function", "name": name, "description": _DESCRIPTION, "parameters": parameters}
 
-    async def call(self, code: str) -> Result:
-        """What the code printed and gave, or its traceback. ``members`` are ``container_id`` (absent if none was reached) and
-        ``outputs``. It is ``failed`` where the sandbox is away, or ended the container; an error of the code's own is no fault.
+    async def call(self, code: str) -> ToolResult:
+        """Return what the code printed and its value, or its traceback.
+
+        ``members`` are ``container_id`` (absent if none was reached) and ``outputs``. The result is ``failed`` if the sandbox
+        is unavailable or ended the container, not if the code raised.
         """
         from .connection import CallFailed
 
@@ -134,9 +139,9 @@ class CodeInterpreter:
                 return await self._run(code)
             except CallFailed as error:
                 reason = str(error.result.content)
-                return Result(reason, {**self._shown(), "outputs": _logs(reason)}, failed=True)
+                return ToolResult(reason, {**self._shown(), "outputs": _logs(reason)}, failed=True)
 
-    async def _run(self, code: str) -> Result:
+    async def _run(self, code: str) -> ToolResult:
         remark = ""
         returned = await self._invoke(code)
         if returned.structured_content is None and _is_lost(returned, self.container_id):
@@ -145,19 +150,17 @@ class CodeInterpreter:
         return self._result(returned, remark)
 
     async def _invoke(self, code: str) -> CallToolResult:
-        arguments = {"code": code, "container_id": self.container_id or AUTO, **self._limits}
+        arguments = {"code": code, "container_id": self.container_id or AUTO, **self._memory}
         return await self._connection.invoke("python", arguments)
 
-    def _result(self, returned: CallToolResult, remark: str) -> Result:
-        from .content import cut
-
+    def _result(self, returned: CallToolResult, remark: str) -> ToolResult:
         outcome = returned.structured_content or {}
-        text = cut(_text(returned), self._most_bytes)
+        text = cut(_text(returned), self._max_bytes)
         self.container_id = outcome.get("container_id", self.container_id)
         members = {**self._shown(), "outputs": [] if text == _NO_OUTPUT else _logs(text)}
         if outcome.get("ended") is not None:
             self.container_id = None
-        return Result(remark + text, members, failed=returned.is_error)
+        return ToolResult(remark + text, members, failed=returned.is_error)
 
     def _shown(self) -> dict[str, Any]:
         return {} if self.container_id is None else {"container_id": self.container_id}
@@ -173,3 +176,45 @@ def _text(returned: CallToolResult) -> str:
 
 def _logs(text: str) -> list[dict[str, str]]:
     return [{"type": "logs", "logs": text}]
+
+
+class CodeInterpreterEntry(ToolEntry):
+    """The code interpreter as an entry of ``tools``. It continues the container of the last call in the chain."""
+
+    def __init__(self, tool: Tool, context: ToolContext) -> None:
+        calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
+        last = next((item.get("container_id") for item in calls), None)
+        self._python = CodeInterpreter(
+            context.settings,
+            named_container(tool) or last or None,
+            memory_bytes=memory_limit(tool),
+            trace_headers=context.trace_headers,
+            owner=context.owner,
+        )
+
+    async def open(self) -> list[ServedFunction]:
+        form = CallForm(
+            item="code_interpreter_call",
+            prefix="ci",
+            members={"container_id": self._python.container_id or "", "outputs": None},
+            text="code",
+            argument="code",
+            events="code_interpreter_call_code",
+            done=("code",),
+            begins=("code_interpreter_call.in_progress",),
+            runs=("code_interpreter_call.interpreting",),
+            ends=("code_interpreter_call.completed",),
+            served=True,
+        )
+        return [ServedFunction(Offered(self._python.definition(), form), self._call)]
+
+    async def aclose(self) -> None:
+        await self._python.aclose()
+
+    async def _call(self, arguments: str) -> ToolResult:
+        parsed = parse_arguments(arguments)
+        code = parsed.get("code") if parsed else None
+        return await self._python.call(code if isinstance(code, str) else arguments)
+
+
+KIND = ServerToolKind(frozenset({"code_interpreter"}), check_code_interpreter, CodeInterpreterEntry)

@@ -1,8 +1,12 @@
-"""One MCP server as a run uses it: opened when it is first needed, kept while the run lasts, opened anew where it was lost."""
+"""The connection of one run to an MCP server, and the conversion of what its tools return."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,49 +17,56 @@ from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
     PARSE_ERROR,
+    AudioContent,
+    BlobResourceContents,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    ContentBlock,
+    ImageContent,
     PaginatedRequestParams,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
     Tool,
 )
 from pydantic import ValidationError
 
 from ..errors import APIError, BadRequest, Unauthorized, UpstreamError
+from ..protocol.types import Part
 from .bridge import HTTP_FAULT, UNREACHABLE
-from .content import cut, failure, to_result
 from .guard import Resolve, resolve
-from .result import Result
-from .session import Bounds, MCPSession, OpeningFailed, Target, open_session
+from .session import MCPLimits, MCPSession, MCPTarget, OpeningFailed, open_session
+from .tool import ToolResult, cut, failure
 
 CODE = "external_connector_error"
 
-_MOST_PAGES = 100
-_MOST_MESSAGE = 2000
+_MAX_PAGES = 100
+_MAX_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
-"""The SDK's; and of what came, integers of more than 64 bits cannot be written again."""
+"""Errors of the SDK, and of orjson for integers of more than 64 bits."""
 _BROKEN = "it broke off its answer"
 _MALFORMED = "its answer is malformed, or too large"
 
 
 class CallFailed(Exception):
-    """A call of a tool that came to nothing; ``result`` tells the model so."""
+    """A call failed; ``result`` says so to the model."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: ToolResult) -> None:
         super().__init__()
         self.result = result
 
 
 class MCPConnection:
-    """Connects to ``target``, within ``bounds``. An async context manager: leaving it, or ``aclose``, ends what is under way.
+    """A connection to ``target``: opened when first used, and reopened if lost. Leaving the context manager ends all calls.
 
-    Its methods may be called from several tasks at a time. It can be closed by another task than the one that used it.
+    Methods may be called concurrently, and ``aclose`` from any task.
     """
 
-    def __init__(self, target: Target, bounds: Bounds, *, resolve: Resolve = resolve) -> None:
+    def __init__(self, target: MCPTarget, limits: MCPLimits, *, resolve: Resolve = resolve) -> None:
         self._target = target
-        self._bounds = bounds
+        self._limits = limits
         self._resolve = resolve
         self._session: MCPSession | None = None
         self._lost: list[MCPSession] = []
@@ -79,22 +90,22 @@ class MCPConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the requests under way at once; calls that wait for them fail. Takes a second at the most."""
+        """End all requests at once; their calls fail. Takes a second at most."""
         self._closed = True
         sessions = [*self._lost, *([self._session] if self._session else [])]
         self._lost, self._session = [], None
         await asyncio.gather(*(session.aclose() for session in sessions))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """The server's tools as an ``mcp_list_tools`` item has them: ``name``, ``input_schema``, and, where the server tells
-        them, ``description`` and ``annotations``.
+        """Return the server's tools as in an ``mcp_list_tools`` item.
 
-        Raises ``Unauthorized`` (the server refuses the caller's credentials), ``BadRequest`` (its URL leads to what is not
-        public), ``UpstreamError`` with status 424 (unreachable, broken, too much). The messages name the label.
+        Each has ``name`` and ``input_schema``, and optionally ``description`` and ``annotations``. Raises ``Unauthorized`` (the
+        server refuses the caller's credentials), ``BadRequest`` (its URL does not lead to a public address) and
+        ``UpstreamError`` with status 424 (unreachable, broken, too large). The messages contain the label.
         """
         session: MCPSession | None = None
         try:
-            async with asyncio.timeout(self._bounds.timeout):
+            async with asyncio.timeout(self._limits.timeout):
                 session = await self._opened()
                 return await session.request(self._listed(session))
         except OpeningFailed as error:
@@ -109,24 +120,24 @@ class MCPConnection:
         except TimeoutError:
             raise self._error("it did not answer in time") from None
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Result:
-        """What the tool returns; whatever goes wrong is a failed result, whose ``error`` is as in an ``mcp_call`` item."""
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool. Any fault is a failed result with an ``error`` as in an ``mcp_call`` item."""
         try:
-            return to_result(await self.invoke(name, arguments), self._bounds.output_bytes)
+            return _to_result(await self.invoke(name, arguments), self._limits.output_bytes)
         except CallFailed as error:
             return error.result
         except orjson.JSONEncodeError:
             return self._protocol_failure(_MALFORMED, PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """What the tool returns, as it came; that it failed may be in it. Raises CallFailed."""
+        """Call a tool and return its raw result, which may report an error. Raises ``CallFailed``."""
         session: MCPSession | None = None
         try:
-            async with asyncio.timeout(self._bounds.timeout):
+            async with asyncio.timeout(self._limits.timeout):
                 session = await self._opened()
                 return await session.request(self._called(session, CallToolRequestParams(name=name, arguments=arguments)))
         except OpeningFailed as error:
-            raise CallFailed(failure(self._told(str(error)), code=error.status)) from None
+            raise CallFailed(failure(self._message(str(error)), code=error.status)) from None
         except MCPError as error:
             if session is not None and (error.code == CONNECTION_CLOSED or session.is_forgotten):
                 self._drop(session)
@@ -134,17 +145,17 @@ class MCPConnection:
         except _MALFORMED_ERRORS:
             raise CallFailed(self._protocol_failure(_MALFORMED, PARSE_ERROR)) from None
         except _GONE:
-            raise CallFailed(failure(self._told(_BROKEN))) from None
+            raise CallFailed(failure(self._message(_BROKEN))) from None
         except TimeoutError:
             self._drop(session)
-            message = f"the call took longer than {self._bounds.timeout:g} s and was ended"
+            message = f"the call took longer than {self._limits.timeout:g} s and was ended"
             raise CallFailed(failure(message, code=504)) from None
 
     async def _opened(self) -> MCPSession:
         async with self._opening:
             if self._session is None or self._session.is_over:
                 self._check_open()
-                self._session = await open_session(self._target, self._bounds, self._resolve)
+                self._session = await open_session(self._target, self._limits, self._resolve)
             session = self._session
         if self._closed:
             await self.aclose()
@@ -156,58 +167,58 @@ class MCPConnection:
             raise OpeningFailed("the connection is closed")
 
     async def _called(self, session: MCPSession, params: CallToolRequestParams) -> CallToolResult:
-        """Not by the SDK's own method: that checks results by the server's schema, whose patterns can take for ever."""
+        """Call without the SDK's ``call_tool``, which validates results by the server's schema: a pattern can take forever."""
         request = CallToolRequest(params=params)
         try:
             return await session.client.send_request(request, CallToolResult)
         except MCPError as error:
             if error.code != HEADER_MISMATCH:
                 raise
-        await self._listed(session)  # arguments that the server wants as headers too are known from its list
+        await self._listed(session)  # the list says which arguments the server also wants as headers
         return await session.client.send_request(request, CallToolResult)
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
-        left = self._bounds.output_bytes
+        bytes_left = self._limits.output_bytes
         cursor: str | None = None
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             page = await session.client.list_tools(params=PaginatedRequestParams(cursor=cursor))
             tools += map(_as_listed, page.tools)
-            left -= sum(len(orjson.dumps(_as_listed(tool))) for tool in page.tools)
-            if left < 0 or len(tools) > self._bounds.tools:
-                raise self._error(f"it lists more than {self._bounds.tools} tools, or too long ones")
+            bytes_left -= sum(len(orjson.dumps(_as_listed(tool))) for tool in page.tools)
+            if bytes_left < 0 or len(tools) > self._limits.tools:
+                raise self._error(f"it lists more than {self._limits.tools} tools, or too long ones")
             cursor = page.next_cursor
             if cursor is None:
                 return tools
         raise self._error("its list of tools does not end")
 
     def _drop(self, session: MCPSession | None) -> None:
-        """A session that may be of no use any more serves no more calls; those under way may yet be answered."""
+        """Use a possibly broken session for no more calls. Pending calls may still be answered."""
         if session is not None and session is self._session:
             self._session = None
             self._lost.append(session)
 
-    def _failure(self, error: MCPError) -> Result:
+    def _failure(self, error: MCPError) -> ToolResult:
         if error.code == HTTP_FAULT:
             status = error.data if isinstance(error.data, int) else UNREACHABLE
-            return failure(self._told(self._reason(error)), code=status)
+            return failure(self._message(self._reason(error)), code=status)
         if error.code == CONNECTION_CLOSED:
-            return failure(self._told(_BROKEN))
+            return failure(self._message(_BROKEN))
         return self._protocol_failure(self._reason(error), error.code)
 
-    def _protocol_failure(self, reason: str, code: int) -> Result:
-        return failure(self._told(reason), kind="mcp_protocol_error", code=code)
+    def _protocol_failure(self, reason: str, code: int) -> ToolResult:
+        return failure(self._message(reason), kind="mcp_protocol_error", code=code)
 
     def _reason(self, error: MCPError) -> str:
         if error.code == PARSE_ERROR:
             return _MALFORMED
-        return cut(self._target.reason(error), _MOST_MESSAGE).rstrip(".")
+        return cut(self._target.reason(error), _MAX_MESSAGE).rstrip(".")
 
-    def _told(self, reason: str) -> str:
+    def _message(self, reason: str) -> str:
         return f"MCP server '{self.label}': {reason}."
 
     def _error(self, reason: str, status: int | None = None, *, address_refused: bool = False) -> APIError:
-        message = self._told(reason)
+        message = self._message(reason)
         if address_refused:
             return BadRequest(message, param="tools", code="invalid_value")
         if status in (401, 403) and self._target.credentials_of_caller:
@@ -222,3 +233,83 @@ def _as_listed(tool: Tool) -> dict[str, Any]:
     if tool.annotations is not None:
         listed["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     return listed
+
+
+# -- results -----------------------------------------------------------------------------------------------------------------
+
+_IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
+
+
+def _to_result(returned: CallToolResult, max_bytes: int) -> ToolResult:
+    """Convert what a tool ``returned``, cut at ``max_bytes`` of text and images. The item's ``output`` describes images."""
+    parts = list(_bounded(_parts(returned), max_bytes))
+    text = "\n".join(part["text"] if part["type"] == "input_text" else _described(part) for part in parts)
+    if returned.is_error:
+        error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+        return ToolResult(f"The tool failed: {text}" if text else "The tool failed.", {"error": error}, failed=True)
+    pictured = any(part["type"] == "input_image" for part in parts)
+    return ToolResult(parts if pictured else text, {"output": text})
+
+
+def _parts(returned: CallToolResult) -> Iterator[Part]:
+    parts = [_part(block) for block in returned.content]
+    if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
+        parts.append(_text(orjson.dumps(returned.structured_content).decode()))
+    yield from parts
+
+
+def _part(block: ContentBlock) -> Part:
+    match block:
+        case TextContent(text=text):
+            return _text(text)
+        case ImageContent(data=data, mime_type=kind):
+            return _image(data, kind) or _text(f"[an image of type {kind[:64]} that cannot be shown]")
+        case AudioContent(data=data, mime_type=kind):
+            return _text(f"[audio of type {kind[:64]}, {_decoded_size(data)} bytes: it cannot be played to you]")
+        case ResourceLink(uri=uri, name=name, description=description):
+            return _text(f"[resource {name}: {uri}]" + (f" {description}" if description else ""))
+    return _resource(block.resource)
+
+
+def _resource(resource: TextResourceContents | BlobResourceContents) -> Part:
+    if isinstance(resource, TextResourceContents):
+        return _text(f"[resource {resource.uri}]\n{resource.text}")
+    kind = resource.mime_type or "unknown"
+    note = f"[resource {resource.uri} of type {kind[:64]}, {_decoded_size(resource.blob)} bytes: it is not text]"
+    return _image(resource.blob, kind) or _text(note)
+
+
+def _text(text: str) -> Part:
+    return {"type": "input_text", "text": text}
+
+
+def _image(data: str, kind: str) -> Part | None:
+    kind = kind.lower()
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return {"type": "input_image", "image_url": f"data:{kind};base64,{data}"} if _IMAGE_TYPE.fullmatch(kind) else None
+
+
+def _decoded_size(data: str) -> int:
+    return len(data) * 3 // 4 - data[-2:].count("=")
+
+
+def _bounded(parts: Iterator[Part], max_bytes: int) -> Iterator[Part]:
+    left = max_bytes
+    for part in parts:
+        if part["type"] == "input_image":
+            size = len(part["image_url"])
+            fits = size <= left
+            yield part if fits else _text(f"{_described(part)} left out: it is too large")
+            left -= size if fits else 0
+        else:
+            text = cut(part["text"], left)
+            yield _text(text)
+            left = max(left - len(text.encode()), 0)
+
+
+def _described(part: Part) -> str:
+    head, _, data = part["image_url"].partition(";base64,")
+    return f"[{head.removeprefix('data:')}, {_decoded_size(data)} bytes]"

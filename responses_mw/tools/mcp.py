@@ -1,9 +1,9 @@
-"""What an ``mcp`` entry of ``tools`` means: which server, what it is sent, which of its tools may be called, and which at once.
+"""Entries of type ``mcp`` in ``tools``: their checks, the server they mean, its headers, and the permissions of its tools.
 
-1. A server is one that the request names by ``server_url``, or one of the operator's, by ``server_label`` or ``connector_id``.
-2. What the operator set for a server goes to that server only: a ``server_url`` of the request's gets nothing of it, even under
-   the same label.
-3. Secrets are in no echo: a chained request sends them again.
+1. A request names a server by ``server_url``, or one of the operator's by ``server_label`` or ``connector_id``.
+2. The operator's headers and rules apply to the operator's server only, never to a ``server_url`` of a request, even under the
+   same label.
+3. Secrets are never echoed. A chained request must send them again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
-"""Without a server configured under it, the label stands for the sandbox."""
+"""The sandbox's label, unless a server is configured under it."""
 
-_LONGEST_LABEL, _LONGEST_URL, _LONGEST_TEXT = 64, 2048, 16_384
-_MOST_NAMES = 1000
-_MOST_HEADERS, _MOST_HEADER_BYTES = 64, 16_384
+_MAX_LABEL, _MAX_URL, _MAX_TEXT = 64, 2048, 16_384
+_MAX_NAMES = 1000
+_MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
-# Set by the connection, its transport or the protocol; or meant for one hop.
+# Set by the connection, its transport or the protocol, or hop-by-hop.
 _RESERVED_HEADERS = OF_EACH_CALL | {
     CONTAINER_OWNER_HEADER,
     "accept",
@@ -46,16 +46,16 @@ _RESERVED_HEADERS = OF_EACH_CALL | {
     "proxy-connection",
 }
 _NOT_SERVED = {
-    "tunnel_id": "there are no tunnels here: use server_url.",
-    "defer_loading": "it is not served yet.",
-    "allowed_callers": "it is not served yet.",
+    "tunnel_id": "tunnels are not supported: use server_url.",
+    "defer_loading": "it is not supported yet.",
+    "allowed_callers": "it is not supported yet.",
 }
 _NAMED = ("server_url", "connector_id")
 _SECRET = ("headers", "authorization")
 
 
 def check_installed(path: str) -> None:
-    """Refuses the tool at ``path`` where the package that it needs is not there."""
+    """Raise ``BadRequest`` for the tool at ``path`` if the package ``mcp`` is missing."""
     if find_spec("mcp") is None:
         checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed here.")
 
@@ -64,7 +64,7 @@ def check_installed(path: str) -> None:
 
 
 def check_mcp_tool(tool: Tool, path: str, settings: Settings) -> Tool:
-    """An ``mcp`` entry of ``tools`` without its nulls, checked; ``path`` is where it stands (``tools[2]``)."""
+    """Check an ``mcp`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
     check_installed(path)
     for name, why in _NOT_SERVED.items():
         if tool.get(name):
@@ -94,7 +94,7 @@ def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None
 
 
 def _server_url(settings: Settings, value: Any, path: str) -> str:
-    url = checks.string(value, path, max_length=_LONGEST_URL)
+    url = checks.string(value, path, max_length=_MAX_URL)
     fault = fault_of(url, allow_private=settings.allow_private_urls)
     if fault is not None:
         raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
@@ -103,22 +103,24 @@ def _server_url(settings: Settings, value: Any, path: str) -> str:
 
 def _headers(value: Any, path: str) -> dict[str, str]:
     headers = checks.mapping(value, path)
-    if len(headers) > _MOST_HEADERS:
-        raise BadRequest(f"Invalid '{path}': more than {_MOST_HEADERS} headers.", param=path, code="invalid_value")
+    if len(headers) > _MAX_HEADERS:
+        raise BadRequest(f"Invalid '{path}': more than {_MAX_HEADERS} headers.", param=path, code="invalid_value")
     for name, content in headers.items():
         where = f"{path}.{name[:64]}"
         if not _TOKEN.fullmatch(name) or name.lower() in _RESERVED_HEADERS or name.lower().startswith("mcp-"):
             raise BadRequest(f"Invalid '{where}': this header cannot be set.", param=where, code="invalid_value")
         _header_value(content, where)
-    if sum(len(name) + len(content) for name, content in headers.items()) > _MOST_HEADER_BYTES:
-        raise BadRequest(f"Invalid '{path}': more than {_MOST_HEADER_BYTES} bytes.", param=path, code="invalid_value")
+    if sum(len(name) + len(content) for name, content in headers.items()) > _MAX_HEADER_BYTES:
+        raise BadRequest(f"Invalid '{path}': more than {_MAX_HEADER_BYTES} bytes.", param=path, code="invalid_value")
     return headers
 
 
 def _header_value(value: Any, path: str) -> str:
-    """What can stand in a header; the message does not show it, as it may be a secret."""
-    if not _VISIBLE.fullmatch(checks.string(value, path, max_length=_LONGEST_TEXT)):
-        raise BadRequest(f"Invalid '{path}': it has characters that a header cannot have.", param=path, code="invalid_value")
+    """Check the value of a header. The message does not contain it: it may be a secret."""
+    if not _VISIBLE.fullmatch(checks.string(value, path, max_length=_MAX_TEXT)):
+        raise BadRequest(
+            f"Invalid '{path}': it contains characters that are not allowed in a header.", param=path, code="invalid_value"
+        )
     return str(value)
 
 
@@ -128,7 +130,7 @@ def _allowed(value: Any, path: str) -> Any:
 
 def _names(value: Any, path: str) -> list[str]:
     return [
-        checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, max_length=_MOST_NAMES))
+        checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, max_length=_MAX_NAMES))
     ]
 
 
@@ -143,22 +145,24 @@ def _approval(value: Any, path: str) -> Any:
 
 
 _CHECKS: dict[str, checks.Check] = {
-    "server_label": partial(checks.string, max_length=_LONGEST_LABEL, pattern=LABEL),
+    "server_label": partial(checks.string, max_length=_MAX_LABEL, pattern=LABEL),
     "connector_id": checks.string,
     "allowed_tools": _allowed,
     "require_approval": _approval,
     "headers": _headers,
     "authorization": _header_value,
-    "server_description": partial(checks.string, max_length=_LONGEST_TEXT),
+    "server_description": partial(checks.string, max_length=_MAX_TEXT),
 }
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------------------
+# -- echo ---------------------------------------------------------------------------------------------------------------------
 
 
 def echo(tool: Tool) -> Tool:
-    """The tool as a response may show it: without ``headers`` and ``authorization``, and of ``server_url`` only the origin, as
-    paths and queries carry keys too."""
+    """Return the tool without ``headers`` and ``authorization``, and with only the origin of ``server_url``.
+
+    Paths and queries may contain keys.
+    """
     shown = {name: value for name, value in tool.items() if name not in _SECRET}
     if "server_url" in shown:
         url = httpx.URL(shown["server_url"])
@@ -171,9 +175,9 @@ def echo(tool: Tool) -> Tool:
 
 
 class MCPServers:
-    """The MCP servers that requests can use, by ``settings``. ``resolve`` resolves the hosts of the URLs that requests name.
+    """The MCP servers that requests may use. ``resolve`` resolves the hosts of URLs.
 
-    The tools given to its methods have passed ``check_mcp_tool``.
+    Tools passed to the methods must have passed ``check_mcp_tool``.
     """
 
     def __init__(self, settings: Settings, *, resolve: Resolve = resolve) -> None:
@@ -181,16 +185,15 @@ class MCPServers:
         self._resolve = resolve
 
     def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None, owner: str = ANONYMOUS) -> MCPConnection:
-        """A connection for one run of ``owner``, which closes it. Nothing is sent yet. ``trace_headers`` go along with each
-        request."""
+        """Return a connection for one run of ``owner``, which must close it. Each request carries the ``trace_headers``."""
         from .connection import MCPConnection
-        from .session import Bounds, Target
+        from .session import MCPLimits, MCPTarget
 
         server = _configured(tool, self._settings)
         headers = {**(trace_headers or {}), **_headers_of(tool, server)}
         if server is not None and server.url.rstrip("/") == self._settings.sandbox_url:
             headers[CONTAINER_OWNER_HEADER] = container_owner(owner)
-        target = Target(
+        target = MCPTarget(
             label=tool["server_label"],
             url=tool["server_url"] if server is None else server.url,
             headers=headers,
@@ -198,24 +201,26 @@ class MCPServers:
             credentials_of_caller=server is None or any(name in tool for name in _SECRET),
         )
         settings = self._settings
-        bounds = Bounds(settings.tool_timeout, settings.connect_timeout, settings.max_tool_output_bytes, settings.mcp_max_tools)
-        return MCPConnection(target, bounds, resolve=self._resolve)
+        limits = MCPLimits(
+            settings.tool_timeout, settings.connect_timeout, settings.max_tool_output_bytes, settings.mcp_max_tools
+        )
+        return MCPConnection(target, limits, resolve=self._resolve)
 
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
-        """Whether the server's tool ``name`` may be offered and called: by the request, and by the operator."""
+        """Return whether request and operator allow the server's tool ``name``."""
         server = _configured(tool, self._settings)
         limits = [tool.get("allowed_tools"), _plain(server.allowed_tools) if server else None]
         return all(limit is None or _matches(limit, name, annotations) for limit in limits)
 
     def has_limits(self, tool: Tool) -> bool:
-        """Whether the request, or the operator, allows some of the server's tools only."""
+        """Return whether the request or the operator allows only some of the server's tools."""
         server = _configured(tool, self._settings)
         return "allowed_tools" in tool or (server is not None and server.allowed_tools is not None)
 
     def needs_approval(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
-        """Whether a call of the server's tool ``name`` waits for an ``mcp_approval_response``.
+        """Return whether a call of the server's tool ``name`` requires an ``mcp_approval_response``.
 
-        What the request says counts, else what the operator set, else it does. A tool that is in both filters does.
+        The request's rule wins over the operator's; without either it does. A tool that matches both filters requires one.
         """
         server = _configured(tool, self._settings)
         rule = tool.get("require_approval", _plain(server.require_approval) if server else None)
@@ -227,7 +232,7 @@ class MCPServers:
 
 
 def _configured(tool: Tool, settings: Settings) -> ToolServer | None:
-    """The operator's server that the tool means, if it does."""
+    """Return the operator's server that the tool names, if any."""
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
@@ -239,8 +244,8 @@ def _configured(tool: Tool, settings: Settings) -> ToolServer | None:
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
-    """What the server is sent. Of the operator's headers a request replaces ``authorization`` only: others may tell the server
-    whom it can trust."""
+    """Return the headers to send. A request may replace only ``authorization`` of the operator's headers: a server may base
+    trust on the others."""
     headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
     if "authorization" in tool:
         headers["authorization"] = _bearer(tool["authorization"])
@@ -261,7 +266,7 @@ def _plain(rule: Any) -> Any:
 
 
 def _matches(rule: list[str] | dict[str, Any], name: str, annotations: Mapping[str, Any] | None) -> bool:
-    """Whether a tool is in a list of names (``*`` is each), or fits all that a filter asks."""
+    """Return whether a tool is in a list of names (``*`` is any), or matches a whole filter."""
     if isinstance(rule, list):
         return name in rule or EVERY_TOOL in rule
     read_only = bool((annotations or {}).get("readOnlyHint", False))

@@ -1,9 +1,9 @@
-"""A session with an MCP server, by the SDK's client.
+"""A session with an MCP server, over the MCP SDK.
 
-1. The SDK's client lives in cancel scopes, which must be left by the task that entered them, in order. A run is read by whoever
-   asks for its next event. So a session has a task of its own that enters, waits, and leaves; calls may come from any task.
-2. Ending that task closes every request under way at once; only then a session that the server keeps is given back to it.
-3. The SDK logs URLs, messages and answers. What it logs for us is dropped; where the host application uses it too, that stays.
+1. The SDK's client uses cancel scopes, which the task that entered them must leave, in order. A run may be read by any task, so
+   a session has a task of its own that enters, waits and leaves. Calls may come from any task.
+2. Ending that task ends all requests at once. Then the session is deleted at the server.
+3. The SDK logs URLs, messages and answers. Its logging is suppressed for our sessions only, not for the host application.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
-from .bridge import SESSION_HEADER, UNREACHABLE, Bridge
+from .bridge import SESSION_HEADER, UNREACHABLE, MCPBridge
 from .guard import GuardedTransport, Resolve, resolve
 
 T = TypeVar("T")
-Connect: TypeAlias = Callable[["Target", "Bounds", Bridge], AbstractAsyncContextManager[Any]]
+Connect: TypeAlias = Callable[["MCPTarget", "MCPLimits", MCPBridge], AbstractAsyncContextManager[Any]]
 
-_FAREWELL = 1.0
-"""Longest time, in seconds, that giving a session back may take."""
+_DELETE_TIMEOUT = 1.0
+"""Seconds for deleting a session at the server."""
 _OVERHEAD = 64 * 1024
 _REDIRECT = "Redirect to "
-_SHORTEST_SECRET = 8
+_MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
-"""What servers answer to a POST that expect the older transport's GET (MCP specification, "Backwards compatibility")."""
+"""Answers to a POST by servers that expect the older transport's GET (MCP specification, "Backwards compatibility")."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """An MCP server, and what it is sent."""
+class MCPTarget:
+    """An MCP server and the headers it is sent."""
 
     label: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     allow_private: bool = False
     credentials_of_caller: bool = True
-    """Whether a refusal of the credentials is the caller's affair, not the operator's."""
+    """Whether refused credentials are the caller's, not the operator's."""
 
     def reason(self, error: MCPError) -> str:
-        """What ``error`` tells, without what the server was sent: it may repeat that, and errors are stored and shown."""
-        if error.message.startswith(_REDIRECT):  # the SDK's own, with the new URL: mostly with the old one's path and query
-            return "it redirects, which is followed within its own origin only"
+        """Return the message of ``error`` without anything we sent: a server may repeat it, and errors are stored and shown."""
+        if error.message.startswith(_REDIRECT):  # by the SDK, with the new URL, which often has the old path and query
+            return "it redirects to another origin, which is not followed"
         sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
         text = error.message
         for secret in (piece for value in sent for piece in (value, value.rpartition(" ")[2])):
-            if len(secret) >= _SHORTEST_SECRET:
+            if len(secret) >= _MIN_SECRET:
                 text = text.replace(secret, "<redacted>")
         return text
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How long and how much; seconds and bytes."""
+class MCPLimits:
+    """Limits of a connection. Times are in seconds."""
 
     timeout: float = 60.0
     connect_timeout: float = 5.0
@@ -75,12 +75,12 @@ class Bounds:
 
     @property
     def answer_bytes(self) -> int:
-        """An answer may hold a result twice, as text and as structured content, with characters escaped."""
+        """An answer may contain a result twice (as text and as structured content), with characters escaped."""
         return 8 * self.output_bytes + _OVERHEAD
 
 
 class OpeningFailed(Exception):
-    """There is no session. ``status`` is the server's last answer, 502 if it gave none; the text follows the server's name."""
+    """No session could be opened. ``status`` is the server's last one, or 502. The message follows the server's name."""
 
     def __init__(self, reason: str, status: int = UNREACHABLE, *, address_refused: bool = False) -> None:
         super().__init__(reason)
@@ -89,15 +89,15 @@ class OpeningFailed(Exception):
 
 
 class MCPSession:
-    """A session in its task. ``client`` is the SDK's, once opened."""
+    """A session in its task. ``client`` is set once it is open."""
 
     client: ClientSession
 
-    def __init__(self, connect: Connect, target: Target, bounds: Bounds, resolve: Resolve) -> None:
+    def __init__(self, connect: Connect, target: MCPTarget, limits: MCPLimits, resolve: Resolve) -> None:
         transport = GuardedTransport(allow_private=target.allow_private, resolve=resolve)
-        self._bounds = bounds
-        self._bridge = Bridge(transport, bounds.answer_bytes)
-        self._transport = connect(target, bounds, self._bridge)
+        self._limits = limits
+        self._bridge = MCPBridge(transport, limits.answer_bytes)
+        self._transport = connect(target, limits, self._bridge)
         self._target = target
         self._mode = "auto" if connect is _streamable else "legacy"
         self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
@@ -111,13 +111,13 @@ class MCPSession:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the server does not know the session any more."""
+        """Whether the server no longer knows the session."""
         return self._bridge.status == 404 and self._bridge.session_id is not None
 
     async def open(self) -> None:
-        """Waits until the session can be used. Raises OpeningFailed."""
+        """Wait until the session can be used. Raises ``OpeningFailed``."""
         try:
-            async with asyncio.timeout(self._bounds.timeout):
+            async with asyncio.timeout(self._limits.timeout):
                 awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
                 await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
@@ -131,9 +131,8 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work``, a call of the client's, returns. Who waits for it can leave at once: that the SDK then tells the
-        server, which may not listen, is not waited for."""
-        with discreet():
+        """Run ``work``, a call of the client. A cancelled caller returns at once, although the SDK then notifies the server."""
+        with quiet():
             task = asyncio.create_task(work)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -146,12 +145,12 @@ class MCPSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """Ends the session. Requests that are waited for fail."""
+        """End the session. Pending requests fail."""
         self._task.cancel()
-        await asyncio.wait({self._task, *self._requests}, timeout=2 * _FAREWELL)
+        await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 
     async def _live(self) -> None:
-        with discreet():
+        with quiet():
             async with self._bridge, Client(self._transport, mode=self._mode, cache=None, client_info=_client_info()) as client:
                 self._opened.set_result(client.session)
                 await asyncio.get_running_loop().create_future()  # until the task is cancelled
@@ -163,28 +162,28 @@ class MCPSession:
             status = error.response.status_code
             reason = f"it answered with HTTP status {status}"
         elif isinstance(error, MCPError):
-            told = self._target.reason(error)[:200]
-            reason = told if status >= 300 else f"it refused the session: {told}"
+            reason = self._target.reason(error)[:200]
+            reason = reason if status >= 300 else f"it refused the session: {reason}"
         else:
             reason = "it does not speak MCP"
         return OpeningFailed(reason, status, address_refused=self._bridge.address_refused)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Whoever waits for the task learns how it ended; there may be nobody."""
+    """Retrieve the exception, so that asyncio does not log one that nobody awaits."""
     if not task.cancelled():
         task.exception()
 
 
-async def open_session(target: Target, bounds: Bounds, resolve: Resolve = resolve) -> MCPSession:
-    """A session by streamable HTTP, or by legacy SSE if the server does not know that. Raises OpeningFailed."""
-    session = MCPSession(_streamable, target, bounds, resolve)
+async def open_session(target: MCPTarget, limits: MCPLimits, resolve: Resolve = resolve) -> MCPSession:
+    """Open a session over streamable HTTP, or legacy SSE if the server does not support that. Raises ``OpeningFailed``."""
+    session = MCPSession(_streamable, target, limits, resolve)
     try:
         await session.open()
     except OpeningFailed as first:
         if first.status not in _OTHER_TRANSPORT:
             raise
-        session = MCPSession(_sse, target, bounds, resolve)
+        session = MCPSession(_sse, target, limits, resolve)
         try:
             await session.open()
         except OpeningFailed as second:
@@ -192,50 +191,50 @@ async def open_session(target: Target, bounds: Bounds, resolve: Resolve = resolv
     return session
 
 
-def _http(target: Target, bounds: Bounds, bridge: Bridge) -> httpx2.AsyncClient:
-    """Reads have no limit of their own: calls have, and a stream of events may be silent for long."""
+def _http(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> httpx2.AsyncClient:
+    """Make a client. It has no read timeout: calls have one, and an event stream may be silent for long."""
     return httpx2.AsyncClient(
-        transport=_Shared(bridge),
+        transport=_SharedTransport(bridge),
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
-        timeout=httpx2.Timeout(bounds.timeout, connect=bounds.connect_timeout, read=None),
+        timeout=httpx2.Timeout(limits.timeout, connect=limits.connect_timeout, read=None),
         trust_env=False,  # neither proxies nor credentials of the environment
     )
 
 
 @asynccontextmanager
-async def _streamable(target: Target, bounds: Bounds, bridge: Bridge) -> AsyncIterator[Any]:
-    async with _http(target, bounds, bridge) as http:
+async def _streamable(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> AsyncIterator[Any]:
+    async with _http(target, limits, bridge) as http:
         try:
             streams = streamable_http_client(
-                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=bounds.answer_bytes
+                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=limits.answer_bytes
             )
             async with streams as pair:
                 yield pair
         finally:
             if bridge.session_id is not None:
-                await _give_back(http, target.url, bridge.session_id)
+                await _delete_session(http, target.url, bridge.session_id)
 
 
-async def _give_back(http: httpx2.AsyncClient, url: str, session_id: str) -> None:
-    """Tells the server that its session is not needed any more."""
+async def _delete_session(http: httpx2.AsyncClient, url: str, session_id: str) -> None:
+    """Delete the session at the server."""
     try:
-        async with asyncio.timeout(_FAREWELL):
+        async with asyncio.timeout(_DELETE_TIMEOUT):
             await http.delete(url, headers={SESSION_HEADER: session_id})
     except (TimeoutError, httpx2.HTTPError):
         return
 
 
-def _sse(target: Target, bounds: Bounds, bridge: Bridge) -> AbstractAsyncContextManager[Any]:
+def _sse(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> AbstractAsyncContextManager[Any]:
     def http(
         headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
     ) -> httpx2.AsyncClient:
-        return _http(target, bounds, bridge)
+        return _http(target, limits, bridge)
 
     return sse_client(target.url, httpx_client_factory=http)
 
 
-class _Shared(httpx2.AsyncBaseTransport):
-    """A transport that outlives the clients that use it."""
+class _SharedTransport(httpx2.AsyncBaseTransport):
+    """A transport that outlives its clients."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         self._transport = transport
@@ -250,15 +249,15 @@ def _client_info() -> Implementation:
 
 
 def _first(error: BaseException | None) -> BaseException | None:
-    """What happened first, of what the SDK's task groups gathered."""
+    """Return the first error in the exception groups of the SDK."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-# -- what the SDK logs ---------------------------------------------------------------------------------------------------------
+# -- the SDK's logs ----------------------------------------------------------------------------------------------------------
 
-_discreet: ContextVar[bool] = ContextVar("discreet", default=False)
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 _LOGGERS = (
     "client",
     "httpcore.connection",
@@ -273,17 +272,17 @@ _LOGGERS = (
 
 
 @contextmanager
-def discreet() -> Iterator[None]:
-    """Within, and in tasks that are begun within, the SDK logs nothing."""
-    token = _discreet.set(True)
+def quiet() -> Iterator[None]:
+    """Suppress the SDK's logs in this context and in tasks started in it."""
+    token = _quiet.set(True)
     try:
         yield
     finally:
-        _discreet.reset(token)
+        _quiet.reset(token)
 
 
 def _is_loggable(_: logging.LogRecord) -> bool:
-    return not _discreet.get()
+    return not _quiet.get()
 
 
 for _name in _LOGGERS:

@@ -1,4 +1,4 @@
-"""The tools of one run that are carried out here, and where they come from."""
+"""The server-side tools of one run. To add a kind of tool, write its module and add its ``KIND`` to ``KINDS``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
 from ..settings import Settings
-from .entries import CHECKS, ECHOES, ENTRIES, Entry, MCPEntry, Served, ToolContext
-from .listings import Listings
+from . import code_interpreter, mcp_tools, web_search
 from .mcp import MCPServers
-from .result import Result
+from .mcp_tools import MCPEntry, SignedListings
+from .tool import ServedFunction, ToolContext, ToolEntry, ToolResult
 
-_MOST_APPROVED = 128
-"""Calls that one request may approve: all of them are made at the same time."""
-_MOST_SERVERS = 64
+KINDS = (mcp_tools.KIND, code_interpreter.KIND, web_search.KIND)
+
+_KIND_OF = {name: kind for kind in KINDS for name in kind.types}
+_MAX_APPROVED = 128  # approved calls of one request run concurrently
+_MAX_SERVERS = 64
 
 
 class Tools:
-    """What all runs have in common: the settings, and the client for what the operator has set up."""
+    """The server-side tools of all runs. ``http`` is the client for the operator's own services."""
 
     def __init__(self, settings: Settings, http: httpx.AsyncClient, sealer: Sealer) -> None:
         self._settings = settings
@@ -35,17 +37,17 @@ class Tools:
         self._servers = MCPServers(settings)
 
     def check(self, tools: Sequence[Tool]) -> list[Tool]:
-        """The entries of a request's ``tools``, those that are served here checked. Raises ``BadRequest``."""
+        """Check the entries of ``tools`` that are served here. Raises ``BadRequest``."""
         checked = [
-            CHECKS[tool["type"]](tool, f"tools[{index}]", self._settings) if tool["type"] in CHECKS else tool
+            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
         return checked
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
-        """The entries as a response may show them, and a store may keep them: without secrets."""
-        return [ECHOES[tool["type"]](tool) if tool["type"] in ECHOES else tool for tool in tools]
+        """Return the entries without secrets, to be shown and stored."""
+        return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
 
     def toolbox(
         self,
@@ -56,41 +58,42 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """The toolbox of a run of ``owner``; None if none of its checked ``tools`` is served here.
+        """Return the toolbox of a run of ``owner``, or None if none of its checked ``tools`` is served here.
 
-        ``items`` are all that the model is to see, of which ``own`` are the request's. Of the caller's ``headers``, those of
-        a trace go along. Raises ``BadRequest`` for an approval of something that was not asked for.
+        ``items`` are everything the model will see, of which ``own`` come from the request. The trace headers among ``headers``
+        are sent to tool servers. Raises ``BadRequest`` for an approval without a request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        listings = Listings(self._sealer, owner, items, self._settings.mcp_max_tools)
-        ground = ToolContext(self._settings, self._http, self._servers, listings, owner, items, trace)
-        entries = [ENTRIES[tool["type"]](tool, ground) for tool in tools if tool["type"] in ENTRIES]
+        listings = SignedListings(self._sealer, owner, items, self._settings.mcp_max_tools)
+        context = ToolContext(self._settings, self._http, self._servers, listings, owner, items, trace)
+        entries = [_KIND_OF[tool["type"]].entry(tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 
 class Toolbox:
-    """Opened once, before the first turn, and closed in any case."""
+    """The tools of one run. Opened once, before the first turn, and always closed."""
 
-    def __init__(self, entries: Sequence[Entry], approved: Mapping[str, Item], gate: Gate) -> None:
-        """``approved``: the approval requests whose calls are to be carried out first, by the path of what approves each. The
-        ``gate`` stands before all that leaves this process for a tool."""
+    def __init__(self, entries: Sequence[ToolEntry], approved: Mapping[str, Item], gate: Gate) -> None:
+        """``approved`` maps the path of each approval to its approval request, whose call runs first.
+
+        The ``gate`` is awaited before anything is sent to a tool.
+        """
         self._entries = entries
         self._requests = approved
         self._gate = gate
-        self._served: list[Served] = []
-        self._approved: list[Served] = []
-        self._serving: dict[int, Served] = {}
+        self._served: list[ServedFunction] = []
+        self._approved: list[ServedFunction] = []
+        self._serving: dict[int, ServedFunction] = {}
         self.approved: Chunk | None = None
-        """The approved calls, as the model would make them. Their functions are never offered to it: an approval is for one
-        call, with the arguments that were shown."""
+        """The approved calls as a chunk, as if the model had made them. Their functions are never offered to the model: an
+        approval is for one call with the arguments that were shown."""
 
     async def open(self) -> None:
-        """Finds out what the entries offer, all at a time. Raises ``APIError`` where one cannot be used, and for a caller
-        who is not accepted."""
+        """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the caller is not accepted."""
         await self._gate()
-        brought: list[list[Served]] = [[] for _ in self._entries]
+        brought: list[list[ServedFunction]] = [[] for _ in self._entries]
 
-        async def open_entry(index: int, entry: Entry) -> None:
+        async def open_entry(index: int, entry: ToolEntry) -> None:
             brought[index] = await entry.open()
 
         try:
@@ -105,25 +108,25 @@ class Toolbox:
 
     @property
     def offered(self) -> list[Offered]:
-        """The functions, under the names that they have at home."""
+        """The functions, under their original names."""
         return [served.offered for served in self._served]
 
     @property
     def approved_functions(self) -> list[Offered]:
-        """What the calls of ``approved`` call."""
+        """The functions of the calls in ``approved``."""
         return [served.offered for served in self._approved]
 
     @property
     def listings(self) -> list[Item]:
-        """The tools of each MCP server that had to be asked for them, and told others than the client has."""
+        """The new ``mcp_list_tools`` items."""
         return [entry.listing for entry in self._entries if isinstance(entry, MCPEntry) and entry.listing is not None]
 
     @property
     def sources(self) -> list[Mapping[str, Any]]:
         return [source for entry in self._entries for source in entry.sources]
 
-    async def call(self, form: CallForm, arguments: str) -> Result:
-        """Carries out one call of the function that was offered with that ``form``."""
+    async def call(self, form: CallForm, arguments: str) -> ToolResult:
+        """Call the function that was offered with this ``form``."""
         await self._gate()
         served = self._serving[id(form)]
         with telemetry.ToolCallSpan(form.members.get("name", served.offered.name), arguments) as call:
@@ -137,7 +140,7 @@ class Toolbox:
                 group.start_soon(entry.aclose)
 
     def _add_approved(self) -> None:
-        """Raises ``BadRequest`` for a call that may not be made, whoever approves it."""
+        """Add the approved calls. Raises ``BadRequest`` for a call that is not permitted even with an approval."""
         calls: list[dict[str, Any]] = []
         servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPEntry)}
         for where, request in self._requests.items():
@@ -159,10 +162,12 @@ class Toolbox:
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
-    """The approval requests that the request's own input approves, and that were not carried out yet, by the path of the
-    approval. The client may have made up the request as well: it approves what it likes, within what is allowed."""
+    """Map the path of each approval in the request's ``own`` input to its approval request, unless that was already called.
+
+    The client may have made up the approval request too. That grants nothing: the call's permission is still checked.
+    """
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
-    over = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
     approved: dict[str, Item] = {}
     for index, item in enumerate(own):
         if item["type"] != "mcp_approval_response":
@@ -170,19 +175,19 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
         asked, where = item["approval_request_id"], f"input[{index}].approval_request_id"
         if asked not in requests:
             raise BadRequest(f"No approval request found with id '{asked}'.", param=where, code="invalid_value")
-        if not item["approve"] or asked in over:
+        if not item["approve"] or asked in called:
             continue
-        if len(approved) == _MOST_APPROVED:
-            raise BadRequest(f"More than {_MOST_APPROVED} calls are approved at a time.", param=where, code="invalid_value")
-        over.add(asked)
+        if len(approved) == _MAX_APPROVED:
+            raise BadRequest(f"More than {_MAX_APPROVED} calls are approved at a time.", param=where, code="invalid_value")
+        called.add(asked)
         approved[where] = requests[asked]
     return approved
 
 
 def _check_servers(labels: Sequence[str]) -> None:
-    """Each server of a request is asked for its tools: there are only so many, each once."""
-    if len(labels) > _MOST_SERVERS:
-        message = f"Invalid 'tools': more than {_MOST_SERVERS} MCP servers."
+    """Limit the number of MCP servers, which are all asked for their tools, and refuse duplicates."""
+    if len(labels) > _MAX_SERVERS:
+        message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
         raise BadRequest(message, param="tools", code="array_above_max_length")
     if len(set(labels)) < len(labels):
         message = "Invalid 'tools': two MCP servers have the same 'server_label'."
@@ -190,6 +195,6 @@ def _check_servers(labels: Sequence[str]) -> None:
 
 
 def _first(faults: ExceptionGroup[Exception]) -> Exception:
-    """One fault of several: the caller's own first."""
+    """Return one of several errors, preferring the client's own."""
     inner = [_first(fault) if isinstance(fault, ExceptionGroup) else fault for fault in faults.exceptions]
     return min(inner, key=lambda fault: fault.status if isinstance(fault, APIError) else 600)

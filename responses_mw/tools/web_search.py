@@ -1,8 +1,8 @@
-"""Web search: the tools ``web_search`` and ``web_search_preview`` and their dated names, with the provider that is set."""
+"""The tool kind ``web_search``, with ``web_search_preview`` and the dated names of both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,27 +10,28 @@ import orjson
 
 from ..protocol.request import checks
 from ..protocol.response.citations import listing, sources_of
+from ..protocol.tool_kinds.form import CallForm, Offered
 from ..protocol.types import Item, Tool
 from ..settings import Settings
-from .result import Result
-from .search import Found, Place, Provider, Query, SearchFailed
-from .search.query import plain_host
+from .mcp_tools import MCPAccess
+from .search import Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider, plain_host
+from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult
 
 TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
-"""Results, and characters of each, that the model is given by ``search_context_size``."""
-_LONGEST_QUERY = 2_000
-_LONGEST_TITLE = 300
-_LONGEST_URL = 2_048
-_MOST_DOMAINS = 100
+"""Number of results, and maximum characters of each, by ``search_context_size``."""
+_MAX_QUERY = 2_000
+_MAX_TITLE = 300
+_MAX_URL = 2_048
+_MAX_DOMAINS = 100
 _DOMAIN = r"[\w-]+(\.[\w-]+)*"
 _NAME = r"[^\x00-\x1f\x7f]*"
 _COUNTRY = r"[A-Za-z]{2}"
 
 
 def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
-    """An entry of ``tools`` of one of ``TYPES``, without its nulls. Raises ``BadRequest`` with the path of what is wrong."""
+    """Check an entry of ``tools``. Raises ``BadRequest``."""
     checked = checks.members(tool, path, _MEMBERS, others="refuse")
     if settings.web_search == "none" and checked.get("external_web_access", True):
         checks.unsupported(
@@ -42,12 +43,12 @@ def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
 def _content_types(value: Any, path: str) -> list[Any]:
     for index, kind in enumerate(checks.array(value, path)):
         if checks.one_of(kind, f"{path}[{index}]", {"text", "image"}) == "image":
-            checks.unsupported(f"{path}[{index}]", "the search finds texts only.")
+            checks.unsupported(f"{path}[{index}]", "only text can be searched.")
     return list(value)
 
 
 def _domains(value: Any, path: str) -> list[Any]:
-    for index, domain in enumerate(checks.array(value, path, max_length=_MOST_DOMAINS)):
+    for index, domain in enumerate(checks.array(value, path, max_length=_MAX_DOMAINS)):
         place = f"{path}[{index}]"
         try:
             plain_host(checks.string(domain, place, max_length=253, pattern=_DOMAIN))
@@ -59,7 +60,7 @@ def _domains(value: Any, path: str) -> list[Any]:
 _name = partial(checks.string, max_length=256, pattern=_NAME)
 _MEMBERS: dict[str, checks.Check] = {
     "type": lambda value, path: checks.one_of(value, path, TYPES),
-    "external_web_access": checks.boolean,  # false: nothing but the live web could be searched, so the tool is not offered
+    "external_web_access": checks.boolean,  # false: the tool is not offered
     "search_content_types": _content_types,
     "search_context_size": lambda value, path: checks.one_of(value, path, _SIZES),
     "filters": partial(checks.members, checks={"allowed_domains": _domains, "blocked_domains": _domains}, others="refuse"),
@@ -78,13 +79,12 @@ _MEMBERS: dict[str, checks.Check] = {
 
 
 class WebSearch:
-    """The web search of one run. ``sources`` are all that it may cite, with those of ``earlier`` items of its chain.
+    """The web search of one run, for a checked ``tool``. ``sources`` are all it may cite, including those of ``earlier`` items.
 
-    Searches may run at the same time. Results are numbered over the whole chain, and an address keeps the number that it had.
+    Searches may run concurrently. Results are numbered over the whole chain; a URL keeps its number.
     """
 
-    def __init__(self, tool: Tool, provider: Provider, settings: Settings, earlier: Iterable[Item] = ()) -> None:
-        """``tool`` has been checked."""
+    def __init__(self, tool: Tool, provider: SearchProvider, settings: Settings, earlier: Iterable[Item] = ()) -> None:
         self._provider = provider
         self._options = _options(tool, settings.web_search_results)
         self._excerpt = _SIZES[tool.get("search_context_size", "medium")][1]
@@ -93,7 +93,7 @@ class WebSearch:
         self._last = max(self._numbers.values(), default=0)
 
     def definition(self) -> Tool:
-        """The function that the model is offered, in the flat form of ``tools``."""
+        """Return the function that is offered to the model."""
         return {
             "type": "function",
             "name": "web_search",
@@ -108,50 +108,50 @@ class WebSearch:
         }
 
     def action(self, arguments: str) -> dict[str, Any]:
-        """What the call's item shows before it is answered."""
+        """Return the ``action`` of the call's item."""
         query = _query(arguments) or ""
         return {"type": "search", "query": query, "queries": [query]}
 
-    async def call(self, arguments: str) -> Result:
-        """Searches. The members are ``action`` and ``results``, and ``error`` where the search failed."""
+    async def call(self, arguments: str) -> ToolResult:
+        """Search. The result has the members ``action`` and ``results``, and ``error`` if the search failed."""
         action, text = self.action(arguments), _query(arguments)
         if text is None:
-            return _failure('The arguments must be a JSON object with a "query" that is a text.', action)
+            return _failure('The arguments must be a JSON object with a string "query".', action)
         query = Query(text, **self._options)
         try:
-            found = await self._provider.search(query)
+            hits = await self._provider.search(query)
         except SearchFailed as error:
             return _failure(f"The search failed: {error}", action)
-        results = self._numbered([one for one in found if _is_usable(one, query)][: query.count])
+        results = self._numbered([hit for hit in hits if _is_usable(hit, query)][: query.count])
         sources = [{"type": "url", "url": result["url"]} for result in results if result["url"]]
-        return Result(listing(results), {"action": {**action, "sources": sources}, "results": results})
+        return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
 
-    def _numbered(self, found: list[Found]) -> list[dict[str, Any]]:
+    def _numbered(self, hits: list[SearchHit]) -> list[dict[str, Any]]:
         results: dict[int, dict[str, Any]] = {}
-        for one in found:
-            number = self._number(one)
-            excerpt = one.text if len(one.text) <= self._excerpt else one.text[: self._excerpt].rstrip() + " ..."
-            result = {"number": number, "url": one.url, "title": _title(one), "snippet": excerpt}
+        for hit in hits:
+            number = self._number(hit)
+            excerpt = hit.text if len(hit.text) <= self._excerpt else hit.text[: self._excerpt].rstrip() + " ..."
+            result = {"number": number, "url": hit.url, "title": _title(hit), "snippet": excerpt}
             results.setdefault(number, result)
         return list(results.values())
 
-    def _number(self, found: Found) -> int:
-        if found.url in self._numbers:
-            return self._numbers[found.url]
+    def _number(self, hit: SearchHit) -> int:
+        if hit.url in self._numbers:
+            return self._numbers[hit.url]
         self._last += 1
-        if found.url:
-            self._numbers[found.url] = self._last
-            self.sources.append({"number": self._last, "url": found.url, "title": _title(found)})
+        if hit.url:
+            self._numbers[hit.url] = self._last
+            self.sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
         return self._last
 
 
-def _options(tool: Tool, most: int) -> dict[str, Any]:
-    """The members of every ``Query`` of a run."""
+def _options(tool: Tool, max_results: int) -> dict[str, Any]:
+    """Return the members that all queries of a run share."""
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
     country = location.get("country")
     return {
-        "count": min(_SIZES[size][0], most),
+        "count": min(_SIZES[size][0], max_results),
         "allowed": tuple(plain_host(domain) for domain in filters.get("allowed_domains", ())),
         "blocked": tuple(plain_host(domain) for domain in filters.get("blocked_domains", ())),
         "place": Place(
@@ -167,19 +167,65 @@ def _query(arguments: str) -> str | None:
     except orjson.JSONDecodeError:
         return None
     query = given.get("query") if isinstance(given, dict) else None
-    return query.strip()[:_LONGEST_QUERY] if isinstance(query, str) and query.strip() else None
+    return query.strip()[:_MAX_QUERY] if isinstance(query, str) and query.strip() else None
 
 
-def _is_usable(found: Found, query: Query) -> bool:
-    """Whether a result can be shown: it has a text or an address, and passes the filters."""
-    if not found.url:
-        return bool(found.text) and not query.allowed and not query.blocked
-    return found.url.startswith(("http://", "https://")) and len(found.url) <= _LONGEST_URL and query.admits(found.url)
+def _is_usable(hit: SearchHit, query: Query) -> bool:
+    """Return whether a result has a text or a URL and passes the filters."""
+    if not hit.url:
+        return bool(hit.text) and not query.allowed and not query.blocked
+    return hit.url.startswith(("http://", "https://")) and len(hit.url) <= _MAX_URL and query.admits(hit.url)
 
 
-def _title(found: Found) -> str:
-    return " ".join(found.title.split())[:_LONGEST_TITLE] or found.url
+def _title(hit: SearchHit) -> str:
+    return " ".join(hit.title.split())[:_MAX_TITLE] or hit.url
 
 
-def _failure(message: str, action: dict[str, Any]) -> Result:
-    return Result(message, {"action": action, "results": [], "error": message}, failed=True)
+def _failure(message: str, action: dict[str, Any]) -> ToolResult:
+    return ToolResult(message, {"action": action, "results": [], "error": message}, failed=True)
+
+
+class WebSearchEntry(ToolEntry):
+    """Web search as an entry of ``tools``. Without access to the live web it offers no function."""
+
+    def __init__(self, tool: Tool, context: ToolContext) -> None:
+        self._is_offered = tool.get("external_web_access", True)
+        self._access: MCPAccess | None = None
+        if not self._is_offered:
+            return
+        self._context = context
+        provider = open_provider(context.settings, context.http, self._call_mcp)
+        assert provider is not None, "the tool has been checked"
+        self._search = WebSearch(tool, provider, context.settings, context.earlier)
+
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        return self._search.sources if self._is_offered else ()
+
+    async def open(self) -> list[ServedFunction]:
+        if not self._is_offered:
+            return []
+        form = CallForm(
+            item="web_search_call",
+            prefix="ws",
+            made=lambda arguments: {"action": self._search.action(arguments)},
+            begins=("web_search_call.in_progress",),
+            runs=("web_search_call.searching",),
+            ends=("web_search_call.completed",),
+            served=True,
+        )
+        return [ServedFunction(Offered(self._search.definition(), form), self._search.call)]
+
+    async def aclose(self) -> None:
+        if self._access is not None:
+            await self._access.aclose()
+
+    async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call ``web_search_tool``, a tool of one of the operator's servers, which the operator has approved by naming it."""
+        label, _, name = (self._context.settings.web_search_tool or "").partition("/")
+        if self._access is None:
+            self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)
+        return await self._access.call(name, arguments, approved=True)
+
+
+KIND = ServerToolKind(TYPES, check_web_search, WebSearchEntry)

@@ -13,7 +13,7 @@ import pytest
 
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
 from responses_mw.tools.connection import MCPConnection
-from responses_mw.tools.session import Bounds, Target
+from responses_mw.tools.session import MCPLimits, MCPTarget
 
 from .servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
 
@@ -39,7 +39,7 @@ APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
 
 
 def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> MCPConnection:
-    return MCPConnection(Target(LABEL, url, headers or {}, allow_private=private), Bounds(**{"timeout": 10, **bounds}))
+    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private), MCPLimits(**{"timeout": 10, **bounds}))
 
 
 @pytest.fixture(params=APPS)
@@ -273,8 +273,8 @@ async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[...,
 
 
 async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
-    target = Target(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
-    async with MCPConnection(target, Bounds()) as weather:
+    target = MCPTarget(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
+    async with MCPConnection(target, MCPLimits()) as weather:
         with pytest.raises(UpstreamError) as raised:
             await weather.list_tools()
     assert raised.value.status == 424

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.citations import citations
-from responses_mw.tools.search import Found, Query, SearchFailed
+from responses_mw.tools.search import Query, SearchFailed, SearchHit
 from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
 
 TAVILY = Settings(web_search="tavily", web_search_key="secret")
@@ -21,20 +21,20 @@ TAVILY = Settings(web_search="tavily", web_search_key="secret")
 class Shelf:
     """A provider that finds what it was given, whatever is asked."""
 
-    def __init__(self, *found: Found, error: str | None = None) -> None:
+    def __init__(self, *found: SearchHit, error: str | None = None) -> None:
         self.found, self.error = list(found), error
         self.queries: list[Query] = []
 
-    async def search(self, query: Query) -> list[Found]:
+    async def search(self, query: Query) -> list[SearchHit]:
         self.queries.append(query)
         if self.error:
             raise SearchFailed(self.error)
         return self.found
 
 
-A = Found("A", "https://a.example/1", "about a")
-B = Found("B", "https://b.example/1", "about b")
-C = Found("C", "https://sub.a.example/1", "about c")
+A = SearchHit("A", "https://a.example/1", "about a")
+B = SearchHit("B", "https://b.example/1", "about b")
+C = SearchHit("C", "https://sub.a.example/1", "about c")
 
 
 def search(shelf: Shelf, settings: Settings = TAVILY, earlier: Any = (), **tool: Any) -> WebSearch:
@@ -155,7 +155,7 @@ async def test_an_address_keeps_its_number_over_all_the_searches_of_a_chain() ->
 
 @pytest.mark.parametrize(("size", "count", "length"), [("low", 3, 500), ("medium", 6, 1_000), ("high", 10, 3_000)])
 async def test_the_context_size_bounds_results_and_excerpts(size: str, count: int, length: int) -> None:
-    shelf = Shelf(*(Found("T " * 500, f"https://example.com/{n}", "x" * 5_000) for n in range(30)))
+    shelf = Shelf(*(SearchHit("T " * 500, f"https://example.com/{n}", "x" * 5_000) for n in range(30)))
     result = await search(shelf, search_context_size=size).call(asking("a"))
     assert len(result.members["results"]) == count
     assert all(len(one["snippet"]) == length + len(" ...") for one in result.members["results"])
@@ -180,22 +180,24 @@ async def test_the_setting_bounds_the_results_too() -> None:
         ({"allowed_domains": ["xample"]}, []),
     ],
 )
-async def test_results_outside_the_filters_are_dropped(filters: dict[str, Any], expected: list[Found]) -> None:
-    shelf = Shelf(A, B, C, Found("", "", "a text of no address"), Found("", "http://[", "broken"))
+async def test_results_outside_the_filters_are_dropped(filters: dict[str, Any], expected: list[SearchHit]) -> None:
+    shelf = Shelf(A, B, C, SearchHit("", "", "a text of no address"), SearchHit("", "http://[", "broken"))
     result = await search(shelf, filters=filters).call(asking("a"))
     assert [one["url"] for one in result.members["results"]] == [one.url for one in expected]
     assert ("found nothing" in result.content) == (not expected)
 
 
 async def test_domains_in_other_scripts_are_compared_as_they_stand_in_urls() -> None:
-    there = Found("M", "https://www.xn--mnchen-3ya.de/a", "text")
-    other = Found("M", "https://www.münchen.de/b", "text")
+    there = SearchHit("M", "https://www.xn--mnchen-3ya.de/a", "text")
+    other = SearchHit("M", "https://www.münchen.de/b", "text")
     result = await search(Shelf(there, other, A), filters={"allowed_domains": ["münchen.de"]}).call(asking("a"))
     assert [one["url"] for one in result.members["results"]] == [there.url, other.url]
 
 
 async def test_results_that_nobody_can_open_are_dropped() -> None:
-    shelf = Shelf(Found("x", "javascript:alert(1)", "x"), Found("x", "", ""), Found("x", "https://a/" + "x" * 3000, "x"), A)
+    shelf = Shelf(
+        SearchHit("x", "javascript:alert(1)", "x"), SearchHit("x", "", ""), SearchHit("x", "https://a/" + "x" * 3000, "x"), A
+    )
     assert [one["url"] for one in (await search(shelf).call(asking("a"))).members["results"]] == [A.url]
 
 

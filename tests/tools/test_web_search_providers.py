@@ -16,10 +16,9 @@ import pytest
 from responses_mw import Settings
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
-from responses_mw.tools.result import Result
-from responses_mw.tools.search import Found, Place, Provider, Query, SearchFailed, open_provider
-from responses_mw.tools.search.fetch import LARGEST_ANSWER
-from responses_mw.tools.search.mcp_tool import MCPTool
+from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider
+from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
+from responses_mw.tools.tool import ToolResult
 
 from .search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from conftest import Serve
 
 SHAPES = {"searxng": SEARXNG, "tavily": TAVILY, "brave": BRAVE}
-Open = Callable[..., Provider]
+Open = Callable[..., SearchProvider]
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Open:
     """A provider by name, with its server behind it."""
 
-    def make(name: str, **settings: Any) -> Provider:
+    def make(name: str, **settings: Any) -> SearchProvider:
         server.answer = SHAPES[name] if server.answer is None else server.answer
         settings = {"web_search_url": serve(server) + "/", "web_search_key": "secret-key", **settings}
         made = open_provider(Settings(web_search=name, **settings), http)
@@ -167,7 +166,7 @@ async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, serve
     server.answer = {
         "web": {"results": [None, 1, {"title": 5, "url": "https://a", "description": None, "extra_snippets": [1, "b"]}]}
     }
-    assert await provider("brave").search(Query("a")) == [Found("", "https://a", "b")]
+    assert await provider("brave").search(Query("a")) == [SearchHit("", "https://a", "b")]
 
 
 # -- servers that fail ---------------------------------------------------------------------------------------------------
@@ -175,7 +174,8 @@ async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, serve
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
-    ("status", "meaning"), [(401, "key"), (403, "refused"), (429, "too often"), (432, "plan"), (500, "error"), (302, "error")]
+    ("status", "meaning"),
+    [(401, "key"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
 )
 async def test_an_error_of_the_provider_is_told_without_its_details(
     provider: Open, server: SearchServer, name: str, status: int, meaning: str, caplog: pytest.LogCaptureFixture
@@ -225,7 +225,7 @@ async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient
 
 
 async def test_an_answer_that_grows_beyond_all_bounds_is_given_up(provider: Open, server: SearchServer) -> None:
-    server.answer = b'{"results": []' + b" " * LARGEST_ANSWER + b"}"
+    server.answer = b'{"results": []' + b" " * MAX_ANSWER_BYTES + b"}"
     with pytest.raises(SearchFailed, match="too much"):
         await provider("searxng").search(Query("a"))
 
@@ -251,12 +251,16 @@ async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, se
 # -- a tool of an MCP server ---------------------------------------------------------------------------------------------
 
 
-def mcp(result: Result, asked: list[dict[str, Any]] | None = None) -> Provider:
-    async def call(arguments: dict[str, Any]) -> Result:
+def mcp(result: ToolResult, asked: list[dict[str, Any]] | None = None) -> SearchProvider:
+    async def call(arguments: dict[str, Any]) -> ToolResult:
         if asked is not None:
             asked.append(arguments)
         return result
 
+    return mcp_by(call)
+
+
+def mcp_by(call: CallMCP) -> SearchProvider:
     settings = Settings(
         web_search="mcp", web_search_tool="finder/search", mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}}
     )
@@ -265,7 +269,7 @@ def mcp(result: Result, asked: list[dict[str, Any]] | None = None) -> Provider:
     return made
 
 
-PAGES = [Found("A", "https://a.example/x", "about a"), Found("B", "https://b.example/y", "about b")]
+PAGES = [SearchHit("A", "https://a.example/x", "about a"), SearchHit("B", "https://b.example/y", "about b")]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +283,7 @@ PAGES = [Found("A", "https://a.example/x", "about a"), Found("B", "https://b.exa
 )  # fmt: skip
 async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -> None:
     asked: list[dict[str, Any]] = []
-    assert await mcp(Result(json.dumps(document)), asked).search(Query("a b")) == PAGES
+    assert await mcp(ToolResult(json.dumps(document)), asked).search(Query("a b")) == PAGES
     assert asked == [{"query": "a b"}]
 
 
@@ -288,18 +292,18 @@ async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -
     [
         "Title: A\nURL: https://a.example/x\nDescription: about a\n\nTitle: B\nURL: https://b.example/y\nDescription: about b",
         "**Title:** A\n**URL:** https://a.example/x\n---\n**Title:** B\n**URL:** https://b.example/y",
-        "Found two:\n\n1. [A](https://a.example/x) - about a\n\n2. [B](https://b.example/y) - about b",
+        "SearchHit two:\n\n1. [A](https://a.example/x) - about a\n\n2. [B](https://b.example/y) - about b",
     ],
 )
 async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
-    found = await mcp(Result(text)).search(Query("a"))
+    found = await mcp(ToolResult(text)).search(Query("a"))
     assert [(one.title.strip("* "), one.url) for one in found] == [("A", PAGES[0].url), ("B", PAGES[1].url)]
     assert all(one.text in text for one in found)
 
 
 async def test_text_without_urls_is_shown_as_it_is() -> None:
-    assert await mcp(Result("Paris is the capital.")).search(Query("a")) == [Found("", "", "Paris is the capital.")]
-    assert await mcp(Result(" ")).search(Query("a")) == []
+    assert await mcp(ToolResult("Paris is the capital.")).search(Query("a")) == [SearchHit("", "", "Paris is the capital.")]
+    assert await mcp(ToolResult(" ")).search(Query("a")) == []
 
 
 async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
@@ -308,21 +312,21 @@ async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
         {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
         {"type": "input_text", "text": "[B](https://b.example/y)"},
     ]
-    assert [one.title for one in await mcp(Result(parts)).search(Query("a"))] == ["A", "B"]
+    assert [one.title for one in await mcp(ToolResult(parts)).search(Query("a"))] == ["A", "B"]
 
 
 @pytest.mark.parametrize("content", ["no such tool", ""])
 async def test_a_search_tool_that_failed_has_failed(content: str) -> None:
     with pytest.raises(SearchFailed, match=content or "failed"):
-        await mcp(Result(content, failed=True)).search(Query("a"))
+        await mcp(ToolResult(content, failed=True)).search(Query("a"))
 
 
 async def test_a_search_tool_whose_server_is_away_has_failed() -> None:
-    async def call(_: dict[str, Any]) -> Result:
+    async def call(_: dict[str, Any]) -> ToolResult:
         raise APIError("The MCP server 'finder' cannot be reached.")
 
     with pytest.raises(SearchFailed, match="'finder' cannot be reached"):
-        await MCPTool(call).search(Query("a"))
+        await mcp_by(call).search(Query("a"))
 
 
 async def test_nothing_serves_the_search_where_none_is_set(http: httpx.AsyncClient) -> None:

@@ -1,52 +1,30 @@
-"""Search providers, one a file. To add another, write its file, and add a line to ``PROVIDERS`` and its name to the setting."""
+"""Search providers, one per file.
+
+A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. To add a provider, write its
+module and add a line to ``SEARCH_PROVIDERS`` in the settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 import httpx
 
 from ...settings import Settings
-from . import brave, tavily
-from .brave import Brave
-from .mcp_tool import CallMCP, MCPTool
-from .query import Found, Place, Provider, Query, SearchFailed
-from .searxng import SearXNG
-from .tavily import Tavily
+from .provider import CallMCP, Place, ProviderOptions, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
-__all__ = ["CallMCP", "Found", "Place", "Provider", "Query", "SearchFailed", "open_provider"]
-
-Make = Callable[[Settings, httpx.AsyncClient, CallMCP | None], Provider]
+__all__ = ["CallMCP", "Place", "Query", "SearchFailed", "SearchHit", "SearchProvider", "open_provider", "plain_host"]
 
 
-def open_provider(settings: Settings, http: httpx.AsyncClient, call_mcp: CallMCP | None = None) -> Provider | None:
-    """The provider that the settings name, or None.
+def open_provider(settings: Settings, http: httpx.AsyncClient, call_mcp: CallMCP | None = None) -> SearchProvider | None:
+    """Open the provider that the settings name, or return None.
 
-    ``http`` stays the caller's; ``call_mcp`` calls the tool that the setting ``web_search_tool`` names.
+    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``web_search_tool`` names.
     """
-    return PROVIDERS[settings.web_search](settings, http, call_mcp) if settings.web_search != "none" else None
-
-
-def _searxng(settings: Settings, http: httpx.AsyncClient, _: CallMCP | None) -> Provider:
-    return SearXNG(http, settings.web_search_url or "", _key(settings) or None, settings.web_search_timeout)
-
-
-def _tavily(settings: Settings, http: httpx.AsyncClient, _: CallMCP | None) -> Provider:
-    return Tavily(http, settings.web_search_url or tavily.URL, _key(settings), settings.web_search_timeout)
-
-
-def _brave(settings: Settings, http: httpx.AsyncClient, _: CallMCP | None) -> Provider:
-    return Brave(http, settings.web_search_url or brave.URL, _key(settings), settings.web_search_timeout)
-
-
-def _mcp(_settings: Settings, _http: httpx.AsyncClient, call_mcp: CallMCP | None) -> Provider:
-    if call_mcp is None:
-        raise ValueError("web_search is mcp, and there is nothing to call the tool with")
-    return MCPTool(call_mcp)
-
-
-def _key(settings: Settings) -> str:
-    return settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-
-
-PROVIDERS: dict[str, Make] = {"searxng": _searxng, "tavily": _tavily, "brave": _brave, "mcp": _mcp}
+    if settings.web_search == "none":
+        return None
+    key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
+    options = ProviderOptions(http, settings.web_search_url, key, settings.web_search_timeout, call_mcp)
+    module = import_module(f".{settings.web_search}", __name__)
+    provider: SearchProvider = module.Provider(options)
+    return provider

@@ -7,53 +7,48 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from .provider import Place, ProviderOptions, Query, SearchHit, rows, text
 
-from .fetch import fetch, rows, text
-from .query import Found, Place, Query
-
-URL = "https://api.search.brave.com"
+_URL = "https://api.search.brave.com"
 _COUNTRIES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
-_MOST_RESULTS = 20
-_MOST_CHARACTERS, _MOST_WORDS = 400, 50
-_LONGEST_STATE_CODE = 3
+_MAX_RESULTS = 20
+_MAX_CHARACTERS, _MAX_WORDS = 400, 50
+_MAX_STATE_CODE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Brave:
-    http: httpx.AsyncClient
-    url: str
-    key: str
-    patience: float
+class Provider:
+    options: ProviderOptions
 
-    async def search(self, query: Query) -> list[Found]:
+    async def search(self, query: Query) -> list[SearchHit]:
         parameters = {
-            "q": " ".join(query.text.split()[:_MOST_WORDS])[:_MOST_CHARACTERS],
-            "count": str(min(query.count, _MOST_RESULTS)),
+            "q": " ".join(query.text.split()[:_MAX_WORDS])[:_MAX_CHARACTERS],
+            "count": str(min(query.count, _MAX_RESULTS)),
             "text_decorations": "false",
             "result_filter": "web",
         }
         if query.allowed or query.blocked:
             parameters["goggles"] = _goggles(query)
-        if query.place.country and query.place.country in _COUNTRIES:  # any other is an error there
+        if query.place.country and query.place.country in _COUNTRIES:  # Brave rejects any other
             parameters["country"] = query.place.country
         if query.thorough:
             parameters["extra_snippets"] = "true"
-        headers = {"accept": "application/json", "x-subscription-token": self.key, **_place_headers(query.place)}
-        request = self.http.build_request("GET", f"{self.url}/res/v1/web/search", params=parameters, headers=headers)
-        answer = await fetch(self.http, "brave", request, patience=self.patience)
-        return [_found(row) for row in rows(answer, "web", "results")]
+        headers = {"accept": "application/json", "x-subscription-token": self.options.key, **_place_headers(query.place)}
+        url = f"{self.options.url or _URL}/res/v1/web/search"
+        request = self.options.http.build_request("GET", url, params=parameters, headers=headers)
+        answer = await self.options.fetch("brave", request)
+        return [_hit(row) for row in rows(answer, "web", "results")]
 
 
 def _goggles(query: Query) -> str:
-    """The filters as rules of a goggle: nothing but the allowed domains, or all but the blocked ones."""
+    """Return the domain filters as a goggle (Brave's rules for reranking)."""
     allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
     return "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
 
 
 def _place_headers(place: Place) -> dict[str, str]:
     region = place.region or ""
-    state = "x-loc-state" if len(region) <= _LONGEST_STATE_CODE else "x-loc-state-name"
+    state = "x-loc-state" if len(region) <= _MAX_STATE_CODE else "x-loc-state-name"
     headers = {
         "x-loc-country": place.country,
         state: region,
@@ -64,16 +59,16 @@ def _place_headers(place: Place) -> dict[str, str]:
 
 
 def _unaccented(name: str) -> str:
-    """A name as a header can carry it: ``Zürich`` becomes ``Zurich``. Empty for one in another script."""
+    """Return a name in ASCII, for a header: ``Zürich`` becomes ``Zurich``. Names in other scripts become empty."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
     return plain if any(character.isalnum() for character in plain) else ""
 
 
-def _found(row: dict[str, Any]) -> Found:
-    """Titles and texts come with HTML's entities, even without decorations."""
+def _hit(row: dict[str, Any]) -> SearchHit:
+    """Convert a result. Titles and texts contain HTML entities even without decorations."""
     extra = row.get("extra_snippets")
     pieces = [
         text(row, "description"),
         *(piece for piece in (extra if isinstance(extra, list) else ()) if isinstance(piece, str)),
     ]
-    return Found(html.unescape(text(row, "title")), text(row, "url"), html.unescape("\n".join(filter(None, pieces))))
+    return SearchHit(html.unescape(text(row, "title")), text(row, "url"), html.unescape("\n".join(filter(None, pieces))))

@@ -1,0 +1,102 @@
+"""The interface of server-side tools: what a kind of tool provides, and what a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from ..protocol.tool_kinds.form import Offered
+from ..protocol.types import Item, Part, Tool
+from ..settings import Settings
+
+if TYPE_CHECKING:
+    from .mcp import MCPServers
+    from .mcp_tools import SignedListings
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of one call. A tool's failure is a result too: the model sees it, and the run goes on."""
+
+    content: str | list[Part]
+    """What the model reads: a text, or parts of type ``input_text`` and ``input_image``."""
+    members: dict[str, Any] = field(default_factory=dict)
+    """Members of the call's item: ``output``, ``error``, ``outputs``, ``action`` and the like."""
+    failed: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of characters that the model reads."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part.get("text") or part.get("image_url") or "") for part in self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFunction:
+    """A function that is executed here. ``call`` takes the model's arguments and never raises."""
+
+    offered: Offered
+    call: Callable[[str], Awaitable[ToolResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool may use in one run of ``owner``.
+
+    ``earlier`` are the items of the chain and of the input. Clients send them back, so they must not grant any right.
+    """
+
+    settings: Settings
+    http: httpx.AsyncClient
+    servers: MCPServers
+    listings: SignedListings
+    owner: str
+    earlier: Sequence[Item]
+    trace_headers: Mapping[str, str]
+
+
+class ToolEntry:
+    """One entry of ``tools`` in one run. Opened once, and always closed."""
+
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        """The sources that the answer may cite."""
+        return ()
+
+    async def open(self) -> list[ServedFunction]:
+        """Return the functions of this entry. Raises ``APIError`` if it cannot be used."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """End all calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToolKind:
+    """One kind of tool. ``types`` are its values of ``type`` in ``tools``."""
+
+    types: frozenset[str]
+    check: Callable[[Tool, str, Settings], Tool]
+    """Checks an entry of ``tools`` at a path (``tools[0]``) and returns it without nulls. Raises ``BadRequest``."""
+    entry: Callable[[Tool, ToolContext], ToolEntry]
+    """Makes the entry of a checked tool."""
+    echo: Callable[[Tool], Tool] = lambda tool: tool
+    """Removes secrets from an entry before it is shown or stored."""
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """Cut ``text`` at ``max_bytes``, adding a note if it was longer."""
+    encoded = text.encode()
+    if len(encoded) <= max_bytes:
+        return text
+    return f"{encoded[:max_bytes].decode(errors='ignore')}\n... ({len(encoded)} bytes in all)"
+
+
+def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
+    """Return the result of a failed MCP call; ``kind`` and ``code`` are those of OpenAI's ``mcp_call.error``."""
+    error: dict[str, Any] = {"type": kind, "code": code, "message": message}
+    return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)
