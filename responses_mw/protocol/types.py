@@ -1,7 +1,7 @@
-"""Names for what travels on the wire.
+"""Type names for the objects on the wire.
 
-Wire objects stay plain dictionaries: a proxy owes its users the fields that it does not know. The aliases tell which kind
-of object a function means; the words are those of the OpenAI reference.
+Wire objects are plain dictionaries, as a proxy must pass on fields that it does not know. The names follow the OpenAI
+reference.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ Message: TypeAlias = dict[str, Any]
 ChatRequest: TypeAlias = dict[str, Any]
 """The body of a Chat Completions request."""
 Chunk: TypeAlias = dict[str, Any]
-"""A ``chat.completion.chunk``, or a whole completion brought into that shape."""
+"""A ``chat.completion.chunk``, or a whole completion in that shape."""

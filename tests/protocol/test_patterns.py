@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.chat.patterns import LONGEST, as_pattern
+from responses_mw.protocol.chat.patterns import MAX_LENGTH, as_pattern
 
 TIMESTAMP = (
     r"^(?P<month>January|February)\s+(?P<day>\d{1,2})(?:st|nd|rd|th)?\s+(?P<year>\d{4})\s+at\s+"
@@ -53,7 +53,7 @@ def test_what_is_not_read_alike_by_all_has_no_pattern(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["(a", "a)", "a**", "{3}", "[z-a]", "[", "a\\", "(" * 500 + ")" * 500, "a" * (LONGEST + 1)]
+    "expression", ["(a", "a)", "a**", "{3}", "[z-a]", "[", "a\\", "(" * 500 + ")" * 500, "a" * (MAX_LENGTH + 1)]
 )
 def test_what_is_malformed_or_too_much_has_no_pattern(expression: str) -> None:
     assert as_pattern(expression) is None

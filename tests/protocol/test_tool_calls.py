@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.chat.tool_calls import MOST_CALLS, ToolCalls
+from responses_mw.protocol.chat.tool_calls import MAX_CALLS, ToolCalls
 from responses_mw.protocol.tool_kinds.form import parse_arguments
 
 values = st.recursive(
@@ -42,7 +42,7 @@ def test_an_index_may_be_any_number() -> None:
 
 
 def test_a_turn_has_only_so_many_calls() -> None:
-    fragments = [{"index": index, "function": {"name": "f"}} for index in range(MOST_CALLS + 1)]
-    assert len(ToolCalls().feed(fragments[:-1])) == MOST_CALLS
+    fragments = [{"index": index, "function": {"name": "f"}} for index in range(MAX_CALLS + 1)]
+    assert len(ToolCalls().feed(fragments[:-1])) == MAX_CALLS
     with pytest.raises(UpstreamError, match="more than 512 calls"):
         ToolCalls().feed(fragments)

@@ -1,12 +1,12 @@
-"""The outer shape of chat chunks, and of whole completions brought into it.
+"""Read chat chunks: their outer shape, and a fast path for frames that hold only text.
 
-Reading what a server sends over and over, while its model writes, without parsing it each time.
+While a model writes, a server sends frames that differ in one string only. ``DeltaFastPath`` reads them without parsing:
 
-1. Such frames are the same bytes but for one string: the text. What stands before it and after it is learned from a frame
-   that was parsed; a frame that begins and ends with just that differs from it in its text alone.
-2. The text is taken as it stands. It must be one that JSON writes as it is: no quote and no backslash (they would need to be
-   parsed), nothing that JSON does not allow. Anything else takes the long way, and loses nothing.
-3. Servers that change more than the text (a time stamp, a counter) cost the learning: who never repeats is given up.
+1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
+   its text only.
+2. The text must be written in JSON as it is: no quotes, no backslashes, nothing that JSON forbids. Any other frame is parsed
+   as usual.
+3. A server that varies more than the text (a time stamp, a counter) wastes the learning, so after a few failures it stops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """The ``choices``, which may be absent or null. Raises ``UpstreamError`` where they are no list of objects."""
+    """The ``choices``, which may be absent or null. Raise ``UpstreamError`` if they are not a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -29,13 +29,13 @@ def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def text_of_parts(parts: list[Any]) -> str:
-    """The text of a content that is a list of parts (Mistral's own API)."""
+    """The text of content that is a list of parts (Mistral's own API)."""
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """A whole ``chat.completion`` as the one chunk of a stream, so that there is one path for both."""
+    """Convert a whole ``chat.completion`` to a single chunk, so that both take the same path."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -51,16 +51,16 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 _TEXTS = ("content", "reasoning", "reasoning_content")
 _DELTAS = (*_TEXTS, "refusal", "tool_calls")
-_TELLING = ("index", "logprobs", "finish_reason", "token_ids")
+_OTHER_MEMBERS = ("index", "logprobs", "finish_reason", "token_ids")
 _FIRST_CREDIT = 8
 
 
 Text: TypeAlias = tuple[str, str]
-"""A chunk that has nothing but a text: what the delta calls it, and the text."""
+"""A chunk that holds only text: the member of the delta, and the text."""
 
 
 class DeltaFastPath:
-    """The one way of saying "and then this text" that a stream has."""
+    """Recognizes frames that add text, in the form that the stream uses."""
 
     __slots__ = ("_credit", "_head", "_member", "_tail")
 
@@ -70,7 +70,7 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, read: bytes) -> Text | None:
-        """What ``read``, which begins a frame, says if it is one whole frame like the one learned."""
+        """The text of ``read`` if it is exactly one frame of the learned form. ``read`` must begin a frame."""
         head, tail = self._head, self._tail
         if not (head and read.startswith(head) and read.endswith(tail)):
             return None
@@ -87,19 +87,19 @@ class DeltaFastPath:
         return self._member, text
 
     def learn(self, read: bytes, chunk: Chunk) -> None:
-        """Learns from ``read``, which was one whole frame and has been parsed to ``chunk``."""
+        """Learn from ``read``, one whole frame that was parsed to ``chunk``."""
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return
         self._credit -= 1
-        start = _behind(read, b'"%b":' % member.encode())
+        start = _value_start(read, b'"%b":' % member.encode())
         end = read.find(b'"', start)
         if start > 0 and read[start:end].decode(errors="replace") == chunk["choices"][0]["delta"][member]:
             self._member, self._head, self._tail = member, read[:start], read[end:]
 
 
-def _behind(read: bytes, name: bytes) -> int:
-    """Where the string begins that is the member ``name``, which must occur once; 0 if that cannot be told."""
+def _value_start(read: bytes, name: bytes) -> int:
+    """The position of the string value of member ``name``, or 0 if it does not occur exactly once."""
     at = read.find(name)
     if at < 0 or read.find(name, at + 1) >= 0:
         return 0
@@ -110,13 +110,13 @@ def _behind(read: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """The member of the delta with the text, if that is all that the chunk tells."""
+    """The member of the delta with the text, if the chunk holds nothing else."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None
     choice: dict[str, Any] = choices[0]
     delta = choice.get("delta")
-    if not isinstance(delta, dict) or any(choice.get(name) for name in _TELLING):
+    if not isinstance(delta, dict) or any(choice.get(name) for name in _OTHER_MEMBERS):
         return None
-    told = [name for name in _DELTAS if delta.get(name)]
-    return told[0] if len(told) == 1 and told[0] in _TEXTS and isinstance(delta[told[0]], str) else None
+    given = [name for name in _DELTAS if delta.get(name)]
+    return given[0] if len(given) == 1 and given[0] in _TEXTS and isinstance(delta[given[0]], str) else None

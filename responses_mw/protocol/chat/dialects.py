@@ -1,6 +1,6 @@
-"""Dialects: what each Chat Completions server cannot take, and how it names things. A row of data each, no code.
+"""Dialects: how each Chat Completions server differs from OpenAI's API. One row of data each.
 
-A cell says where a server departs from OpenAI's own API, which is the row of defaults.
+To add a server, add its row and, if it can be detected, a check in ``upstream.detection``.
 """
 
 from __future__ import annotations
@@ -12,49 +12,51 @@ _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of upstream. ``refuses`` maps a request's parameter, as a path, to the reason why it cannot be honoured."""
+    """One kind of upstream. ``refuses`` maps the path of a request parameter to the reason why it cannot be honoured."""
 
     name: str
     max_tokens: str = "max_tokens"
     developer_role: bool = False
-    """Whether ``developer`` is a role; else it is sent as ``system``."""
+    """Whether ``developer`` is a role; otherwise such messages are sent as ``system``."""
     hoist_system: bool = False
-    """Whether system messages must stand first, as one."""
+    """Whether system messages must come first, joined into one."""
     reasoning_field: str | None = None
-    """The member of an assistant message that takes earlier reasoning."""
+    """The member of an assistant message for earlier reasoning."""
     reasoning_effort: str = "field"
     """``field``: ``reasoning_effort``; ``template``: also ``chat_template_kwargs.enable_thinking``; ``refused``."""
     verbosity: str = "refused"
     """``field``, ``template`` (``chat_template_kwargs.verbosity``) or ``refused``."""
     tool_choice: str = "object"
-    """How a function is forced: ``object``, ``name`` (a bare string), ``only`` (offer only that, ``required``), ``refused``."""
+    """How to force a function: ``object``, ``name`` (a bare string), ``only`` (offer only that one with ``required``),
+    ``refused``.
+    """
     parallel_tool_calls: bool = True
-    """Whether the parameter is understood. It is enforced on the answer in any case."""
+    """Whether the parameter is supported. It is enforced on the answer in any case."""
     response_format: str = "openai"
     """``openai``, ``value`` (TGI: the schema under ``value``) or ``refused``."""
     parse_arguments: bool = True
-    """Whether the server parses the arguments of earlier calls, so that they must be a JSON object."""
+    """Whether the server parses the arguments of earlier calls and so requires a JSON object."""
     object_arguments: bool = False
-    """Whether they must be sent as an object instead of a string."""
+    """Whether arguments are sent as an object instead of a string."""
     parameters_required: bool = False
     content_with_calls: bool = True
-    """Whether an assistant message can have text and calls."""
+    """Whether an assistant message can have both text and calls."""
     image_urls: bool = True
-    """Whether images may be given by http(s) URL; else only as data URLs."""
+    """Whether images can be http(s) URLs; otherwise only data URLs."""
     audio: bool = False
     video: bool = False
     pdf: bool = False
     prefill: str | None = None
-    """``continue_final_message``: how to ask for the continuation of an incomplete last message."""
+    """The parameter that continues an incomplete last message."""
     stream_usage: bool = True
     hints: frozenset[str] = frozenset()
-    """Parameters that do not change the answer, which the server takes; elsewhere they are only echoed."""
+    """Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed."""
     service_tier: bool = False
     top_p_one: bool = True
-    """Whether ``top_p: 1`` is valid (TGI: it is not, although it means the default)."""
+    """Whether ``top_p: 1`` is valid. TGI rejects it, although it is the default."""
     stop_is_list: bool = False
     any_model: bool = False
-    """Whether the server has one model and does not mind how it is called."""
+    """Whether the server has one model and ignores the name."""
     refuses: dict[str, str] = field(default_factory=dict)
 
 

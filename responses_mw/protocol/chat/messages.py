@@ -232,7 +232,7 @@ _STEPS: dict[str, Callable[[_Fold, Item, int], None]] = {
 
 def _step(item: Item) -> Callable[[_Fold, Item, int], None] | None:
     kind = ITEMS.get(item["type"])
-    return kind and _STEPS.get(item["type"], _STEPS[kind.role])
+    return None if kind is None else _STEPS.get(item["type"], _STEPS[kind.role])
 
 
 def _words(item: Item) -> str:

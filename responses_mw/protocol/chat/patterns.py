@@ -1,14 +1,17 @@
-"""From the regular expression of a custom tool's grammar to a JSON Schema ``pattern``, by which servers constrain arguments.
+"""Convert the regular expression of a custom tool's grammar to a JSON Schema ``pattern``, with which servers constrain
+arguments.
 
-The two are not the same language, and what decodes by a ``pattern`` mostly looks at the JSON text, not at the string in it:
+The two languages differ, and constrained decoders usually match the JSON text, not the string that it encodes:
 
-1. A grammar matches the whole input, a ``pattern`` any part of it: so it is ``^(...)$``, which llama.cpp demands as well.
-2. Only what all of them read alike is taken: characters, classes, groups, ``|`` and counts.
-3. Nothing may match what JSON escapes (``"``, a backslash, control characters): an answer of it would be no JSON. So there is
-   no ``.`` and no ``[^...]``, and ``\\s`` is a space. ``\\d`` and ``\\w`` are those of ASCII, as in ECMA-262.
+1. A grammar matches the whole input, a ``pattern`` any part of it. So the pattern is ``^(...)$``, which llama.cpp requires
+   as well.
+2. Only constructs that all servers read alike are supported: characters, classes, groups, ``|`` and counts.
+3. The pattern must not match anything that JSON escapes (``"``, a backslash, control characters), as the arguments would be
+   invalid JSON. So ``.`` and ``[^...]`` are not supported, and ``\\s`` is a space. ``\\d`` and ``\\w`` are ASCII, as in
+   ECMA-262.
 
-Whatever matches the ``pattern`` matches the expression. Where there is no such pattern, the model is told the expression only.
-An expression is a client's: it is translated in linear time, and neither compiled nor matched here.
+Everything that the pattern matches, the expression matches too. Without a pattern, the model only sees the expression.
+Expressions come from clients: they are translated in linear time and never compiled or matched here.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-LONGEST = 2000
-_DEEPEST = 32
+MAX_LENGTH = 2000
+_MAX_DEPTH = 32
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": " "}
 _SPECIAL = frozenset(".*+?()[]{}|^$")
 _SET_OPERATORS = ("--", "&&", "~~")
@@ -39,25 +42,25 @@ _TOKEN = re.compile(
 _MEMBER = re.compile(r"\\(?P<kind>[dws])|(?P<low>\\[^A-Za-z0-9]|[^\\])(?:-(?P<high>\\[^A-Za-z0-9]|[^\\]))?", re.DOTALL)
 
 
-class _NotTaken(Exception):
-    """The expression has no pattern."""
+class _Unsupported(Exception):
+    """The expression has no equivalent pattern."""
 
 
 def as_pattern(expression: str) -> str | None:
-    """The ``pattern`` that lets through what ``expression`` matches as a whole; None if there is none that is sure."""
-    return _pattern_of(expression) if len(expression) <= LONGEST else None
+    """The ``pattern`` equivalent to a full match of ``expression``, or None if there is none."""
+    return _pattern_of(expression) if len(expression) <= MAX_LENGTH else None
 
 
-@lru_cache(maxsize=1024)  # a client sends the same tools with every request
+@lru_cache(maxsize=1024)  # clients send the same tools with every request
 def _pattern_of(expression: str) -> str | None:
     try:
         return f"^({''.join(_translated(_without_anchors(expression)))})$"
-    except _NotTaken:
+    except _Unsupported:
         return None
 
 
 def _without_anchors(expression: str) -> str:
-    """They say what holds anyway."""
+    """Remove the outer anchors, which are implied."""
     expression = expression.removeprefix("^")
     bare = expression.removesuffix("$")
     is_escaped = (len(bare) - len(bare.rstrip("\\"))) % 2 == 1
@@ -66,24 +69,24 @@ def _without_anchors(expression: str) -> str:
 
 def _translated(expression: str) -> list[str]:
     pieces: list[str] = []
-    place = depth = 0
+    position = depth = 0
     before: str | None = "open"
-    while place < len(expression):
-        token = _TOKEN.match(expression, place)
+    while position < len(expression):
+        token = _TOKEN.match(expression, position)
         if token is None:
-            raise _NotTaken
+            raise _Unsupported
         depth += (token.lastgroup == "open") - (token.lastgroup == "close")
-        if not 0 <= depth <= _DEEPEST or (token.lastgroup == "count" and before in _COUNTLESS):
-            raise _NotTaken
+        if not 0 <= depth <= _MAX_DEPTH or (token.lastgroup == "count" and before in _NOT_COUNTABLE):
+            raise _Unsupported
         pieces.append(_piece(token))
-        place, before = token.end(), token.lastgroup
+        position, before = token.end(), token.lastgroup
     if depth:
-        raise _NotTaken
+        raise _Unsupported
     return pieces
 
 
-_COUNTLESS = frozenset({"open", "either", "count"})
-"""Kinds of tokens behind which there is nothing to count."""
+_NOT_COUNTABLE = frozenset({"open", "either", "count"})
+"""Tokens that a count must not follow."""
 
 
 def _piece(token: re.Match[str]) -> str:
@@ -105,7 +108,7 @@ def _piece(token: re.Match[str]) -> str:
 def _count(count: str) -> str:
     low, comma, high = count.strip("{}").partition(",")
     if comma and high and int(low) > int(high):
-        raise _NotTaken
+        raise _Unsupported
     return count
 
 
@@ -115,9 +118,12 @@ def _character(character: str) -> str:
 
 
 def _class(members: str) -> str:
-    """A class, with ``^`` and ``-`` at its end, where they need not be escaped: not all know how."""
+    """Translate a character class.
+
+    ``^`` and ``-`` go to its end, where they need no escape: not all servers support escapes there.
+    """
     if any(operator in members for operator in _SET_OPERATORS):
-        raise _NotTaken
+        raise _Unsupported
     pieces: list[str] = []
     last: set[str] = set()
     for member in _MEMBER.finditer(members):
@@ -130,11 +136,11 @@ def _class(members: str) -> str:
         if low == high and low in "^-":
             last.add(low)
         elif "-" in (low, high) or "^" in (low, high) or low > high:
-            raise _NotTaken
+            raise _Unsupported
         else:
             pieces.append(_bound(low) if low == high else f"{_bound(low)}-{_bound(high)}")
     if "^" in last and not pieces:
-        raise _NotTaken
+        raise _Unsupported
     return f"[{''.join(dict.fromkeys(pieces))}{''.join(sorted(last, reverse=True))}]"
 
 
@@ -143,6 +149,6 @@ def _bound(character: str) -> str:
 
 
 def _check_safe(low: str, high: str) -> None:
-    """Nothing from ``low`` to ``high`` may be escaped in JSON."""
+    """Refuse a range that includes characters escaped in JSON."""
     if ord(low) < _FIRST_SAFE or any(ord(low) <= unsafe <= ord(high) for unsafe in _UNSAFE):
-        raise _NotTaken
+        raise _Unsupported

@@ -1,6 +1,6 @@
-"""Reasoning that travels sealed: ``include: ["reasoning.encrypted_content"]`` (OpenAI reference, "Encrypted reasoning items").
+"""Encrypted reasoning: ``include: ["reasoning.encrypted_content"]`` (OpenAI reference, "Encrypted reasoning items").
 
-A client that keeps no state with us gets a reasoning item's text as ``encrypted_content`` and sends it back in a later turn.
+A client that stores nothing here receives the text of a reasoning item as ``encrypted_content`` and sends it back later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from ..request.items import text_of
 from ..types import Item
 
 Unseal = Callable[[str], str | None]
-"""The text of an envelope, or None where it is not one of ours."""
+"""Open an envelope; None if it is not one of ours."""
 
 
 def unsealed(items: Sequence[Item], unseal: Unseal, *, offset: int = 0) -> list[Item]:
-    """``items`` with the content of sealed reasoning put back. One that cannot be opened is an error only if it has no
-    other text, and stands in the request's own input (from ``offset`` on): it may be another server's."""
+    """Restore the content of encrypted reasoning items.
+
+    One that cannot be opened may be another server's: it is an error only if it has no other text and is in the request's
+    own input (from ``offset`` on).
+    """
     return [_unsealed(item, unseal, index - offset) for index, item in enumerate(items)]
 
 

@@ -1,7 +1,7 @@
-"""From a request to the body of ``/v1/chat/completions``, in the upstream's dialect.
+"""Build the body of ``/v1/chat/completions`` from a request, in the upstream's dialect.
 
-Nothing is sent that the caller did not set: a default of ours could differ from the server's. What the dialect cannot express
-and the caller asks for is a 400, never dropped.
+Nothing is sent that the caller did not set, as our defaults could differ from the server's. A parameter that the dialect
+cannot express is a 400, never dropped.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def to_chat(
     first_turn: bool = True,
     results: Mapping[str, str | list[Part]] | None = None,
 ) -> ChatRequest:
-    """The chat request for one turn.
+    """Build the chat request for one turn.
 
-    ``items`` is all that the model is to see; the request's own begin at ``own``. ``model`` is the upstream's name; ``offered``
-    are the functions that it may call, and ``results`` what it sees of calls in this run, by their items. In later turns of a
-    run a forced tool is free again, else the loop would never end.
+    ``items`` is everything that the model sees; the request's own begin at ``own``. ``model`` is the upstream's name,
+    ``offered`` the functions that it may call, and ``results`` what it sees of calls in this run, by item id. In later turns
+    of a run a forced tool is no longer forced, as the loop would never end.
     """
     body: ChatRequest = {
         **request.extra,
@@ -50,7 +50,7 @@ def to_chat(
         ),
     }
     _add_sampling(body, request, dialect)
-    _add_output_bounds(body, request, dialect)
+    _add_output_limits(body, request, dialect)
     _add_reasoning(body, request, dialect)
     _add_text(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
@@ -70,7 +70,7 @@ def _is_unfinished(items: Sequence[Item]) -> bool:
 
 
 def _template_argument(body: ChatRequest, name: str, value: Any) -> None:
-    """Sets an argument of the chat template, unless the caller did."""
+    """Set an argument of the chat template, unless the caller did."""
     given = body.get("chat_template_kwargs")
     body["chat_template_kwargs"] = {name: value, **(given if isinstance(given, dict) else {})}
 
@@ -89,7 +89,7 @@ def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) 
         body["stop"] = [body["stop"]]
 
 
-def _add_output_bounds(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
+def _add_output_limits(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
     if request.max_output_tokens is not None:
         body[dialect.max_tokens] = request.max_output_tokens
     if request.wants_logprobs:
@@ -144,7 +144,7 @@ def _add_tools(
         offered = _named(choice, offered)
         choice = choice.get("mode", "auto")
     if not offered or choice == "none":
-        return  # servers that get tools with "none" still show them to the model, which then writes calls as text
+        return  # given tools and "none", servers still show them to the model, which then writes calls as text
     if choice != "auto" and first_turn:
         offered = _force(body, choice, offered, dialect)
     body["tools"] = [_chat_tool(one.function, dialect) for one in offered]
@@ -158,14 +158,14 @@ def _named(choice: dict[str, Any], offered: Sequence[Offered]) -> Sequence[Offer
 
 
 def _force(body: ChatRequest, choice: Any, offered: Sequence[Offered], dialect: Dialect) -> Sequence[Offered]:
-    """Sets ``tool_choice`` for ``required``, a function by name, or any of several; returns the functions to offer."""
+    """Set ``tool_choice`` for ``required``, one function or one of several. Return the functions to offer."""
     if dialect.tool_choice == "refused":
         checks.unsupported("tool_choice", f"the upstream ({dialect.name}) cannot be made to call a tool.")
-    meant = _named(choice, offered) if isinstance(choice, dict) else offered
-    if choice == "required" or len(meant) != 1 or dialect.tool_choice == "only":
+    selected = _named(choice, offered) if isinstance(choice, dict) else offered
+    if choice == "required" or len(selected) != 1 or dialect.tool_choice == "only":
         body["tool_choice"] = "required"
-        return meant
-    name = meant[0].name
+        return selected
+    name = selected[0].name
     body["tool_choice"] = name if dialect.tool_choice == "name" else {"type": "function", "function": {"name": name}}
     return offered
 
@@ -178,7 +178,7 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    """What does not change the answer goes where it is understood; prompt_cache_* asks for something: a 400 elsewhere."""
+    """Send hints where they are supported. ``prompt_cache_*`` options are a 400 elsewhere, as they ask for something."""
     for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"):
         value = getattr(request, name)
         if value is None:

@@ -1,15 +1,13 @@
-"""From the fragments of tool calls that a stream carries to calls that are told apart.
+"""Assemble tool calls from the fragments of a stream.
 
-What upstreams do, and what is made of it:
-
-1. Fragments name their call by ``index``, by ``id``, or not at all. Some servers give every call index 0 (older Ollama), some
-   repeat the id on every fragment (TGI: always "0"), some send it once. An index that comes back with another id *and* a name
-   is a new call; anything else with that index goes on with the call.
+1. Fragments name their call by ``index``, by ``id`` or not at all. Some servers give every call index 0 (older Ollama), some
+   repeat the id in every fragment (TGI: always "0"), some send it once. An index with a different id *and* a name begins a
+   new call; any other fragment with that index continues the call.
 2. A name comes once, repeated, empty, or after the first arguments. A call without a name cannot be shown yet.
 3. Arguments are a string, in pieces or whole, or an object.
-4. What makes no sense (a fragment or a name of another type) is the upstream's fault, and nothing of it is taken.
-5. The work is linear in what comes, however it is cut, and a turn has at most ``MOST_CALLS`` calls.
-6. TGI up to 3.1 never sends a name: its arguments are ``{"function": {"_name": ..., <arguments>}}``, and a special token.
+4. A malformed fragment (for example, a name that is no string) is an upstream error, and the whole delta is ignored.
+5. The work is linear in the input, however it is split. A turn has at most ``MAX_CALLS`` calls.
+6. TGI up to 3.1 never sends a name. Its arguments are ``{"function": {"_name": ..., <arguments>}}`` and a special token.
 """
 
 from __future__ import annotations
@@ -23,29 +21,31 @@ from ...errors import UpstreamError
 from ..request.checks import malformed
 from ..tool_kinds.form import CallForm, parse_arguments
 
-MOST_CALLS = 512
-"""Of one turn: a model that makes more has lost its way."""
+MAX_CALLS = 512
+"""Maximum number of calls in a turn. A model that makes more is in a loop."""
 
 _MARKS = re.compile(r'["\\{}]')
 _WHITE = " \t\r\n"
 
 
 class ToolCall:
-    """One call as far as it is known. ``fresh`` are the pieces of arguments that nobody has taken yet; ``form`` is how it is
-    given back, once that ``is_decided``, and None if it is left out."""
+    """One call as received so far. ``fresh`` holds the pieces of arguments not taken yet.
 
-    __slots__ = ("_ending", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
+    ``form`` is how the call is returned, valid once ``is_decided``; None if it is left out.
+    """
+
+    __slots__ = ("_end", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
 
     def __init__(self, place: int) -> None:
         self.place = place
-        """Where it stands among the calls of its turn."""
+        """Position among the calls of its turn."""
         self.id: str | None = None
         self.name = ""
         self.form: CallForm | None = None
         self.is_decided = False
         self.fresh: list[str] = []
         self._pieces: list[str] = []
-        self._ending = _Ending()
+        self._end = _ObjectEnd()
 
     @property
     def arguments(self) -> str:
@@ -64,29 +64,31 @@ class ToolCall:
             self.fresh.append(piece)
 
     def take(self) -> list[str]:
-        """The pieces of arguments since the last call."""
+        """Return the pieces of arguments since the last call."""
         fresh, self.fresh = self.fresh, []
         return fresh
 
     def is_whole(self) -> bool:
-        """Whether the arguments are a complete JSON object, to which nothing can be added."""
-        return self._ending.has_come(self._pieces)
+        """Whether the arguments are a complete JSON object."""
+        return self._end.is_reached(self._pieces)
 
     def find_name(self) -> bool:
-        """At the end of a turn: the name of a nameless call out of its arguments (rule 6). False where there is none."""
+        """At the end of a turn, take a missing name from the arguments (rule 6). Return False if there is none."""
         text = self.arguments
         grammar = parse_arguments(text[: text.rfind("}") + 1])
         function = grammar.get("function") if grammar else None
         if isinstance(function, dict) and isinstance(function.get("_name"), str):
             self.name = function.pop("_name")
-            self._pieces, self._ending = [_encoded(function)], _Ending()
+            self._pieces, self._end = [_encoded(function)], _ObjectEnd()
             self.fresh = list(self._pieces)
         return bool(self.name)
 
 
-class _Ending:
-    """Finds the end of an object's JSON in its pieces, each of which is read once. The text is decoded when its outermost
-    brace is closed; what follows then is white space, or makes an object of it no more."""
+class _ObjectEnd:
+    """Find the end of a JSON object in pieces, reading each piece once.
+
+    The text is decoded when the outermost brace closes; anything but white space after that makes it invalid.
+    """
 
     __slots__ = ("_depth", "_is_escaped", "_is_object", "_is_quoted", "_read")
 
@@ -95,7 +97,7 @@ class _Ending:
         self._is_quoted = self._is_escaped = False
         self._is_object: bool | None = None
 
-    def has_come(self, pieces: list[str]) -> bool:
+    def is_reached(self, pieces: list[str]) -> bool:
         for index in range(self._read, len(pieces)):
             rest = pieces[index]
             if self._is_object is None and (end := self._end_in(rest)):
@@ -107,7 +109,7 @@ class _Ending:
         return self._is_object is True
 
     def _end_in(self, piece: str) -> int:
-        """Where the outermost brace is closed; 0 if it is not."""
+        """The position after the outermost closing brace, or 0 if it has not come."""
         escaped = 0 if self._is_escaped else -1
         for mark in _MARKS.finditer(piece):
             at = mark.start()
@@ -126,7 +128,7 @@ class _Ending:
 
 
 class ToolCalls:
-    """The calls of one turn, in the order of their first fragments."""
+    """The calls of one turn in the order of their first fragments."""
 
     __slots__ = ("_by_id", "_by_index", "calls")
 
@@ -136,7 +138,7 @@ class ToolCalls:
         self._by_id: dict[str, ToolCall] = {}
 
     def feed(self, fragments: Any) -> list[ToolCall]:
-        """Takes ``delta.tool_calls`` (a list, or TGI's single object); returns the calls that grew, each once."""
+        """Take ``delta.tool_calls`` (a list, or TGI's single object). Return the calls that grew, each once."""
         grown: dict[int, ToolCall] = {}
         listed = fragments if isinstance(fragments, list) else [fragments]
         for fragment in listed:
@@ -154,15 +156,15 @@ class ToolCalls:
         known = self._find(index, fragment.get("id"))
         if known and not _begins_another(fragment, known):
             return known
-        if len(self.calls) >= MOST_CALLS:
-            raise UpstreamError(f"The upstream's model made more than {MOST_CALLS} calls at a time.")
+        if len(self.calls) >= MAX_CALLS:
+            raise UpstreamError(f"The upstream's model made more than {MAX_CALLS} calls in one turn.")
         call = ToolCall(len(self.calls))
         self._by_index[index if isinstance(index, int) else call.place] = call
         self.calls.append(call)
         return call
 
     def _find(self, index: Any, call_id: Any) -> ToolCall | None:
-        """The latest call with this index; without an index, the one with this id; without either, the last one."""
+        """Find the latest call with this index; without an index, the one with this id; without either, the last one."""
         if isinstance(index, int):
             return self._by_index.get(index)
         if call_id in (None, ""):
@@ -177,8 +179,10 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Whether a fragment with the index of ``known`` is a call of its own: it has a name, and either another id or, where
-    there are no ids, another name, or arguments although those of ``known`` are complete, or all of them as an object."""
+    """Whether a fragment with the index of ``known`` begins a new call. It must have a name, and a different id.
+
+    Without ids it needs another name, an object as arguments, or more arguments although those of ``known`` are complete.
+    """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):
         return False
@@ -191,5 +195,5 @@ def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
 def _encoded(arguments: Any) -> str:
     try:
         return orjson.dumps(arguments).decode()
-    except orjson.JSONEncodeError:  # nested deeper than the encoder goes
+    except orjson.JSONEncodeError:  # nested deeper than the encoder allows
         malformed("arguments")

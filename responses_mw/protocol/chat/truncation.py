@@ -1,13 +1,11 @@
-"""``truncation: auto``: which of the oldest items the model does without.
+"""``truncation: auto``: select the oldest items to drop.
 
-1. Instructions, system and developer messages, and what stands for earlier items (``compaction``) are never dropped.
-2. Before the last user's turn, whole exchanges are dropped: a user's messages and all that answers them, so that what remains
-   begins with a user again, which is what chat templates want. The last user's messages stay.
-3. After them, the oldest steps of the tool loop are dropped: what the assistant said and called, with the outputs. The last
-   step stays.
-4. A call and its output, and a question and its answer, are never parted: what links two blocks makes them one.
-
-Pure: ``fits`` tells whether so many items are few enough.
+1. Instructions, system and developer messages, compactions and ``additional_tools`` are never dropped.
+2. Before the last user turn, whole exchanges are dropped: user messages and everything that answers them. What remains
+   begins with a user message, which chat templates expect. The last user messages stay.
+3. After them, the oldest steps of the tool loop are dropped: an assistant's text and calls with their outputs. The last step
+   stays.
+4. A call and its output, or an approval request and its response, are never separated: a link between two blocks joins them.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ _ASKED = {"mcp_approval_response": "approval_request_id"}
 
 
 def truncated(items: Sequence[Item], fits: Fits) -> list[Item]:
-    """``items`` without as few of the oldest as make it fit; without all that may go, where nothing fits.
+    """Drop the fewest oldest blocks that make ``items`` fit; drop all that may be dropped if nothing fits.
 
-    ``fits`` must hold for less of what it holds for.
+    ``fits`` must be monotonic: if it holds for some items, it holds for fewer.
     """
     cuts = Cuts(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
 
 
 class Cuts:
-    """The ways to cut ``items``: without the ``n`` oldest of the blocks that may go, ``n`` being at most ``len``."""
+    """The ways to shorten ``items``: without the ``n`` oldest droppable blocks, for ``n`` up to ``len``."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items
@@ -50,7 +48,7 @@ class Cuts:
 
 
 def _droppable(items: Sequence[Item]) -> list[list[int]]:
-    """The blocks that may go, oldest first, as positions."""
+    """The droppable blocks, oldest first, as lists of positions."""
     block_of = _joined(items, _blocks(items))
     blocks: defaultdict[int, list[int]] = defaultdict(list)
     last_user = -1
@@ -63,12 +61,12 @@ def _droppable(items: Sequence[Item]) -> list[list[int]]:
 
 
 def is_kept(item: Item) -> bool:
-    """Whether the item stays, whatever becomes of those around it."""
+    """Whether the item is never dropped."""
     return item.get("role") in _KEPT_ROLES or item["type"] in _KEPT_TYPES
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
-    """The number of each item's block: exchanges before the last user's turn, then that turn, then steps."""
+    """Number the block of each item: exchanges before the last user turn, then that turn, then steps."""
     users = [position for position, item in enumerate(items) if item.get("role") == "user"]
     last_user = users[-1] if users else -1
     numbers: list[int] = []
@@ -90,7 +88,7 @@ def _side(item: Item) -> str:
 
 
 def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
-    """The number of each item's block, where blocks with something linked, and all between them, are one."""
+    """Renumber the blocks so that linked blocks, and all between them, are one."""
     reaches = list(range(block_of[-1] + 1 if block_of else 0))
     for first, second in _links(items):
         begin, end = sorted((block_of[first], block_of[second]))
@@ -103,7 +101,7 @@ def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 
 
 def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Pairs of positions: a call and its output, a request and what was said to it. The n-th of an id goes with the n-th."""
+    """Yield the positions of calls with their outputs. The n-th call with an id belongs to the n-th output."""
     waiting: defaultdict[str, deque[int]] = defaultdict(deque)
     for side in (False, True):
         for position, item in enumerate(items):
@@ -117,7 +115,7 @@ def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
 
 
 def _link(item: Item) -> tuple[str, bool]:
-    """What links the item to another (empty for nothing), and whether it is the answer."""
+    """The key that links the item to another (empty for none), and whether the item is the answer."""
     kind = item["type"]
     if kind in _ASKED:
         return f"approval {item[_ASKED[kind]]}", True

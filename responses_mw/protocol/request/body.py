@@ -1,10 +1,10 @@
-"""The JSON of a client, decoded within bounds: what it costs is known before it is spent.
+"""Decode the JSON of a client in_string limits.
 
-1. JSON grows as it is decoded: ``[[],[],...]`` takes forty times its bytes in memory, and decoding cannot be interrupted. So
-   values are counted in the text first, where there could be too many of them: that takes a hundredth of the time.
-2. What comes later may recurse, here and in the upstream: so the nesting is bounded.
-3. The decoder refuses what is no JSON or no Unicode (``NaN``, infinite numbers, lone surrogates); integers of more than 64 bits
-   become decimals; of a member that occurs twice the last counts.
+1. Decoded JSON can take forty times the memory of its text (``[[],[],...]``), and decoding cannot be interrupted. Where a
+   body could hold too many values, they are counted in the text first, which takes a hundredth of the time.
+2. Nesting is limited, because later code may recurse, here and in the upstream.
+3. The decoder refuses invalid JSON and Unicode (``NaN``, infinite numbers, lone surrogates). Integers over 64 bits become
+   decimals. Of a repeated member the last counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import orjson
 from ...errors import BadRequest, TooLarge
 from . import checks
 
-_AT_ONCE = 1 << 20
+_CHUNK_SIZE = 1 << 20
 _LARGE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How much one request may hold. ``tools`` are all of them, wherever they stand; ``values`` all members and elements."""
+    """Limits of one request.
+
+    ``tools`` counts nested tools and those of input items; ``values`` counts all members and elements.
+    """
 
     items: int = 10_000
     tools: int = 1024
@@ -33,7 +36,7 @@ class RequestLimits:
 
 
 def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of your request") -> Any:
-    """The value that is written in ``data``. Raises ``BadRequest`` where that is no JSON, ``TooLarge`` where it is too much."""
+    """Decode ``data``. Raise ``BadRequest`` if it is not JSON, ``TooLarge`` if it exceeds the limits."""
     if len(data) > limits.values and has_more_values(data, limits.values):
         raise TooLarge(f"The request has more than {limits.values} values.", code="request_too_many_values")
     try:
@@ -46,34 +49,37 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 
 
 def loads(data: bytes) -> Any:
-    """``orjson.loads``, without the collector where much is decoded: it would go through all there is several times meanwhile,
-    in ten times the time that the decoding takes, and what is decoded has no cycles."""
+    """Decode JSON, with the garbage collector off for large documents.
+
+    The collector would traverse all objects several times meanwhile, which takes ten times as long as decoding; decoded JSON
+    has no cycles.
+    """
     if len(data) <= _LARGE:
         return orjson.loads(data)
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return orjson.loads(data)
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
 def has_more_values(data: bytes, maximum: int) -> bool:
-    """Whether the JSON text has more than ``maximum`` members and elements in all. Empty lists and objects count as one."""
+    """Whether the JSON text has more than ``maximum`` members and elements. Empty lists and objects count as one."""
     if _openings(data) <= maximum:
-        return False  # even if none of these bytes stood in a string
+        return False  # even if none of these bytes is in a string
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found, within = 0, 0
-    for begin in range(0, len(data), _AT_ONCE):
-        pieces = data[begin : begin + _AT_ONCE].split(b'"')
-        found += _openings(b"".join(pieces[within::2]))
-        if found > maximum:
+    count, in_string = 0, 0
+    for begin in range(0, len(data), _CHUNK_SIZE):
+        pieces = data[begin : begin + _CHUNK_SIZE].split(b'"')
+        count += _openings(b"".join(pieces[in_string::2]))
+        if count > maximum:
             return True
-        within ^= (len(pieces) - 1) & 1
+        in_string ^= (len(pieces) - 1) & 1
     return False
 
 
 def _openings(data: bytes) -> int:
-    """The bytes that each begin a value, or go before one."""
+    """Count the bytes that begin a value or precede one."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")

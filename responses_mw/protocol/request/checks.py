@@ -1,7 +1,7 @@
-"""A small vocabulary for checking a request's body: each check takes a value and its path, and raises OpenAI's 400.
+"""Checks for request bodies. Each takes a value and its path and raises OpenAI's 400 if the value is invalid.
 
-``param`` is the path in OpenAI's notation (``input[3].content[0].type``); it stands in the message too. The codes are the
-API's own (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
+Errors name the path in OpenAI's notation (``input[3].content[0].type``) in ``param`` and in the message. The codes are those
+of the API (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def missing(path: str) -> NoReturn:
 
 
 def malformed(member: str) -> NoReturn:
-    """The one check here that is not for requests: ``member`` of what the upstream sent has a type that means nothing."""
+    """Report that ``member`` of the upstream's answer has an invalid type. The only check that is not for requests."""
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
@@ -103,7 +103,7 @@ def _within(value: float, path: str, kind: str, minimum: float | None, maximum: 
 
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
-    """An object, copied without its nulls: null means absent, everywhere."""
+    """Copy an object without its nulls: null means absent everywhere."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return {name: member for name, member in value.items() if member is not None}
@@ -139,7 +139,7 @@ def one_of(value: Any, path: str, supported: Collection[str]) -> str:
 
 
 def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
-    """The member ``name`` of the object at ``path``, checked; missing (or null) is an error."""
+    """Check the member ``name`` of the object at ``path``. Missing or null is an error."""
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
@@ -153,7 +153,7 @@ def optional(holder: dict[str, Any], path: str, **members: Check) -> None:
 
 
 def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "keep") -> dict[str, Any]:
-    """An object whose members in ``checks`` are checked. Others are kept, or (``others="refuse"``) an error."""
+    """Check the members of an object that are in ``checks``. Keep other members, or refuse them (``others="refuse"``)."""
     checked = mapping(value, path)
     for name, member in checked.items():
         if name in checks:
@@ -164,7 +164,7 @@ def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "k
 
 
 def depth(value: Any, limit: int) -> None:
-    """Refuses what is nested deeper than ``limit``: what comes later may recurse, here and in the upstream."""
+    """Refuse a value nested deeper than ``limit``, as later code may recurse, here and in the upstream."""
     level = [value]
     for _ in range(limit + 1):
         level = [

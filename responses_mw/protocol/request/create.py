@@ -1,7 +1,7 @@
-"""The body of ``POST /v1/responses``: every 400 that a body can earn by itself is made here.
+"""Check the body of ``POST /v1/responses``. Every 400 that depends on the body alone is raised here.
 
-OpenAI reference, "Create a model response". Null means absent. A field that the reference does not know belongs to the
-upstream (``top_k``, ``seed``, ``stop``, ``chat_template_kwargs``, ... of vLLM and SGLang) and travels there as it is.
+See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are the
+upstream's (``top_k``, ``seed``, ``stop``, ``chat_template_kwargs``, ... of vLLM and SGLang) and are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A request that is valid by itself. Members are named as in the reference; ``items`` is its ``input``."""
+    """A checked request. Members are named as in the reference; ``items`` is its ``input``."""
 
     items: list[Item]
     extra: dict[str, Any]
-    """What goes to the upstream as it is."""
+    """Members that are passed to the upstream unchanged."""
     background: bool = False
     background_options: dict[str, Any] = field(default_factory=dict)
-    """By when it has to be done. Whoever has hours is served in turn like all others: later is no cheaper here."""
+    """When the response is needed (``completion_window``). It has no effect: all background responses share one queue."""
     cache: Any = None
-    """What the request asks of the cache (``responses_mw.cache.policy``)."""
+    """The request's cache options (``responses_mw.cache.policy``)."""
     context_management: list[dict[str, Any]] = field(default_factory=list)
     conversation: str | None = None
-    """The conversation's id."""
+    """Id of the conversation."""
     enable_response_messages: bool = False
-    """vLLM's: whether the document is to have ``input_messages`` and ``output_messages``."""
+    """vLLM: whether the document includes ``input_messages`` and ``output_messages``."""
     frequency_penalty: float | None = None
     include: frozenset[str] = frozenset()
     instructions: str | None = None
@@ -66,7 +66,7 @@ class CreateResponse:
     presence_penalty: float | None = None
     previous_response_id: str | None = None
     prompt: dict[str, Any] | None = None
-    """The template that gave a part of the rest (``responses_mw.engine.prompt_templates``)."""
+    """The template that provided other members (``responses_mw.engine.prompt_templates``)."""
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -74,7 +74,7 @@ class CreateResponse:
     safety_identifier: str | None = None
     service_tier: str | None = None
     size: int = 0
-    """Bytes of its JSON, where they are known."""
+    """Size of its JSON in bytes, where known."""
     store: bool = True
     stream: bool = False
     stream_options: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class CreateResponse:
 
 
 def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> CreateResponse:
-    """``body`` is the decoded JSON, of ``size`` bytes. Raises ``BadRequest`` with the path of what is wrong."""
+    """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of what is wrong."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     checks.depth(body, limits.depth)
@@ -127,7 +127,7 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
 
 
 def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """The input, after the history that the caller kept (vLLM's ``previous_input_messages``)."""
+    """Check the input and prepend the history in vLLM's ``previous_input_messages``."""
     refuse_two_histories(given)
     previous = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
     if previous and given.get("input") == "":
@@ -151,7 +151,11 @@ def _background_options(value: Any, path: str) -> dict[str, Any]:
 
 
 def _check_background(known: dict[str, Any]) -> None:
-    """A background response is stored; one that may take hours is in the background, of the standard tier, and not streamed."""
+    """Check combinations with ``background``.
+
+    A background response is stored. One that may take hours must be in the background, in the standard tier and not
+    streamed.
+    """
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")
     window = known.get("background_options", {}).get("completion_window", "soonest")
@@ -162,7 +166,7 @@ def _check_background(known: dict[str, Any]) -> None:
 
 
 def _conversation(value: Any, path: str) -> str:
-    """An id, or an object with one."""
+    """Check a conversation given as an id or as an object with one."""
     if isinstance(value, dict):
         value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
     if not checks.string(value, path).startswith("conv_"):
@@ -228,22 +232,13 @@ def _format(value: Any, path: str) -> dict[str, Any]:
     checks.one_of(kind, f"{path}.type", {"text", "json_object", "json_schema"})
     if kind == "json_schema":
         checks.required(checked, "name", path, partial(checks.string, pattern=r"[a-zA-Z0-9_-]{1,64}"))
-        checks.required(checked, "schema", path, _schema)
-        if "strict" in checked:
-            checks.boolean(checked["strict"], f"{path}.strict")
-        if "description" in checked:
-            checks.string(checked["description"], f"{path}.description")
+        checks.required(checked, "schema", path, checks.json_object)
+        checks.optional(checked, path, strict=checks.boolean, description=checks.string)
     return checked
 
 
-def _schema(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        checks.wrong_type(path, "an object", value)
-    return value  # its nulls mean something: a default, an enum's value
-
-
 def _stream_options(value: Any, path: str) -> dict[str, Any]:
-    # include_usage is Chat Completions' own: the usage is always there, so it is honoured either way.
+    # include_usage is a Chat Completions option. Usage is always included, so both values are honoured.
     known: dict[str, Check] = {"include_obfuscation": checks.boolean, "include_usage": checks.boolean}
     return checks.members(value, path, known, others="refuse")
 
@@ -253,7 +248,7 @@ def _refuse(why: str) -> Callable[[Any, str], None]:
 
 
 def _refuse_unless(harmless: Any, why: str) -> Callable[[Any, str], None]:
-    """Refuses a parameter with any value but the one that asks for nothing."""
+    """Refuse a parameter unless it has the one value that changes nothing."""
 
     def check(value: Any, path: str) -> None:
         if value != harmless:
@@ -300,27 +295,27 @@ PARAMETERS: dict[str, Check] = {
     "tool_choice": lambda value, _path: value,  # checked together with the tools
 }
 
-_ITS_OWN_NAME = "it is the name that Chat Completions uses; use '{}' instead."
+_CHAT_NAME = "it is the name that Chat Completions uses; use '{}' instead."
 
 REFUSED: dict[str, Callable[[Any, str], None]] = {
-    # of the reference, not served (yet)
+    # in the reference, but not served (yet)
     "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
     "image": _refuse("images are not generated here."),
     "moderation": _refuse("it belongs to OpenAI's hosted platform."),
-    # of Chat Completions, which would fight with what is sent in their place
-    "messages": _refuse(_ITS_OWN_NAME.format("input")),
-    "max_tokens": _refuse(_ITS_OWN_NAME.format("max_output_tokens")),
-    "max_completion_tokens": _refuse(_ITS_OWN_NAME.format("max_output_tokens")),
-    "reasoning_effort": _refuse(_ITS_OWN_NAME.format("reasoning.effort")),
-    "response_format": _refuse(_ITS_OWN_NAME.format("text.format")),
-    "verbosity": _refuse(_ITS_OWN_NAME.format("text.verbosity")),
-    "logprobs": _refuse(_ITS_OWN_NAME.format("include': ['message.output_text.logprobs'] or 'top_logprobs")),
-    "functions": _refuse(_ITS_OWN_NAME.format("tools")),
-    "function_call": _refuse(_ITS_OWN_NAME.format("tool_choice")),
+    # of Chat Completions, which would conflict with what is sent instead
+    "messages": _refuse(_CHAT_NAME.format("input")),
+    "max_tokens": _refuse(_CHAT_NAME.format("max_output_tokens")),
+    "max_completion_tokens": _refuse(_CHAT_NAME.format("max_output_tokens")),
+    "reasoning_effort": _refuse(_CHAT_NAME.format("reasoning.effort")),
+    "response_format": _refuse(_CHAT_NAME.format("text.format")),
+    "verbosity": _refuse(_CHAT_NAME.format("text.verbosity")),
+    "logprobs": _refuse(_CHAT_NAME.format("include': ['message.output_text.logprobs'] or 'top_logprobs")),
+    "functions": _refuse(_CHAT_NAME.format("tools")),
+    "function_call": _refuse(_CHAT_NAME.format("tool_choice")),
     "n": _refuse_unless(1, "a response is one answer."),
 }
 
-# client_metadata is Codex's own, request_id vLLM's: neither is the upstream's business.
+# client_metadata is Codex's and request_id vLLM's; the upstream needs neither.
 _NOT_FORWARDED = (
     PARAMETERS.keys() | REFUSED.keys() | {"input", "previous_input_messages", "tools", "client_metadata", "request_id"}
 )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..chat.client_tools import BRINGS_TOOLS
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, content_parts
 from ..tool_kinds.form import ItemKind
 from ..tool_kinds.registry import TOOL_ITEMS
 from ..types import Item, Part
 from . import checks
-from .tools import BRINGS_TOOLS, check_brought_tools
+from .tools import check_brought_tools
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 

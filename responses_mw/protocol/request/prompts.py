@@ -1,12 +1,11 @@
-"""Prompt templates: a request's ``prompt`` and a template make a request without one (OpenAI guide, "Prompting").
+"""Prompt templates: expand a request's ``prompt`` into a request without one (OpenAI guide, "Prompting").
 
-1. A template gives ``instructions``, ``input`` and defaults for other parameters. What the request sets itself wins; the
-   template's input stands before the request's own.
-2. ``{{name}}`` in the instructions, and in the texts of the template's messages, is replaced by the variable of that name.
-   Values are not looked at again: what a user wrote is never a placeholder.
-3. In a message a variable may be an image, a file or a text part too: it stands between what was before the placeholder and
-   what was behind.
-4. A placeholder without a variable, and a variable without a placeholder, are errors.
+1. A template provides ``instructions``, ``input`` and defaults for other parameters. Values in the request win; the
+   template's input precedes the request's own.
+2. ``{{name}}`` in the instructions and in the texts of the template's messages is replaced by the variable of that name.
+   Values are not expanded again: a user's text is never a placeholder.
+3. In a message, a variable may also be an image, a file or a text part. It splits the text around the placeholder.
+4. A placeholder without a variable and a variable without a placeholder are errors.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ Variables = Mapping[str, str | Part]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One version of a prompt. ``input`` is in the form that ``items.parse_input`` gives; ``defaults`` are parameters of a
-    request."""
+    """One version of a prompt. ``input`` is as returned by ``items.parse_input``; ``defaults`` are parameters of a request."""
 
     instructions: str | None = None
     input: list[Item] = field(default_factory=list)
@@ -38,7 +36,7 @@ class Template:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the variables that it needs."""
+        """Names of the variables that the template needs."""
         return frozenset(name for text in self._texts() for name in PLACEHOLDER.findall(text))
 
     def _texts(self) -> Iterator[str]:
@@ -48,7 +46,7 @@ class Template:
 
 
 def variables(value: Any) -> dict[str, str | Part]:
-    """``prompt.variables``, checked by itself."""
+    """Check ``prompt.variables``."""
     given = checks.mapping(value, _PATH)
     return {name: _variable(one, f"{_PATH}.{name}") for name, one in given.items()}
 
@@ -67,18 +65,18 @@ def _variable(value: Any, path: str) -> str | Part:
 
 
 def filled(body: dict[str, Any], template: Template, values: Variables) -> dict[str, Any]:
-    """The request ``body`` on top of the template. Raises ``BadRequest`` where the variables are not those that it needs."""
+    """Merge the request ``body`` into the template. Raise ``BadRequest`` if the variables are not those that it needs."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")
     for name in sorted(values.keys() - template.names):
         checks.unknown(f"{_PATH}.{name}")
-    made: dict[str, Any] = dict(template.defaults)
+    merged: dict[str, Any] = dict(template.defaults)
     if template.instructions is not None:
-        made["instructions"] = PLACEHOLDER.sub(lambda found: _text(found[1], values), template.instructions)
-    made |= {name: value for name, value in body.items() if value is not None and name != "prompt"}
+        merged["instructions"] = PLACEHOLDER.sub(lambda match: _text(match[1], values), template.instructions)
+    merged |= {name: value for name, value in body.items() if value is not None and name != "prompt"}
     if template.input:
-        made["input"] = [*(_item(item, values) for item in template.input), *_own_input(body)]
-    return made
+        merged["input"] = [*(_item(item, values) for item in template.input), *_own_input(body)]
+    return merged
 
 
 def _own_input(body: dict[str, Any]) -> list[Any]:
@@ -95,21 +93,21 @@ def _own_input(body: dict[str, Any]) -> list[Any]:
 def _item(item: Item, values: Variables) -> Item:
     if "content" not in item:
         return item
-    return {**item, "content": [made for part in item["content"] for made in _filled_part(part, values)]}
+    return {**item, "content": [filled for part in item["content"] for filled in _fill_part(part, values)]}
 
 
-def _filled_part(part: Part, values: Variables) -> Iterator[Part]:
+def _fill_part(part: Part, values: Variables) -> Iterator[Part]:
     if "text" not in part:
         yield part
     elif any(not _is_text(values[name]) for name in PLACEHOLDER.findall(part["text"])):
         yield from _split(part["text"], values)
     else:
-        yield {**part, "text": PLACEHOLDER.sub(lambda found: _text(found[1], values), part["text"])}
+        yield {**part, "text": PLACEHOLDER.sub(lambda match: _text(match[1], values), part["text"])}
 
 
 def _split(text: str, values: Variables) -> Iterator[Part]:
-    """The parts that a text with placeholders makes."""
-    pieces = PLACEHOLDER.split(text)  # texts and names by turns
+    """Split a text with placeholders into parts."""
+    pieces = PLACEHOLDER.split(text)  # alternating texts and names
     plain = pieces[0]
     for name, following in zip(pieces[1::2], pieces[2::2], strict=True):
         value = values[name]
@@ -134,6 +132,6 @@ def _text(name: str, values: Variables) -> str:
     if isinstance(value, str):
         return value
     if value["type"] != "input_text":
-        message = f"Invalid '{_PATH}.{name}': an image or a file has no place in the prompt's instructions."
+        message = f"Invalid '{_PATH}.{name}': images and files cannot be used in the prompt's instructions."
         raise BadRequest(message, param=f"{_PATH}.{name}", code="invalid_value")
     return str(value["text"])
