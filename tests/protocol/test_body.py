@@ -34,7 +34,7 @@ def number_of(value: Any) -> int:
 def test_values_are_counted_in_the_text_and_strings_are_none(value: Any, at_once: int) -> None:
     number, data = number_of(value), orjson.dumps(value)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(body, "_AT_ONCE", at_once)
+        patched.setattr(body, "_CHUNK_SIZE", at_once)
         assert not has_more_values(data, number)
         assert number == 0 or has_more_values(data, number - 1)
 
