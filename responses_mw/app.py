@@ -34,8 +34,11 @@ from .errors import APIError, StartupError
 from .jobs import Background, Followers, JobService, Worker
 from .settings import Settings
 from .state import Bounds, Client, State, StateUnavailable, connect
-from .tools import Tools
+from .tools import ForwardedTools, Tools
 from .upstream import Caller, Upstream
+from .upstream.backend import Backend
+from .upstream.chat_backend import ChatBackend
+from .upstream.responses_backend import ResponsesBackend
 from .upstream.transports.asgi import ASGITransport
 
 logger = logging.getLogger(__name__)
@@ -166,9 +169,20 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         open_cache(upstream, state, sealer, settings) as cache,
         httpx.AsyncClient(trust_env=False) as http,
     ):
-        chains = History(state, required=settings.state_required)
-        runner = Runner(upstream, chains, Tools(settings, http, sealer), sealer, settings, cache)
+        history = History(state, required=settings.state_required)
+        backend, tools = _backend_and_tools(upstream, sealer, settings, http)
+        runner = Runner(upstream, backend, history, tools, sealer, settings, cache)
         yield Core(upstream, state, sealer, runner, cache)
+
+
+def _backend_and_tools(
+    upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
+) -> tuple[Backend, Tools]:
+    """Create the backend for the upstream's API. An upstream with a Responses API runs the tools itself."""
+    if settings.upstream_api == "responses":
+        tools = ForwardedTools(settings, http, sealer)
+        return ResponsesBackend(upstream, sealer, settings, tools.echo), tools
+    return ChatBackend(upstream, sealer, settings), Tools(settings, http, sealer)
 
 
 @asynccontextmanager

@@ -104,7 +104,7 @@ async def test_where_the_model_only_thought_that_is_the_summary(ours: Ours, upst
 
 async def test_a_model_that_says_nothing_is_a_502(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": ""}))
-    with pytest.raises(openai.InternalServerError, match="wrote none") as caught:
+    with pytest.raises(openai.InternalServerError, match="returned no text") as caught:
         await ours.client.responses.compact(model="tiny", input=TALK[:3])
     assert caught.value.status_code == 502
 
@@ -137,7 +137,7 @@ async def test_what_cannot_be_compacted_is_a_400_that_names_it(ours: Ours, body:
 
 async def test_a_model_that_writes_no_summary_is_an_error(ours: Ours, upstream: Echo) -> None:
     upstream.whole(completion({"content": " "}))
-    with pytest.raises(openai.InternalServerError, match="wrote none"):
+    with pytest.raises(openai.InternalServerError, match="returned no text"):
         await ours.client.responses.compact(model="tiny", input=TALK)
 
 

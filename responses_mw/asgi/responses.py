@@ -19,7 +19,7 @@ from ..cache import Cache
 from ..cache.policy import HEADER as CACHE_HEADER
 from ..cache.policy import policy_of
 from ..engine.prompt_templates import Prompts
-from ..engine.run import limits_of
+from ..engine.run import RunMode, limits_of
 from ..engine.runner import Runner
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
@@ -77,10 +77,9 @@ class ResponseRoutes:
         policy = policy_of(parsed.cache, told, self._settings, stored=parsed.store)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller)
-        grace = self._settings.status_grace if parsed.stream else None
-        headers: dict[str, str] = {}
-        run = self._runner.run(parsed, caller, grace=grace, policy=policy, headers=headers)
-        return (EventStreamResponse if parsed.stream else RunJSONResponse)(run, self._settings, headers)
+        run = self._runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
+        kind = EventStreamResponse if parsed.stream else RunJSONResponse
+        return kind(run.batches, self._settings, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
 
     async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
         if self._background is None:

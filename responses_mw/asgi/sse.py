@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -47,11 +47,11 @@ class Answer:
 class EventResponse:
     """An ASGI application that answers with the events of one run."""
 
-    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
-        """``headers`` of the answer, which the run may add to until its first events are there."""
+    def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`headers` is called for those of the answer when the first events are there."""
         self._run = run
         self._settings = settings
-        self._headers = {} if headers is None else headers
+        self._headers = headers
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,13 +90,13 @@ class RunJSONResponse(EventResponse):
         async for events in self._run:
             response = events[-1].response
         assert response is not None, "a run ends with its document"
-        await send_json(send, 200, response, self._headers)
+        await send_json(send, 200, response, self._headers())
 
 
 class EventStreamResponse(EventResponse):
     """Every event, as it comes. One batch of the run is one ``send``, so an event is never split over two."""
 
-    def __init__(self, run: Run, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
         super().__init__(run, settings, headers)
         self._silent = False
         self._last_number = 0
@@ -106,7 +106,7 @@ class EventStreamResponse(EventResponse):
     async def _answer(self, send: Send) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
-        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        own = [(name.encode(), value.encode()) for name, value in self._headers().items()]
         await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *own]})
         self._watch(send)
         try:

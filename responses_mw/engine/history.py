@@ -1,6 +1,7 @@
-"""What a request stands on, and how its response joins it: the runner's view of the state.
+"""The history that a run continues, and the commit of its response: the engine's view of the state.
 
-Without a state (none is configured), or for a request that asks for none, a run stands on nothing and joins nothing.
+No other module commits a response. Without a state, or for a request that stores nothing and continues nothing, a history is
+empty and a commit does nothing.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from ..ids import RunIds, random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import ID_PREFIXES
 from ..protocol.types import Document, Item
-from ..state import Chain, Deleted, Missing, OverBound, OverQuota, State, StateUnavailable
+from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateUnavailable
 from ..telemetry import UNSTORED
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 5.0  # seconds that the end of a failed response waits for what the upstream says of its caller
+_GATE_TIMEOUT = 5.0
+"""Seconds for which the end of a failed response waits for the check of its caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What one run stands on: the ``chain`` before it and its own ``input``, each item with its id."""
+    """What a run continues: the `chain` of earlier items, and the `input` of its request, each item with its id."""
 
     chain: Chain
     ids: RunIds
     input: list[Item]
     owner: str
     token: str
+    """The fencing token of the commit."""
     size: int = 0
-    """Bytes of the JSON of all that, where they are known."""
+    """Size of all items as JSON, in bytes, as far as it is known."""
 
     @property
     def items(self) -> list[Item]:
@@ -46,20 +49,23 @@ class RunContext:
 
 
 class History:
-    """``required`` refuses (503) a response that is to be stored and cannot be, in place of answering it unstored."""
+    """Reads histories from the state and commits responses to it.
+
+    With `required`, a request whose response cannot be stored is refused (503) instead of being answered without storing it.
+    """
 
     def __init__(self, state: State | None, *, required: bool) -> None:
         self._state = state
         self._required = required
 
     async def begin(self, request: CreateResponse, owner: str) -> RunContext:
-        """Reads the history that ``request`` stands on.
+        """Read the history that `request` continues.
 
-        Raises ``BadRequest`` for a previous response that is not there or cannot be continued, ``NotFound`` for a conversation,
-        ``OverBound`` for one that takes nothing more, ``Unavailable`` where the state is needed and away, or full.
+        Raises `BadRequest` if the previous response is missing or cannot be continued, `NotFound` if the conversation is
+        missing, `OverBound` if the conversation is full, and `Unavailable` if the state is needed but away or full.
         """
         if self._required and request.store:
-            await self._check_room(self._needed("store"))
+            await self._check_memory(self._needed("store"))
         chain = await self._chain(request, owner)
         ids = RunIds(chain.tag)
         items = await self._resolved(request.items, chain, owner)
@@ -69,14 +75,14 @@ class History:
         own = await by_size(size, with_ids, items, ids)
         return RunContext(chain, ids, own, owner, random_part(), chain.size + size)
 
-    async def _check_room(self, state: State) -> None:
-        if state.client.away_for:  # how full it is, is not asked each time
+    async def _check_memory(self, state: State) -> None:
+        if state.client.away_for:  # `nearly_full` may answer from memory
             await state.check()
         if await state.nearly_full():
             raise StateUnavailable("its memory is nearly full")
 
     async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> RunContext:
-        """What a background response stands on, which ``begin`` was called for before. Raises as that."""
+        """Read the history of a background response for which `begin` was called before. Raises the same errors."""
         chain = await self._chain(request, owner)
         ids = RunIds(response=response_id, used=len(request.items))
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
@@ -94,31 +100,30 @@ class History:
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found") from None
 
     async def _resolved(self, items: Sequence[Item], chain: Chain, owner: str) -> Sequence[Item]:
-        """``items`` with those in place of references that they name."""
+        """Replace each `item_reference` with the item it names."""
         if all(item["type"] != "item_reference" for item in items):
             return items
-        return await resolved(_unrepeated(items, chain), self._needed("input"), owner, "input")
+        return await resolved(_without_repeats(items, chain), self._needed("input"), owner, "input")
 
     def _needed(self, param: str) -> State:
         if self._state is None:
             raise NotSupported(f"'{param}' needs stored state, and this server keeps none: set 'redis'.", param=param)
         return self._state
 
-    async def will_store(self, request: CreateResponse, ground: RunContext) -> bool:
-        """Whether the response of ``request`` is to be stored, and there is room. Raises OverQuota."""
+    async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
+        """Whether the response of `request` should be stored and there is memory for it. Raises `OverQuota`."""
         if not request.store or self._state is None:
             return False
-        await self._state.quota.check(ground.owner, request.size)
+        await self._state.quota.check(context.owner, request.size)
         try:
             return not await self._state.nearly_full()
         except StateUnavailable:
-            return True  # it may be back at the commit
+            return True  # it may be back when the response is committed
 
-    async def commit(self, ground: RunContext, document: Document, gate: Gate) -> None:
-        """Stores the finished ``document``. Where that cannot be done, or the ``gate`` does not let it, it says
-        ``store: false`` from then on.
+    async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
+        """Store the finished `document`. Set its `store` to false if the caller is not accepted or the state cannot store it.
 
-        Raises ``NotFound`` if the response was deleted meanwhile, ``Unavailable`` if it must be stored and cannot be.
+        Raises `NotFound` if the response was deleted in the meantime, and `Unavailable` if storing it is required but fails.
         """
         if not document["store"] or self._state is None:
             return
@@ -126,7 +131,7 @@ class History:
             document["store"] = False
             return
         try:
-            await self._state.responses.commit(ground.chain, document, ground.input, ground.owner, ground.token)
+            await _commit(self._state, context, document)
         except Deleted as error:
             raise NotFound(error.message) from None
         except (StateUnavailable, OverBound, OverQuota) as error:
@@ -137,50 +142,64 @@ class History:
             logger.warning("response %s is not stored: %s", document["id"], error.message)
 
 
+NO_HISTORY = History(None, required=False)
+"""Reads nothing and stores nothing."""
+
+
+async def commit_job(state: State, context: RunContext, document: Document, last: Batch) -> None:
+    """Store a background response together with `last`, the final batch of its event log.
+
+    Raises `Fenced` if the job belongs to another worker, and what the state raises.
+    """
+    await _commit(state, context, document, last)
+
+
+async def _commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
+    await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
+
+
 async def _passes(gate: Gate) -> bool:
-    """Whether a finished response may be stored. Only of one that failed is that not known already."""
+    """Whether the caller is accepted. Only for a failed response is this not known already."""
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_GATE_TIMEOUT):
             await gate()
     except (APIError, TimeoutError) as error:
-        logger.debug("a response is not stored, as its caller was not accepted: %s", error)
+        logger.debug("a response is not stored because its caller was not accepted: %s", error)
         return False
     return True
 
 
-def _unrepeated(items: Sequence[Item], chain: Chain) -> list[Item]:
-    """``items`` without references to what stands in the chain, or before them, already: the model is to read it once."""
-    there = {item.get("id") for item in chain.items}
-    left = []
+def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
+    """Remove references to items that the chain or an earlier reference contains: the model should read them once."""
+    seen = {item.get("id") for item in chain.items}
+    kept = []
     for item in items:
         if item["type"] == "item_reference":
-            if item["id"] in there:
+            if item["id"] in seen:
                 continue
-            there.add(item["id"])
-        left.append(item)
-    return left
+            seen.add(item["id"])
+        kept.append(item)
+    return kept
 
 
 async def resolved(items: Sequence[Item], state: State, owner: str, param: str) -> list[Item]:
-    """``items`` with those in place of references that they name. Raises ``BadRequest`` for one that is nowhere."""
+    """Replace each `item_reference` with the item it names. Raises `BadRequest` if there is no such item."""
     wanted = [item["id"] for item in items if item["type"] == "item_reference"]
     try:
-        found = await state.responses.resolve(wanted, owner)
+        named = await state.responses.resolve(wanted, owner)
     except Missing as error:
         raise BadRequest(error.message, param=param, code="item_not_found") from None
-    return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
+    return [named[item["id"]] if item["type"] == "item_reference" else item for item in items]
 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
-"""Types of items that have a status when they are listed; a caller may leave it out."""
-
-
+"""Types of items that are listed with a status, which a request may omit."""
 _REFERRED_TO = frozenset({"mcp_approval_request"})
+"""Types of items that other items refer to by id."""
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """The items under ids of ours: by such an id alone an item is found again, and a client's own may be anything. Those that
-    other items refer to stay."""
+    """Give the items ids of this server, which locate them in the state. Items that others refer to keep their own."""
     return [
         item
         if item["type"] in _REFERRED_TO and "id" in item

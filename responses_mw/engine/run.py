@@ -1,142 +1,144 @@
-"""One run: what it is made of, and what is known of it while it lasts."""
+"""The state of one run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from enum import Enum, auto
 
-from .. import telemetry
 from ..cache import Hit, Miss
-from ..crypto import Sealer, Unsealable
 from ..errors import APIError, BadRequest, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.request.body import RequestLimits
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.assembler import Assembler
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
-from ..protocol.response.lifecycle import Options
+from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Chunk, Document, Part
 from ..protocol.vllm.response_messages import ResponseMessages
 from ..settings import Settings
 from ..tools import Toolbox
 from ..tools.tool import ToolResult
-from ..upstream import Caller, ChatStream
+from ..upstream import Caller
+from ..upstream.backend import OpenTurn, TurnRequest
 from ..upstream.errors import as_response_error
-from .history import RunContext
+from .history import History, RunContext
 
 logger = logging.getLogger(__name__)
 
 
+class RunMode(Enum):
+    """How a run reports errors, and who commits its response."""
+
+    STREAMED = auto()
+    """For a reader of events. An error within `status_grace` is raised; a later one becomes `response.failed`. The run commits
+    the response before it yields the terminal event."""
+    WHOLE = auto()
+    """For a reader of the final document. Errors are raised, however late. The run commits the response. The events carry
+    documents but are not encoded."""
+    DETACHED = auto()
+    """For a background job. Every error is left in the document. The job commits the response together with its terminal
+    event, which the run does not yield."""
+
+
+@dataclass(slots=True)
+class RunEvents:
+    """The events of a foreground run, and the facts that are not events."""
+
+    batches: AsyncGenerator[list[Event], None]
+    """One batch per read of the upstream. The first comes when the upstream has begun to answer or `status_grace` is over."""
+    cache_status: str | None = None
+    """What the cache answered, once the first batch has come; None if it was not used."""
+
+
 @dataclass(slots=True)
 class Run:
-    """One response in the making."""
+    """One response being made."""
 
     request: CreateResponse
     caller: Caller
     model: str
-    """The upstream's name of it."""
-    ground: RunContext
-    assembler: Assembler
+    """The upstream's name for the model."""
+    context: RunContext
+    assembler: Lifecycle
+    history: History
+    """Where the response is committed."""
     toolbox: Toolbox | None = None
     offered: list[Offered] = field(default_factory=list)
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
-    """What the model sees of the calls carried out in this run, by their items."""
-    found: Hit | Miss | None = None
-    """What the cache said, where it was asked."""
-    stream: ChatStream | None = None
-    calls: Sequence[asyncio.Task[ToolResult]] = ()
-    """Those of the last turn, as they are carried out."""
-    turn: telemetry.TurnSpan | None = None
-    """The last one, as it is observed."""
+    """The results of the calls made in this run, by the id of the call's item."""
+    looked_up: Hit | Miss | None = None
+    """The answer of the cache, if it was asked."""
+    turn: OpenTurn | None = None
+    """The turn being read."""
     turns: int = 0
+    """Number of turns begun."""
+    calls: Sequence[asyncio.Task[ToolResult]] = ()
+    """The tool calls of the last turn."""
     received: int = 0
-    """Bytes of the turns that are over, and of the results of tools."""
+    """Bytes of the finished turns and of the results of tools."""
     is_last_turn: bool = False
     compacted: Compacted | None = None
-    """What comes before the turn that is to begin, where the history was too long, or a compaction was asked for."""
+    """The compaction that precedes the next turn, if one is due."""
     messages: ResponseMessages | None = None
-    """Where vLLM's ``input_messages`` and ``output_messages`` were asked for."""
+    """Records vLLM's `input_messages` and `output_messages` if they were requested."""
 
     @property
     def document(self) -> Document:
         return self.assembler.response
 
+    def turn_request(self) -> TurnRequest:
+        """Describe the current turn, or the first one if none has begun."""
+        return TurnRequest(
+            self.request,
+            self.caller,
+            self.model,
+            self.context.chain.items,
+            self.context.input,
+            self.document,
+            size=self.context.size,
+            functions=self.offered,
+            results=self.results,
+            number=self.turns,
+            is_last=self.is_last_turn,
+            messages=self.messages,
+        )
+
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:
-        """One read of the turn's answer; returns the events that it causes."""
+        """Process one read of the turn's answer and return the events it causes."""
         if self.messages is not None:
             self.messages.take(chunks)
         return self.assembler.feed(*chunks)
 
-    def receive(self, size: int, most: int) -> None:
-        """Counts what came for the response. Raises ``UpstreamError`` beyond ``most`` bytes in all."""
+    def receive(self, size: int, maximum: int) -> None:
+        """Count bytes received for the response. Raises `UpstreamError` if the total exceeds `maximum`."""
         self.received += size
-        if self.received > most:
-            raise UpstreamError(f"The response has grown beyond {most} bytes.")
+        if self.received > maximum:
+            raise UpstreamError(f"The response has grown beyond {maximum} bytes.")
 
     def conclude(self, now: int) -> None:
+        """Complete the document."""
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
+    def fail(self, error: Exception) -> None:
+        """Record `error` in the document as the end of the run."""
+        if isinstance(error, UpstreamError):
+            self.assembler.fail(*as_response_error(error))
+        elif isinstance(error, BadRequest):
+            self.assembler.fail("invalid_prompt", error.message)
+        elif isinstance(error, APIError):
+            self.assembler.fail("server_error", error.message)
+        else:
+            logger.error("response %s failed", self.document["id"], exc_info=error)
+            self.assembler.fail("server_error", "The server had an error while making the response.")
+
 
 def limits_of(settings: Settings) -> RequestLimits:
-    """What one request may hold."""
+    """Return the limits of one request's contents."""
     return RequestLimits(settings.max_input_items, settings.max_tools, settings.max_depth, settings.max_values)
-
-
-def options(request: CreateResponse, ground: RunContext, sealer: Sealer, settings: Settings) -> Options:
-    """What of ``request`` shapes the events of its run."""
-    return Options(
-        summary=request.wants_summary,
-        open_reasoning=settings.reasoning_events == "open_responses",
-        logprobs=request.wants_logprobs,
-        think_tag=settings.think_tag,
-        single_call=request.parallel_tool_calls is False,
-        most_calls=request.max_tool_calls,
-        include=request.include,
-        used_call_ids=ground.chain.call_ids,
-        seal=partial(_seal_reasoning, sealer, ground.owner) if "reasoning.encrypted_content" in request.include else None,
-    )
-
-
-def _seal_reasoning(sealer: Sealer, owner: str, text: str) -> str:
-    return sealer.seal(text.encode(), purpose="reasoning", owner=owner)
-
-
-COMPACTION = "compaction"
-"""What a summary is sealed for."""
-
-
-def unseal_compaction(sealer: Sealer, owner: str, envelope: str) -> bytes | None:
-    """What a compaction item's ``encrypted_content`` holds; None for another's."""
-    try:
-        return sealer.open(envelope, purpose=COMPACTION, owner=owner)
-    except Unsealable:
-        return None
-
-
-def unseal_reasoning(sealer: Sealer, owner: str, envelope: str) -> str | None:
-    """The text of a reasoning item's ``encrypted_content``; None for another's."""
-    try:
-        return sealer.open(envelope, purpose="reasoning", owner=owner).decode()
-    except Unsealable:
-        return None
-
-
-def fail(run: Run, error: Exception) -> None:
-    """Makes ``error`` the end of the run's document."""
-    if isinstance(error, UpstreamError):
-        run.assembler.fail(*as_response_error(error))
-    elif isinstance(error, BadRequest):
-        run.assembler.fail("invalid_prompt", error.message)
-    elif isinstance(error, APIError):
-        run.assembler.fail("server_error", error.message)
-    else:
-        logger.error("response %s failed", run.document["id"], exc_info=error)
-        run.assembler.fail("server_error", "The server had an error while making the response.")

@@ -61,14 +61,14 @@ class Background:
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
         start = b"".join([event.frame for event in run.assembler.start(queued=True)])
-        document, owner = run.document, run.ground.owner
+        document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
         # Tools hold credentials too: those of MCP servers.
         secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
         sealed = self._sealer.seal(orjson.dumps(secrets), purpose=purpose(document["id"]), owner=owner)
         await self._state.queue.reserve(document["id"], owner, _CREATION)
         try:
-            await self._state.jobs.create(document, request, run.ground.input, owner, sealed, Batch(0, 1, start))
+            await self._state.jobs.create(document, request, run.context.input, owner, sealed, Batch(0, 1, start))
         except Deleted:
             raise Unavailable("The state store took too long to take the response; try again.") from None
         try:

@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from ..crypto import Sealer, Unsealable
-from ..engine.run import Run, fail, limits_of
+from ..engine.history import commit_job
+from ..engine.run import Run, limits_of
 from ..engine.runner import Runner
 from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol.request.create import parse
@@ -117,20 +118,20 @@ class JobRunner:
 
     async def _turns(self, held: Held, run: Run) -> None:
         number, counted = held.job.next_number, 0
-        async with aclosing(self._runner.turns(run, lambda assembler: assembler.resume(number))) as batches:
+        async with aclosing(self._runner.run_detached(run, lambda assembler: assembler.resume(number))) as batches:
             async for events in batches:
                 self._flusher.write(held, events)
                 if run.assembler.asked:  # who takes over must know of the calls that were carried out
                     await self._flusher.written(held)
                 if held.size > self._longest_log:
-                    fail(run, UpstreamError("The answer is longer than what is stored."))
+                    run.fail(UpstreamError("The answer is longer than what is stored."))
                     return
                 if held.size - counted >= _LOG_STEP:
                     counted = held.size
                     try:
                         await self._state.jobs.count_log(held.job, counted)
                     except OverQuota as error:
-                        fail(run, error)
+                        run.fail(error)
                         return
 
     async def _end(self, held: Held, run: Run) -> None:
@@ -147,8 +148,8 @@ class JobRunner:
                 logger.warning("response %s cannot be stored yet: %s", held.job.response_id, error.message)
                 await asyncio.sleep(0.2)
             except OverBound as error:
-                fail(run, UpstreamError(error.message))
-                run.ground = replace(run.ground, chain=Chain.new())
+                run.fail(UpstreamError(error.message))
+                run.context = replace(run.context, chain=Chain.new())
                 last = self._failed(number, last, run)
             except (Deleted, Fenced):
                 break
@@ -157,8 +158,7 @@ class JobRunner:
                 break
 
     async def _commit(self, run: Run, last: Batch) -> None:
-        ground = run.ground
-        await self._state.responses.commit(ground.chain, run.document, ground.input, ground.owner, ground.token, last=last)
+        await commit_job(self._state, run.context, run.document, last)
 
     def _failed(self, number: int, last: Batch, run: Run) -> Batch:
         """The last batch with another end."""

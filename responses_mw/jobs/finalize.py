@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..engine.history import RunContext, commit_job
 from ..errors import APIError
+from ..ids import RunIds
 from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
 from ..state import Batch, Chain, Fenced, Job, OverBound, State, Taken
@@ -30,10 +34,11 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     document.update(status=status, error=error)
     chain = await _chain(state, job)
     last = Batch(job.next_number, job.next_number, end(document, job.next_number).frame, final=True)
+    context = RunContext(chain, RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
-        await state.responses.commit(chain, document, job.input, job.owner, job.token, last=last)
-    except OverBound:  # of the conversation: the response itself is stored
-        await state.responses.commit(Chain.new(), document, job.input, job.owner, job.token, last=last)
+        await commit_job(state, context, document, last)
+    except OverBound:  # the conversation is full: store the response without it
+        await commit_job(state, replace(context, chain=Chain.new()), document, last)
     await state.queue.drop(job.response_id)
     return document
 

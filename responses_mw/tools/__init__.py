@@ -1,5 +1,5 @@
 """Tools that are carried out on the server's side of a response."""
 
-from .toolbox import Toolbox, Tools
+from .toolbox import ForwardedTools, Toolbox, Tools
 
-__all__ = ["Toolbox", "Tools"]
+__all__ = ["ForwardedTools", "Toolbox", "Tools"]

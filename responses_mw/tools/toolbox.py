@@ -70,6 +70,16 @@ class Tools:
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 
+class ForwardedTools(Tools):
+    """The tools of an upstream that checks and runs them itself."""
+
+    def check(self, tools: Sequence[Tool]) -> list[Tool]:
+        return list(tools)
+
+    def toolbox(self, *_: object) -> None:
+        return None
+
+
 class Toolbox:
     """The tools of one run. Opened once, before the first turn, and always closed."""
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
 """The chat request that shows the model these items."""
-Begin = Callable[[ChatRequest], Awaitable[None]]
-"""Sends a chat request, and waits for its answer to begin."""
+T = TypeVar("T")
 
 _LENGTHS_LAST = 300.0  # seconds
 _BYTES_A_TOKEN = 2.0  # where nothing tells; few, so that what remains is rather too little than too much
@@ -50,20 +49,20 @@ class ContextWindow:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def ask(self, items: Sequence[Item], chat_of: ChatOf, begin: Begin, caller: Caller) -> None:
-        """Begins the answer to as many of the ``items`` as the model takes. Raises what ``begin`` raises."""
+    async def ask(
+        self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
+    ) -> T:
+        """Call `ask` with the chat request of as many of the `items` as the model takes. Raises what `ask` raises."""
         chat = await self._fitting(items, chat_of, caller)
         try:
-            await begin(chat)
+            return await ask(chat)
         except UpstreamError as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
             again = await self._refitted(items, chat_of, chat, refusal.message, caller)
             if again is None:
                 raise
-        else:
-            return
-        await begin(again)
+        return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
         """All of the items, if it cannot be known that they are too many."""

@@ -13,7 +13,7 @@ from .runs import assembler, chunk, fragment
 @pytest.mark.parametrize("kind", ["shell", "apply_patch", "local_shell"])
 def test_what_the_client_could_not_read_is_not_given_to_it(kind: str) -> None:
     assembling = assembler()
-    assembling.rules.offer(offered([{"type": kind}], []), "auto")
+    assembling.offer(offered([{"type": kind}], []), "auto")
     events = assembling.start() + assembling.feed(chunk(tool_calls=[fragment(name=kind, arguments='{"comm')]))
     events += assembling.feed(chunk(finish_reason="length")) + assembling.end_turn()
     assembling.conclude(1)

@@ -12,7 +12,8 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.events import Event
-from responses_mw.protocol.response.passthrough import ResponsesPassthrough, to_responses
+from responses_mw.protocol.response.passthrough import ResponsesPassthrough
+from responses_mw.upstream.responses_backend import to_responses
 
 from .replay import check, decoded
 from .runs import CountedIds, chunk, fragment

@@ -11,6 +11,7 @@ from responses_mw import Settings
 from responses_mw.asgi.websocket.connection import WebSocketConnection
 from responses_mw.asgi.websocket.held import ConnectionHistory
 from responses_mw.asgi.websocket.memory import Memory, Share
+from responses_mw.engine.run import RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
 from responses_mw.upstream import Caller
@@ -33,7 +34,10 @@ class Failing:
     def __init__(self) -> None:
         self.asked: list[CreateResponse] = []
 
-    async def run(self, request: CreateResponse, _caller: Caller, **_options: Any) -> AsyncGenerator[list[Event], None]:
+    def run(self, request: CreateResponse, _caller: Caller, _mode: RunMode, **_options: Any) -> RunEvents:
+        return RunEvents(self._batches(request))
+
+    async def _batches(self, request: CreateResponse) -> AsyncGenerator[list[Event], None]:
         self.asked.append(request)
         if self.asked:
             raise APIError("no")

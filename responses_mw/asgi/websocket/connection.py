@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Send
 
 from ...cache.policy import policy_of
-from ...engine.run import limits_of
+from ...engine.run import RunMode, limits_of
 from ...engine.runner import Runner
 from ...errors import APIError, BadRequest, RateLimited
 from ...protocol.request.create import CreateResponse
@@ -46,8 +46,8 @@ _TRY_AGAIN, _BROKEN = 1001, 1011
 
 
 class WebSocketConnection:
-    """A WebSocket that has been accepted. ``runner`` runs on the ``held`` chains, which are in the owner's ``share`` of the
-    memory, as is what waits."""
+    """A WebSocket that has been accepted. Responses continue the ``held`` chains, which are in the owner's ``share``
+    of the memory, as is what waits."""
 
     def __init__(
         self,
@@ -201,9 +201,9 @@ class WebSocketConnection:
         settings, end = self._settings, frames.ending(create.lane)
         if create.generate:
             policy = policy_of(request.cache, None, settings, stored=request.store)
-            run = self._runner.run(request, caller, grace=settings.status_grace, policy=policy)
+            run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches
         else:
-            run = self._runner.prepared(request, caller)
+            run = self._runner.create_without_model(request, caller, self._held)
         last = ""
         async with aclosing(run):
             async for events in run:

@@ -32,16 +32,16 @@ class ConnectionHistory(History):
         self._share = share
         self._own: set[str] = set()
 
-    async def will_store(self, request: CreateResponse, ground: RunContext) -> bool:
-        return not isinstance(ground.chain, UnstoredChain) and await super().will_store(request, ground)
+    async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
+        return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
 
-    async def commit(self, ground: RunContext, document: Document, gate: Gate) -> None:
+    async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Stores ``document``; what is not stored is held."""
-        if isinstance(ground.chain, UnstoredChain):
+        if isinstance(context.chain, UnstoredChain):
             document["store"] = False
-        await super().commit(ground, document, gate)
+        await super().commit(context, document, gate)
         if not document["store"] and document["status"] in _CHAINABLE:
-            self._hold(ground, document["id"], [*ground.input, *document["output"]])
+            self._hold(context, document["id"], [*context.input, *document["output"]])
 
     def evict(self, response_id: str) -> None:
         """Forgets the response, if it is held."""
@@ -64,8 +64,8 @@ class ConnectionHistory(History):
             raise BadRequest(message, param="previous_response_id", code="previous_response_not_found")
         return await super()._chain(request, owner)
 
-    def _hold(self, ground: RunContext, response_id: str, turn: Sequence[Item]) -> None:
-        chain = ground.chain
+    def _hold(self, context: RunContext, response_id: str, turn: Sequence[Item]) -> None:
+        chain = context.chain
         before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(_weight(chain.size, chain.items))]
         size = len(orjson.dumps(turn))
         held = UnstoredChain(

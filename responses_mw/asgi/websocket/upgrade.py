@@ -54,7 +54,7 @@ class WebSockets:
             with self._memory.share(caller.owner) as share:
                 held = ConnectionHistory(self._state, share, required=settings.state_required)
                 connection = WebSocketConnection(
-                    self._runner.on(held), held, share, self._parse, admission, caller, settings, receive, send
+                    self._runner, held, share, self._parse, admission, caller, settings, receive, send
                 )
                 await connection.run()
         finally:

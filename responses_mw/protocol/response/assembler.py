@@ -26,11 +26,10 @@ from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..request.items import text_of
-from ..tool_kinds.form import CallForm
+from ..tool_kinds.form import CallForm, Offered
 from ..types import Chunk, Document, Item
 from . import usage as usages
 from .calls import CallRules, OpenCall, new_item
-from .citations import Source
 from .document import shown
 from .events import Event
 from .lifecycle import DEFAULTS, Ids, Lifecycle, Options
@@ -45,14 +44,7 @@ class Assembler(Lifecycle):
     def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
         """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
         super().__init__(document, ids, options)
-        self.finish_reason: str | None = None
-        self.rules = CallRules(options)
-        self.sources: Sequence[Source] = ()
-        """What the answer may cite."""
-        self.asked: list[ToolCall] = []
-        """The calls of the turn that ended that are to be carried out here."""
-        self.is_clients = False
-        """Whether that turn has calls that the client carries out."""
+        self._rules = CallRules(options)
         self._usage_before: dict[str, Any] | None = None
         self._open: OpenText | OpenCall | None = None
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
@@ -66,8 +58,8 @@ class Assembler(Lifecycle):
     def _begin_turn(self) -> None:
         self._turn_is_over = False
         self.finish_reason = None
-        self.asked = []
-        self.is_clients = self.rules.has_left_out = False
+        self.asked: list[ToolCall] = []
+        self.is_clients = self._rules.has_left_out = False
         self._usage: dict[str, Any] | None = None
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
@@ -82,11 +74,10 @@ class Assembler(Lifecycle):
 
     def conclude(self, completed_at: int) -> None:
         """Fixes the document after the last turn: completed, or incomplete where the last turn was cut."""
+        super().conclude(completed_at)
         reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
         if reason:
-            self.response["incomplete_details"] = {"reason": reason}
-        self.response["status"] = "incomplete" if reason else "completed"
-        self.response["completed_at"] = None if reason else completed_at
+            self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
 
     def fail(self, code: str, message: str) -> None:
         """Fixes the document of a run that cannot go on. Open items stay as they are, ``incomplete``, and get no done."""
@@ -95,11 +86,20 @@ class Assembler(Lifecycle):
             self._open.item["status"] = "incomplete"
             self._open = None
         self._count_usage()
-        self.response["status"] = "failed"
-        self.response["completed_at"] = self.response["incomplete_details"] = None  # it may have been concluded before
-        self.response["error"] = {"code": code, "message": message}
+        super().fail(code, message)
 
     # -- one turn -------------------------------------------------------------------------------------------------
+
+    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+        self._rules.offer(offered, choice)
+
+    @property
+    def has_left_out(self) -> bool:
+        return self._rules.has_left_out
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._rules.is_exhausted
 
     @property
     def ended(self) -> bool:
@@ -328,14 +328,14 @@ class Assembler(Lifecycle):
         return form is None or form.text is not None or call.is_whole()
 
     def _form(self, call: ToolCall) -> CallForm | None:
-        return self.rules.decide(call, self._tool_calls.calls)
+        return self._rules.decide(call, self._tool_calls.calls)
 
     def _show_call(self, call: ToolCall) -> None:
         self._shown += 1
         form = self._form(call)
         if form is None:
             return
-        call_id = None if form.served else self.rules.call_id(call.id, lambda: self._ids.item("call"))
+        call_id = None if form.served else self._rules.call_id(call.id, lambda: self._ids.item("call"))
         item = new_item(form, call, call_id)
         item, output_index = self._add_item(item, form.prefix)
         self._open = OpenCall(call, form, item, output_index, self._emitter)

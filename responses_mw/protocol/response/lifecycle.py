@@ -1,16 +1,21 @@
-"""What of a request shapes the events of its response.
+"""The base of what builds a response: how its events begin and end, and items that arrive whole.
 
-What the events of a response have in common, whoever makes its output: how they begin and end, and items that come whole.
+`Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..types import Document, Item
+from ..chat.chunks import Text
+from ..chat.tool_calls import ToolCall
+from ..tool_kinds.form import Offered
+from ..types import Chunk, Document, Item
 from . import usage as usages
+from .citations import Source
 from .document import whole
 from .events import Emitter, Event, NullEmitter, terminal_type
 
@@ -47,11 +52,23 @@ class Ids(Protocol):
     def item(self, prefix: str) -> str: ...
 
 
-class Lifecycle:
-    """One response in the making. Methods return the events that they cause, in order."""
+class Lifecycle(ABC):
+    """A response being built. Methods return the events they cause, in order.
+
+    `feed` and `end_turn` build the output, turn by turn. The members about calls keep their defaults where the upstream runs
+    the tools itself.
+    """
+
+    finish_reason: str | None = None
+    asked: Sequence[ToolCall] = ()
+    """The calls of the last turn to run here."""
+    is_clients: bool = False
+    """Whether the last turn has calls for the client to run."""
+    sources: Sequence[Source] = ()
+    """What the answer may cite."""
 
     def __init__(self, document: Document, ids: Ids, options: Options) -> None:
-        """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
+        """`document` is the response as created (`document.create`); `response` is its current state."""
         self.response = document
         self._ids = ids
         self._options = options
@@ -88,6 +105,55 @@ class Lifecycle:
 
     def _lifecycle(self, event: str) -> None:
         self._emitter.emit(event, response=whole(self.response, self._options.include))
+
+    def conclude(self, completed_at: int) -> None:
+        """Complete the document after the last turn."""
+        self.response["status"] = "completed"
+        self.response["completed_at"] = completed_at
+
+    def fail(self, code: str, message: str) -> None:
+        """Mark the document as failed, also one that was concluded before."""
+        self.response["status"] = "failed"
+        self.response["completed_at"] = self.response["incomplete_details"] = None
+        self.response["error"] = {"code": code, "message": message}
+
+    # -- turns ----------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether what was fed so far is a complete turn, even if the upstream's stream breaks off here."""
+
+    @abstractmethod
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Take what the upstream sent. Raises `UpstreamError` if it is malformed."""
+
+    @abstractmethod
+    def end_turn(self) -> list[Event]:
+        """Finish the turn, up to the first call to run here."""
+
+    @abstractmethod
+    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+        """Set the functions that the model may call. `choice` is the request's `tool_choice`."""
+
+    @property
+    def has_left_out(self) -> bool:
+        """Whether the last turn had more calls than `max_tool_calls` allows."""
+        return False
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether `max_tool_calls` allows no further call."""
+        return False
+
+    @property
+    def awaited(self) -> Item:
+        """The item of the call that `settle` takes the result of next."""
+        raise NotImplementedError
+
+    def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
+        """Add the result of the next of the `asked` calls to its item."""
+        raise NotImplementedError
 
     # -- items ----------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,6 @@
    before it; what that event ends without a ``done`` gets one, unless the run failed.
 4. The events of reasoning have the names that ours have, OpenAI's or those of the Open Responses specification.
 5. Only an event with a finished response ends the stream: ``[DONE]`` or an EOF alone is no end.
-
-From a request to the body of another ``/v1/responses``, for an upstream that speaks the Responses API itself.
-
-The history is ours: the upstream gets all the items and stores none. What names something that only we have (the previous
-response, the conversation, a background run, metadata) stays here; the rest goes as the caller said it.
 """
 
 from __future__ import annotations
@@ -25,13 +20,13 @@ from ...errors import TooLarge, UpstreamError
 from ..chat.chunks import Text
 from ..request import checks
 from ..request.checks import malformed
-from ..request.create import INCLUDABLE, CreateResponse
+from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
+from ..tool_kinds.form import Offered
 from ..types import Chunk, Document, Item, Tool
 from . import usage as usages
-from .assembler import Assembler
 from .events import Event
-from .lifecycle import Ids, Options
+from .lifecycle import Ids, Lifecycle, Options
 from .replay import ADDED, DONE, Output
 
 OURS = frozenset(
@@ -67,8 +62,8 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Tools as a response may show them: without secrets."""
 
 
-class ResponsesPassthrough(Assembler):
-    """An assembler whose ``feed`` takes the upstream's events instead of chunks; a run is one turn of it."""
+class ResponsesPassthrough(Lifecycle):
+    """Builds a response from the events of the upstream's own. A run is one turn of it."""
 
     def __init__(self, document: Document, ids: Ids, echo: Echo, *, open_reasoning: bool = False) -> None:
         """``document`` is the response as created. All is shown: what ``include`` did not ask for, the upstream leaves out."""
@@ -100,6 +95,9 @@ class ResponsesPassthrough(Assembler):
         events = super().add_whole(item, prefix, usage)
         self._first = len(self._output.items)
         return events
+
+    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+        """The upstream offers the functions of the request."""
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
@@ -297,74 +295,3 @@ def _usage(given: Any) -> dict[str, Any] | None:
 def _details(usage: dict[str, Any], name: str) -> dict[str, Any]:
     details = usage.get(name)
     return {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}
-
-
-_FORWARDED = (
-    "enable_response_messages",
-    "frequency_penalty",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning",
-    "safety_identifier",
-    "service_tier",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "truncation",
-    "user",
-)
-_UNSET: dict[str, Any] = {
-    "enable_response_messages": False,
-    "reasoning": {},
-    "text": {},
-    "tool_choice": "auto",
-    "tools": [],
-    "truncation": "disabled",
-}
-
-
-def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:
-    """The body for one run. ``items`` is all that the model is to see, each with its id; ``model`` is the upstream's name."""
-    body: dict[str, Any] = {
-        **request.extra,
-        "model": model,
-        "input": [_sent(item) for item in items if _says_something(item)],
-        "store": False,
-    }
-    for name in _FORWARDED:
-        value = getattr(request, name)
-        if value is not None and value != _UNSET.get(name):
-            body[name] = value
-    if request.include:
-        body["include"] = sorted(request.include)
-    if request.stream:
-        body["stream"] = True
-        if "include_obfuscation" in request.stream_options:  # include_usage is Chat Completions' own
-            body["stream_options"] = {"include_obfuscation": request.stream_options["include_obfuscation"]}
-    return body
-
-
-def _says_something(item: Item) -> bool:
-    """A reasoning item without its text is a reference to what the upstream would have stored: it refuses one."""
-    return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
-
-
-def _sent(item: Item) -> Item:
-    """``item`` with its id where the upstream's checks may want one. Sealed reasoning must not have another than it was sealed
-    with (OpenAI: "Encrypted content item_id did not match the target item id"); without one it is taken. A summary of ours that
-    has been opened is the user's message."""
-    if item["type"] == "compaction" and "content" in item:
-        return {"type": "message", "role": "user", "content": item["content"]}
-    is_callers = item["type"] == "message" and item["role"] != "assistant"
-    if is_callers or item.get("encrypted_content"):
-        return {name: value for name, value in item.items() if name != "id"}
-    return item

@@ -1,0 +1,122 @@
+"""The turns of a run: what precedes the first, the tool calls that end one, and whether another follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from ..errors import BadRequest, UpstreamError
+from ..protocol.chat.client_tools import distinct
+from ..protocol.response import compaction
+from ..protocol.response.events import Event
+from ..settings import Settings
+from ..upstream.backend import Backend, OpenTurn
+from .compaction import Compaction
+from .run import Run
+
+_FAULTS = frozenset({"abort", "error"})
+"""Finish reasons that report a failure of the upstream."""
+
+
+class ToolLoop:
+    """Drives the turns of runs."""
+
+    def __init__(self, backend: Backend, compactor: Compaction, settings: Settings) -> None:
+        self._backend = backend
+        self._compactor = compactor
+        self._settings = settings
+
+    async def offer_tools(self, run: Run) -> None:
+        """Connect to the tools that run here, and collect the functions that the model may call."""
+        run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
+        if len(run.offered) > self._settings.max_tools:
+            message = f"The request and its history have more than {self._settings.max_tools} tools."
+            raise BadRequest(message, param="tools", code="array_above_max_length")
+        if run.toolbox is not None:
+            await run.toolbox.open()
+            run.offered = distinct(run.offered + run.toolbox.offered)
+            run.assembler.sources = run.toolbox.sources
+        run.assembler.offer(run.offered, run.request.tool_choice)
+
+    async def open(self, run: Run) -> None:
+        """Prepare the tools and begin the first turn, unless a compaction or approved calls come before it."""
+        await self.offer_tools(run)
+        run.compacted = await self._compactor.due(run)
+        if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
+            await self._begin_turn(run)
+
+    async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls."""
+        if run.compacted is not None:
+            yield add_compaction(run)
+            if compaction.is_asked(run.context.input):
+                return
+            await self._begin_turn(run)
+        if run.toolbox is None:
+            return
+        if run.toolbox.listings:
+            yield run.assembler.list_tools(run.toolbox.listings)
+        if run.toolbox.approved is not None:
+            run.assembler.offer(run.toolbox.approved_functions, "auto")
+            yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
+            run.assembler.offer(run.offered, run.request.tool_choice)
+            async for events in self._run_tool_calls(run):
+                yield events
+            await self._begin_turn(run)
+
+    async def turn(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
+        """Finish the turn that was read, run its tool calls, and begin the next turn if one follows.
+
+        Another turn follows if calls were run or left out, and none is the client's to run. A compaction precedes it if one is
+        due.
+        """
+        events = self._end_turn(run, turn)
+        if events:
+            yield events
+        run.receive(turn.stream.received, self._settings.max_answer_bytes)
+        async for events in self._run_tool_calls(run):
+            yield events
+        run.turn = None
+        await turn.aclose()
+        assembler = run.assembler
+        if not (assembler.asked or assembler.has_left_out) or assembler.is_clients or run.is_last_turn:
+            return
+        run.compacted = await self._compactor.due(run)
+        if run.compacted is not None:
+            yield add_compaction(run)
+        await self._begin_turn(run)
+
+    async def _begin_turn(self, run: Run) -> None:
+        run.turns += 1
+        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._settings.max_turns
+        run.turn = await self._backend.begin(run.turn_request())
+
+    def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:
+        assembler = run.assembler
+        if not (turn.stream.done or assembler.ended):
+            raise UpstreamError("The upstream broke off its answer.")
+        if assembler.finish_reason in _FAULTS:
+            raise UpstreamError("The upstream aborted its answer.")
+        events = assembler.end_turn()
+        turn.span.finish(assembler.finish_reason)
+        return events
+
+    async def _run_tool_calls(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Run the calls of the turn concurrently and yield the events of their results in the calls' order."""
+        toolbox, assembler = run.toolbox, run.assembler
+        if toolbox is None or not assembler.asked:
+            return
+        asked = [(call.form, call.arguments) for call in assembler.asked if call.form is not None]
+        run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
+        for call in run.calls:
+            result = await call
+            run.receive(result.size, self._settings.max_answer_bytes)
+            run.results[assembler.awaited["id"]] = result.content
+            assembler.sources = toolbox.sources
+            yield assembler.settle(result.members, failed=result.failed)
+
+
+def add_compaction(run: Run) -> list[Event]:
+    """Add the run's compaction to its output."""
+    assert run.compacted is not None
+    return run.assembler.add_whole(run.compacted.item, "cmp", run.compacted.usage)

@@ -1,0 +1,166 @@
+"""The interface to an upstream, whichever API it speaks.
+
+A response is made in turns. For each of them, the engine describes what to ask in a `TurnRequest`; a `Backend` turns it into a
+request of the upstream's API and opens the stream of the answer. `ChatBackend` asks for chat completions, `ResponsesBackend`
+for responses of an upstream that has a Responses API of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from ..crypto import Sealer, Unsealable
+from ..ids import RunIds
+from ..protocol.request.create import CreateResponse
+from ..protocol.response.lifecycle import Lifecycle
+from ..protocol.tool_kinds.form import Offered
+from ..protocol.types import Document, Item, Part
+from ..protocol.vllm.response_messages import ResponseMessages
+from ..settings import Settings
+from ..telemetry import TurnSpan, UpstreamServer
+from .caller import Caller
+from .client import Upstream
+from .stream import ChatStream
+
+COMPACTION = "compaction"
+"""Purpose of the envelope of a summary."""
+REASONING = "reasoning"
+"""Purpose of the envelope of a reasoning item's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What one turn of a response asks of the upstream."""
+
+    request: CreateResponse
+    caller: Caller
+    model: str
+    """The upstream's name for the model."""
+    history: Sequence[Item]
+    """The items before the request's own."""
+    input: Sequence[Item]
+    """The request's own items."""
+    document: Document
+    """The response so far; the model sees its output too."""
+    size: int = 0
+    """Size of history and input as JSON, in bytes."""
+    functions: Sequence[Offered] = ()
+    """The functions that the model may call."""
+    results: Mapping[str, str | list[Part]] = field(default_factory=dict)
+    """The results of calls made in this response, by the id of the call's item."""
+    number: int = 1
+    """1 for the first turn."""
+    is_last: bool = False
+    """Whether no further turn follows, so that no function run here is offered."""
+    messages: ResponseMessages | None = None
+    """Records vLLM's `input_messages` and `output_messages` if they were requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """A turn whose answer has begun."""
+
+    stream: ChatStream
+    span: TurnSpan
+
+    async def aclose(self) -> None:
+        """Close the connection to the upstream and the span."""
+        self.span.close()
+        await self.stream.aclose()
+
+
+class Backend(ABC):
+    """Asks one upstream for turns. Shared by all runs."""
+
+    def __init__(self, upstream: Upstream, sealer: Sealer, settings: Settings) -> None:
+        self._upstream = upstream
+        self._sealer = sealer
+        self._settings = settings
+        self._address = _address(settings)
+
+    @abstractmethod
+    def builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+    ) -> Lifecycle:
+        """Create the object that builds the response from what the upstream sends."""
+
+    @abstractmethod
+    def replay_builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+    ) -> Lifecycle:
+        """Create the object that builds the response from the chat chunks of a cached answer."""
+
+    @abstractmethod
+    def cached_summary(self, request: CreateResponse) -> bool | None:
+        """Return whether a replay of the answer shows reasoning as a summary; None if the replay is always identical."""
+
+    @abstractmethod
+    def messages(self, request: CreateResponse) -> ResponseMessages | None:
+        """Create the recorder of `input_messages` and `output_messages`, if they are requested and made here."""
+
+    @abstractmethod
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+        """Return the functions that `request` and the tools found in `items` offer to the model."""
+
+    @abstractmethod
+    def items(self, turn: TurnRequest) -> list[Item]:
+        """Return all that the model sees, decrypted. Raises `BadRequest` for an item that this server did not encrypt."""
+
+    @abstractmethod
+    async def begin(self, turn: TurnRequest) -> OpenTurn:
+        """Send the turn and wait for the first bytes of the answer. Raises `APIError`."""
+
+    @abstractmethod
+    async def count(self, turn: TurnRequest) -> int:
+        """Return the number of input tokens of the turn. Raises `APIError`."""
+
+    @abstractmethod
+    async def check(self, turn: TurnRequest) -> None:
+        """Raise `BadRequest` if the turn cannot be expressed in the upstream's API."""
+
+    @abstractmethod
+    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+        """Return whether the turn would have more than `tokens` input tokens if it showed `items`. Raises `APIError`."""
+
+    async def _open(
+        self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
+    ) -> OpenTurn:
+        span = TurnSpan(body, turn.document, UpstreamServer(provider, *self._address))
+        caller = replace(turn.caller, headers=span.with_trace_context(turn.caller.headers))
+        opened = OpenTurn(ask(body, caller), span)
+        try:
+            await self._upstream.open(opened.stream, caller, turn.model)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                span.fail(error)
+            with anyio.CancelScope(shield=True):
+                await opened.aclose()
+            raise
+        span.answer_started(opened.stream.head)
+        return opened
+
+    def _open_summary(self, owner: str, envelope: str) -> bytes | None:
+        """Decrypt a compaction item; None if it is another server's."""
+        return unseal(self._sealer, envelope, purpose=COMPACTION, owner=owner)
+
+
+def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes | None:
+    """Open an envelope; None if it is another server's or another owner's."""
+    try:
+        return sealer.open(envelope, purpose=purpose, owner=owner)
+    except Unsealable:
+        return None
+
+
+def _address(settings: Settings) -> tuple[str | None, int | None]:
+    """Host and port of the upstream for spans; None for an application in this process."""
+    if settings.upstream is None:
+        return None, None
+    parts = urlsplit(settings.upstream)
+    return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

@@ -1,0 +1,135 @@
+"""The backend for upstreams that speak Chat Completions: a turn is a chat completion, and tools run on this side."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import orjson
+
+from ..crypto import Sealer
+from ..ids import RunIds
+from ..protocol.chat.client_tools import offered
+from ..protocol.chat.dialects import Dialect
+from ..protocol.chat.reasoning import unsealed
+from ..protocol.chat.request import to_chat
+from ..protocol.request.create import CreateResponse
+from ..protocol.response import compaction
+from ..protocol.response.assembler import Assembler
+from ..protocol.response.lifecycle import Options
+from ..protocol.tool_kinds.form import Offered
+from ..protocol.types import ChatRequest, Document, Item
+from ..protocol.vllm.response_messages import RAW_PARAMETERS, ResponseMessages
+from ..settings import Settings
+from ..threads import by_size
+from .backend import REASONING, Backend, OpenTurn, TurnRequest, unseal
+from .client import Upstream
+from .context_window import ContextWindow
+from .tokenizers import count_tokens, is_text
+
+T = TypeVar("T")
+
+
+class ChatBackend(Backend):
+    """Asks for chat completions."""
+
+    def __init__(self, upstream: Upstream, sealer: Sealer, settings: Settings) -> None:
+        super().__init__(upstream, sealer, settings)
+        self._context_window = ContextWindow(upstream)
+
+    def builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+    ) -> Assembler:
+        return Assembler(document, ids, builder_options(request, owner, used_call_ids, self._sealer, self._settings))
+
+    replay_builder = builder
+
+    def cached_summary(self, request: CreateResponse) -> None:
+        return None
+
+    def messages(self, request: CreateResponse) -> ResponseMessages | None:
+        return ResponseMessages() if request.enable_response_messages else None
+
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+        return await by_size(size, offered, request.tools, items)
+
+    def items(self, turn: TurnRequest) -> list[Item]:
+        own, owner = len(turn.history), turn.caller.owner
+        items = unsealed([*turn.history, *turn.input], partial(self._open_reasoning, owner), offset=own)
+        return compaction.opened([*items, *turn.document["output"]], partial(self._open_summary, owner), offset=own)
+
+    async def begin(self, turn: TurnRequest) -> OpenTurn:
+        return await self._fit(turn, partial(self._ask, turn))
+
+    async def count(self, turn: TurnRequest) -> int:
+        async def count(chat: ChatRequest) -> int:
+            return await count_tokens(self._upstream, chat, turn.caller)
+
+        return await self._fit(turn, count)
+
+    async def check(self, turn: TurnRequest) -> None:
+        await self._chat(turn, await self._upstream.dialect(turn.caller), self.items(turn))
+
+    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+        chat = await self._chat(turn, await self._upstream.dialect(turn.caller), items)
+        if is_text(chat) and len(orjson.dumps(chat)) <= tokens:  # a token has at least one byte
+            return False
+        return await count_tokens(self._upstream, chat, turn.caller) > tokens
+
+    async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
+        """Call `ask` with everything the model is to see; with `truncation: auto`, with what fits its context window."""
+        items = await by_size(turn.size, self.items, turn)
+        chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
+        if turn.request.truncation == "auto":
+            return await self._context_window.ask(items, chat_of, ask, turn.caller)
+        return await ask(await chat_of(items))
+
+    async def _ask(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
+        dialect = await self._upstream.dialect(turn.caller)
+        asks_raw = turn.messages is not None and dialect.name == "vllm"
+        opened = await self._open(turn, {**chat, **RAW_PARAMETERS} if asks_raw else chat, dialect.name, self._upstream.chat)
+        if turn.messages is not None:
+            turn.messages.begin(chat, turn.functions)
+        return opened
+
+    async def _chat(self, turn: TurnRequest, dialect: Dialect, items: Sequence[Item]) -> ChatRequest:
+        """Make the chat request that shows the model `items`."""
+        return await by_size(
+            turn.size,
+            to_chat,
+            turn.request,
+            items,
+            dialect,
+            model=turn.model,
+            offered=[function for function in turn.functions if not (function.form.served and turn.is_last)],
+            own=len(items) - len(turn.input) - len(turn.document["output"]),  # truncation may have removed items before it
+            first_turn=turn.number <= 1,
+            results=turn.results,
+        )
+
+    def _open_reasoning(self, owner: str, envelope: str) -> str | None:
+        """Decrypt the text of a reasoning item; None if it is another server's."""
+        text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
+        return text.decode() if text is not None else None
+
+
+def builder_options(
+    request: CreateResponse, owner: str, used_call_ids: frozenset[str], sealer: Sealer, settings: Settings
+) -> Options:
+    """Collect what shapes the events of a response that is built from chat chunks."""
+
+    def seal(text: str) -> str:
+        return sealer.seal(text.encode(), purpose=REASONING, owner=owner)
+
+    return Options(
+        summary=request.wants_summary,
+        open_reasoning=settings.reasoning_events == "open_responses",
+        logprobs=request.wants_logprobs,
+        think_tag=settings.think_tag,
+        single_call=request.parallel_tool_calls is False,
+        most_calls=request.max_tool_calls,
+        include=request.include,
+        used_call_ids=used_call_ids,
+        seal=seal if "reasoning.encrypted_content" in request.include else None,
+    )

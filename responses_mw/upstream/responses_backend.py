@@ -1,0 +1,159 @@
+"""The backend for upstreams that have a Responses API of their own: a turn is a whole response.
+
+The upstream runs the tools, and truncates what is too long. State stays here: the upstream gets all the items and stores none.
+What names something only this side knows (the previous response, the conversation, a background run, metadata) is not sent; the
+rest is forwarded as the caller sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+
+from ..crypto import Sealer
+from ..ids import RunIds
+from ..protocol.request.create import CreateResponse
+from ..protocol.response import compaction
+from ..protocol.response.assembler import Assembler
+from ..protocol.response.passthrough import ResponsesPassthrough
+from ..protocol.tool_kinds.form import Offered
+from ..protocol.types import Document, Item, Tool
+from ..settings import Settings
+from .backend import Backend, OpenTurn, TurnRequest
+from .chat_backend import builder_options
+from .client import Upstream
+from .tokenizers import count_input
+
+_NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
+
+_FORWARDED = (
+    "enable_response_messages",
+    "frequency_penalty",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+)
+_UNSET: dict[str, Any] = {
+    "enable_response_messages": False,
+    "reasoning": {},
+    "text": {},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+}
+
+
+class ResponsesBackend(Backend):
+    """Asks for whole responses."""
+
+    def __init__(
+        self, upstream: Upstream, sealer: Sealer, settings: Settings, echo: Callable[[Iterable[Tool]], list[Tool]]
+    ) -> None:
+        """`echo` removes secrets from the tools that a response shows."""
+        super().__init__(upstream, sealer, settings)
+        self._echo = echo
+
+    def builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+    ) -> ResponsesPassthrough:
+        is_open = self._settings.reasoning_events == "open_responses"
+        return ResponsesPassthrough(document, ids, self._echo, open_reasoning=is_open)
+
+    def replay_builder(
+        self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
+    ) -> Assembler:
+        options = builder_options(request, owner, used_call_ids, self._sealer, self._settings)
+        return Assembler(document, ids, replace(options, think_tag=None, seal=None))
+
+    def cached_summary(self, request: CreateResponse) -> bool:
+        return request.wants_summary
+
+    def messages(self, request: CreateResponse) -> None:
+        """The upstream adds them to its document."""
+
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+        return []
+
+    def items(self, turn: TurnRequest) -> list[Item]:
+        """Decrypt only the summaries made here: other encrypted content is the upstream's."""
+        open_ = partial(self._open_summary, turn.caller.owner)
+        return compaction.opened([*turn.history, *turn.input, *turn.document["output"]], open_, keeps_foreign=True)
+
+    async def begin(self, turn: TurnRequest) -> OpenTurn:
+        return await self._open(turn, self._body(turn, self.items(turn)), "openai", self._upstream.responses)
+
+    async def count(self, turn: TurnRequest) -> int:
+        return await count_input(self._upstream, self._body(turn, self.items(turn)), turn.caller)
+
+    async def check(self, turn: TurnRequest) -> None:
+        """The upstream checks what it is sent."""
+
+    async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
+        body = self._body(turn, items)
+        encoded = orjson.dumps(body)
+        if len(encoded) <= tokens and not any(kind in encoded for kind in _NOT_TEXT):  # a token has at least one byte
+            return False
+        return await count_input(self._upstream, body, turn.caller) > tokens
+
+    def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
+        return to_responses(turn.request, items, model=turn.model)
+
+
+def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:
+    """Make the body that shows the model `items`. `model` is the upstream's name for it."""
+    body: dict[str, Any] = {
+        **request.extra,
+        "model": model,
+        "input": [_sent(item) for item in items if _says_something(item)],
+        "store": False,
+    }
+    for name in _FORWARDED:
+        value = getattr(request, name)
+        if value is not None and value != _UNSET.get(name):
+            body[name] = value
+    if request.include:
+        body["include"] = sorted(request.include)
+    if request.stream:
+        body["stream"] = True
+        if "include_obfuscation" in request.stream_options:  # include_usage is Chat Completions' own
+            body["stream_options"] = {"include_obfuscation": request.stream_options["include_obfuscation"]}
+    return body
+
+
+def _says_something(item: Item) -> bool:
+    """A reasoning item without text refers to a stored one; the upstream stores nothing, so it would reject it."""
+    return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
+
+
+def _sent(item: Item) -> Item:
+    """Return `item` as the upstream accepts it.
+
+    Encrypted reasoning goes without its id: OpenAI rejects an id other than the one it was encrypted with ("Encrypted content
+    item_id did not match the target item id"). A decrypted summary goes as a user message.
+    """
+    if item["type"] == "compaction" and "content" in item:
+        return {"type": "message", "role": "user", "content": item["content"]}
+    is_callers = item["type"] == "message" and item["role"] != "assistant"
+    if is_callers or item.get("encrypted_content"):
+        return {name: value for name, value in item.items() if name != "id"}
+    return item
