@@ -199,7 +199,7 @@ async def test_a_stream_that_ends_otherwise_is_failed(relaying: Ours, upstream: 
 async def test_what_is_no_response_is_the_upstreams_fault(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(scripted.completion({"content": "Hello"}))
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny"})
-    assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is no response.")
+    assert (answered.status_code, answered.json()["error"]["message"]) == (502, "The upstream's answer is not a response.")
 
 
 async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: ScriptedResponses) -> None:

@@ -165,7 +165,7 @@ class Upstream:
             send,
             first_byte_timeout=settings.first_byte_timeout,
             idle_timeout=settings.idle_timeout,
-            most_bytes=settings.max_answer_bytes,
+            max_bytes=settings.max_answer_bytes,
         )
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:

@@ -1,7 +1,4 @@
-"""One chat completion as it comes in: reads of the network in, chat chunks out.
-
-One answer of an upstream that speaks the Responses API itself: reads of the network in, its events out.
-"""
+"""The upstream's answer as a stream: network reads in, chat chunks (or events of a native Responses API) out."""
 
 from __future__ import annotations
 
@@ -23,15 +20,15 @@ from ..protocol.types import Chunk
 from .errors import from_frame, is_error
 
 _TICKS = 8
-_LAST_WORD = 0.1  # seconds between [DONE] and the end of the connection, at most
+_END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
 class ChatStream:
-    """The answer to one chat request, streamed or whole: the content type tells, not what was asked for.
+    """The answer to one chat request, streamed or whole as its content type says.
 
-    Nothing is sent before ``open``. An iteration then gives, for each read of the network, the chunks that it completed;
-    ``done`` is True afterwards if the end was one: ``[DONE]`` came, or a whole answer. ``aclose`` closes the connection.
-    Raises ``UpstreamError`` where the answer is none, breaks off, is not what it should be, or has more than ``most_bytes``.
+    ``open`` sends the request. Each iteration then returns the chunks completed by one network read. At the end ``done`` says
+    whether the answer is complete: ``[DONE]`` or a whole document arrived. ``aclose`` closes the connection.
+    Raises ``UpstreamError`` if the answer is missing, breaks off, is malformed, or exceeds ``max_bytes``.
     """
 
     def __init__(
@@ -40,12 +37,12 @@ class ChatStream:
         *,
         first_byte_timeout: float,
         idle_timeout: float,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         self._send = send
-        self._first_byte_timeout = first_byte_timeout  # some servers send their status before they have begun (vLLM)
+        self._first_byte_timeout = first_byte_timeout  # vLLM sends its status before it starts
         self._idle_timeout = idle_timeout
-        self._silence = _Silence()
+        self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
         self._decoder: Decoder | _Whole = Decoder()
         self._shortcut = DeltaFastPath()
@@ -53,13 +50,13 @@ class ChatStream:
         self._fault: UpstreamError | None = None
         self._first: list[Chunk | Text] = []
         self.head: Chunk = {}
-        """The first chunk, which names the completion and its model."""
+        """The first chunk, which contains the completion's id and model."""
         self._is_over = False
-        self._most_bytes = self._left = most_bytes
+        self._max_bytes = self._left = max_bytes
         self.done = False
 
     async def open(self) -> None:
-        """Returns when the answer has begun, or ended."""
+        """Send the request and wait until the answer has begun or ended."""
         self._response = response = await self._send()
         try:
             check_plain(response)
@@ -69,7 +66,7 @@ class ChatStream:
             self._decoder = _Whole()
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._source = aiter(response.stream)
-        self._silence.watch(self._first_byte_timeout)
+        self._idle.watch(self._first_byte_timeout)
         self._first = await anext(self, [])
         self.head = next((chunk for chunk in self._first if isinstance(chunk, dict)), {})
 
@@ -78,27 +75,26 @@ class ChatStream:
 
     async def __anext__(self) -> list[Chunk | Text]:
         if self._first:
-            self._silence.watch(self._idle_timeout)
+            self._idle.watch(self._idle_timeout)
             first, self._first = self._first, []
             return first
-        silence = self._silence
+        idle = self._idle
         while not self._is_over:
-            silence.is_kept = True
+            idle.is_waiting = True
             try:
                 data = await anext(self._source)
             except StopAsyncIteration:
                 data = b""
             except asyncio.CancelledError:
-                silence.explain()
+                idle.check()
                 raise
             except httpx.HTTPError as error:
                 raise UpstreamError(f"The upstream broke off its answer ({type(error).__name__}).") from error
-            silence.is_kept = False
-            silence.passed = 0
+            idle.received()
             text = self._shortcut.text(data) if self._begins_frame else None
-            self._left -= len(text[1]) if text else len(data)  # what frames a text is the server's affair
+            self._left -= len(text[1]) if text else len(data)  # framing does not count
             if self._left < 0:
-                raise UpstreamError(f"The upstream sent more than {self._most_bytes} bytes.")
+                raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
             chunks: list[Chunk | Text] = [text] if text else self._take(data)
             if chunks:
                 return chunks
@@ -107,17 +103,17 @@ class ChatStream:
 
     @property
     def received(self) -> int:
-        """Bytes of the answer so far; of those that only bring a text, its characters."""
-        return self._most_bytes - self._left
+        """Bytes of the answer so far; only characters for frames that contain just text."""
+        return self._max_bytes - self._left
 
     async def aclose(self) -> None:
-        """Closes the connection, in the middle of the answer too. It is not iterated after that."""
-        self._silence.close()
+        """Close the connection, even within the answer."""
+        self._idle.close()
         if self._response is not None:
             await self._response.aclose()
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
-        """The chunks that ``data``, one read, completes."""
+        """Return the chunks that one read completes."""
         began_frame = self._begins_frame
         try:
             frames = self._decoder.feed(data) if data else self._decoder.flush()
@@ -135,7 +131,7 @@ class ChatStream:
         return [*chunks]
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk]:
-        """The chunks in ``frames``, up to the end or a fault: what came before it counts, also where one read held both."""
+        """Decode ``frames`` up to the end or a fault. Chunks before a fault count, even from the same read."""
         chunks: list[Chunk] = []
         for frame in frames:
             if frame == DONE:
@@ -149,19 +145,21 @@ class ChatStream:
         return chunks
 
     async def _end(self) -> None:
-        """Waits a moment for the end that follows ``[DONE]``. Closed before it, a connection cannot be used again, and an
-        application in this process is cancelled in its last steps. Raises the fault that ended the answer, if one did."""
+        """Raise a pending fault, or wait briefly for the end of the body after ``[DONE]``.
+
+        Closing earlier would prevent the connection from being reused, and cancel an in-process application in its last steps.
+        """
         if self._fault:
             raise self._fault
         if self.done:
             with suppress(TimeoutError, httpx.HTTPError):  # the answer itself is complete
-                async with asyncio.timeout(_LAST_WORD):
+                async with asyncio.timeout(_END_TIMEOUT):
                     async for _ in self._source:
                         pass
 
 
 class _Whole:
-    """In place of a decoder: a body that is one JSON document."""
+    """A decoder for a body that is one JSON document."""
 
     is_between_frames = False
 
@@ -181,13 +179,13 @@ class _Whole:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """What an upstream sent, decoded. Raises ``UpstreamError`` where it is no JSON object."""
+    """Decode a JSON object from an upstream. Raises ``UpstreamError``."""
     try:
         decoded = loads(data)
     except orjson.JSONDecodeError as error:
         raise UpstreamError("The upstream sent something that is not JSON.") from error
     if not isinstance(decoded, dict):
-        raise UpstreamError("The upstream sent JSON that is no object.")
+        raise UpstreamError("The upstream sent JSON that is not an object.")
     return decoded
 
 
@@ -200,39 +198,43 @@ def _chunk(data: bytes) -> dict[str, Any]:
 
 def _completion(decoded: dict[str, Any]) -> Chunk:
     if not decoded.get("choices"):
-        raise UpstreamError("The upstream's answer is no chat completion.")
+        raise UpstreamError("The upstream's answer is not a chat completion.")
     return as_chunk(decoded)
 
 
-class _Silence:
-    """Ends a silence of the network that is too long.
+class IdleTimeout:
+    """Cancels a reader that waits for the network for too long. The only idle timeout of an upstream's answer.
 
-    One timer watches over the whole answer: arming one for each read, or even asking for the time, would cost more than the
-    read. The timer counts how often in a row it found the reader waiting.
+    One timer watches the whole answer: arming one per read, or even reading the clock, would cost more than the read. The timer
+    counts how many ticks in a row find the reader waiting.
     """
 
-    __slots__ = ("_cancelled", "_longest", "_task", "_timer", "is_kept", "passed")
+    __slots__ = ("_is_cancelled", "_task", "_ticks", "_timeout", "_timer", "is_waiting")
 
     def __init__(self) -> None:
-        self.is_kept = False
-        """Whether the network is being waited for. Time that our own reader takes does not count."""
-        self.passed = 0
-        """How many ticks of the timer it has lasted."""
+        self.is_waiting = False
+        """Whether the reader waits for the network. Time spent by our own client does not count."""
+        self._ticks = 0
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._cancelled = False
+        self._is_cancelled = False
 
-    def watch(self, longest: float) -> None:
-        """From now on the current task reads, and silences end after ``longest`` seconds (an eighth more at the most)."""
+    def watch(self, timeout: float) -> None:
+        """Limit the waits of the current task to ``timeout`` seconds (at most an eighth more)."""
         self._task = asyncio.current_task()
-        self._longest = longest
-        self.passed = 0
+        self._timeout = timeout
+        self._ticks = 0
         self._arm()
 
-    def explain(self) -> None:
-        """Raises ``UpstreamTimeout`` if the cancellation that has come is ours, and nobody else's."""
-        if self._cancelled and self._task is not None and self._task.uncancel() == 0:
-            raise UpstreamTimeout(f"The upstream was silent for {self._longest:g} seconds.") from None
+    def received(self) -> None:
+        """Record that the network answered."""
+        self.is_waiting = False
+        self._ticks = 0
+
+    def check(self) -> None:
+        """Raise ``UpstreamTimeout`` if the cancellation of the reader is ours alone."""
+        if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
+            raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 
     def close(self) -> None:
         if self._timer:
@@ -240,24 +242,24 @@ class _Silence:
 
     def _arm(self) -> None:
         self.close()
-        self._timer = asyncio.get_running_loop().call_later(self._longest / _TICKS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._timeout / _TICKS, self._tick)
 
     def _tick(self) -> None:
-        if self.is_kept:
-            self.passed += 1
-        if self.passed <= _TICKS:
+        if self.is_waiting:
+            self._ticks += 1
+        if self._ticks <= _TICKS:
             self._arm()
         elif self._task:
-            self._cancelled = self._task.cancel()
+            self._is_cancelled = self._task.cancel()
 
 
 _FINISHED = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
 class ResponsesStream(ChatStream):
-    """As ``ChatStream``, with events in place of chunks. A whole answer is the one event that would have ended its stream.
+    """A ``ChatStream`` of events instead of chunks. A whole answer becomes its terminal event.
 
-    ``done`` is True after an event that ends a response; nothing is read behind it.
+    ``done`` is set after a terminal event; nothing is read after it.
     """
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
@@ -293,5 +295,5 @@ def _event(data: bytes) -> dict[str, Any]:
     if decoded.get("type") == "error" or ("type" not in decoded and is_error(decoded)):
         raise from_frame(decoded)
     if "type" not in decoded:
-        raise UpstreamError("The upstream's answer is no response.")
+        raise UpstreamError("The upstream's answer is not a response.")
     return decoded

@@ -1,7 +1,7 @@
 """Search providers, one per file.
 
-A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. To add a provider, write its
-module and add a line to ``SEARCH_PROVIDERS`` in the settings.
+A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. To add a
+provider, write its module and add its name to the setting ``web_search``.
 """
 
 from __future__ import annotations
