@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import subprocess
@@ -40,15 +41,20 @@ if TYPE_CHECKING:
     Wrap = Callable[[ASGIApp], ASGIApp]
 
 
-# What a law says is no matter of how busy the machine is.
-_TOO_SLOW = hypothesis.HealthCheck.too_slow
-hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None, suppress_health_check=[_TOO_SLOW])
-hypothesis.settings.load_profile("patient")
+# Few examples in every run of the suite; ``scripts/test-deep`` tries many. No check depends on how busy the machine is.
+_CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+hypothesis.settings.register_profile("quick", max_examples=20, deadline=None, suppress_health_check=_CHECKS)
+hypothesis.settings.register_profile("deep", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+PATIENCE = 60.0
+"""Seconds to wait for what must happen: more than a busy machine needs. Waits end as soon as it happens."""
 
 
 # -- servers -------------------------------------------------------------------------------------------------------------
@@ -90,7 +96,7 @@ def _ending() -> Iterator[list[Future[None]]]:
     ending: list[Future[None]] = []
     yield ending
     for server in ending:
-        server.result(10)
+        server.result(PATIENCE)
 
 
 @pytest.fixture
@@ -121,13 +127,13 @@ def redis_url() -> Iterator[str]:
     command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(path.parent)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         yield f"unix://{path}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE)
         shutil.rmtree(path.parent)
 
 
@@ -139,18 +145,18 @@ class Ours:
 
     @cached_property
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, verify=False, trust_env=False, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, verify=False, trust_env=False, timeout=PATIENCE)
 
     @cached_property
     def client(self) -> openai.AsyncOpenAI:
         """The official client; the key is ``key``."""
         http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=30, http_client=http)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=PATIENCE, http_client=http)
 
     @cached_property
     def sync_client(self) -> openai.OpenAI:
         http = openai.DefaultHttpxClient(verify=False, trust_env=False)
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=30, http_client=http)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=PATIENCE, http_client=http)
 
     async def aclose(self) -> None:
         made = vars(self)
@@ -204,6 +210,7 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
     ) -> Ours:
         if settings.setdefault("redis", redis_url) == redis_url:
             _forget_keys(redis_url)
+        settings.setdefault("state_timeout", 20)
         if mount == "proxy":
             app = create_app(Settings(upstream=upstream if isinstance(upstream, str) else serve(upstream), **settings))
         else:
@@ -245,7 +252,7 @@ class Apps:
 
     @asynccontextmanager
     async def open(self, **settings: Any) -> AsyncIterator[ASGIApp]:
-        settings.setdefault("redis", self._redis_url)
+        settings = {"redis": self._redis_url, "state_timeout": 20, **settings}
         if self._mount == "proxy":
             app = create_app(Settings(upstream=self._serve(self._upstream), **settings))
         else:

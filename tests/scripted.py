@@ -41,7 +41,7 @@ class Signal:
     def is_set(self) -> bool:
         return self._future.done()
 
-    async def wait(self, longest: float | None = 20.0) -> None:
+    async def wait(self, longest: float | None = 60.0) -> None:
         """Raises ``TimeoutError`` after ``longest`` seconds."""
         async with asyncio.timeout(longest):
             await asyncio.shield(asyncio.wrap_future(self._future))

@@ -41,7 +41,7 @@ async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await admin.get(path)
@@ -152,7 +152,7 @@ async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, p
         await asyncio.sleep(0.05)
         watching = create_app(Settings(**common, admin_port=port))
         async with client(port) as admin, lifespan(watching):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (depth := _sample(await get(admin, "/metrics"), "responses_mw_queue_depth")) == 0:
                     await asyncio.sleep(0.02)
             assert depth == 1

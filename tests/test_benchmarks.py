@@ -11,7 +11,7 @@ from benchmarks.measure import measure
 from benchmarks.processes import Server, running
 from benchmarks.watching import watching
 
-FEW = Plan(streams=3, tokens=5, timeout=20)
+FEW = Plan(streams=3, tokens=5, timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ async def test_nothing_is_tried_again_for_a_client_that_has_left(
     ours = start(status_grace=30)
     busy = [upstream.whole(error("busy", 503), 503) for _ in range(20)]
     request = asyncio.create_task(ours.http.post("/v1/responses", json=body))
-    await busy[3].asked.wait(20)
+    await busy[3].asked.wait(60)
     await _leave(request)
     tried = len(upstream.requests)
     await asyncio.sleep(0.6)  # by then there would be several more
@@ -167,7 +167,7 @@ class Client:
 
     async def until(self, word: bytes) -> None:
         """Waits until ``word`` has been sent."""
-        async with asyncio.timeout(20), self._sent_something:
+        async with asyncio.timeout(60), self._sent_something:
             await self._sent_something.wait_for(lambda: any(word in body for body in self.bodies))
 
     @property
@@ -209,7 +209,7 @@ async def test_a_slow_client_holds_the_upstream(apps: Apps, upstream: ScriptedUp
         group.start_soon(client.call, app)
         await client.begun.wait()
         before = -1
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while answer.sent != before:
                 before = answer.sent
                 await asyncio.sleep(0.3)

@@ -179,7 +179,7 @@ def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, p
     async def whole(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first + second)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             received = await reader.read()
         writer.close()
         return received
@@ -201,7 +201,7 @@ async def test_what_passes_through_shares_no_connection_with_our_own_calls_and_a
         await client.post("/v1/responses", json={"model": "tiny", "input": "hi"})
         assert [request.target for request in recording.requests] == [b"/v1/files", b"/v1/files", b"/v1/chat/completions"]
         assert recording.connections == at_start + 2
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while recording.open:
             await asyncio.sleep(0.01)
     await recording.stop()

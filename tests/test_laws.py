@@ -110,7 +110,7 @@ def without_ids(value: Any) -> Any:
 positions = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(words=words, text_cuts=positions, byte_cuts=positions, line_end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_the_answer_does_not_depend_on_how_it_was_cut(
     opened: Opened, words: Words, text_cuts: list[int], byte_cuts: list[int], line_end: str
@@ -124,7 +124,7 @@ def test_the_answer_does_not_depend_on_how_it_was_cut(
     assert without_ids(gathered) == without_ids(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(words=words, text_cuts=positions, byte_cuts=positions, end=st.integers(0, 10_000))
 def test_what_breaks_off_anywhere_is_never_a_clean_end_before_its_reason(
     opened: Opened, words: Words, text_cuts: list[int], byte_cuts: list[int], end: int

@@ -177,7 +177,7 @@ async def test_it_gets_on_with_other_middleware_of_a_fastapi_host(
         left = upstream.stream(*HELLO[:2], Signal())
         async with client.stream("POST", "/v1/responses", json={**BODY, "stream": True}) as response:
             await anext(response.aiter_raw())
-        await left.left.wait(20)
+        await left.left.wait(60)
         assert (await client.get("/v1/models")).headers["x-seen"] == "yes"
 
 

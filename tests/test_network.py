@@ -134,13 +134,13 @@ async def ask(
 ) -> httpx.Response:
     """The answer, its body not yet read."""
     request.setdefault("extensions", {})["timeout"] = timeouts or {}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await transport.handle_async_request(httpx.Request(method, url, **request))
 
 
 async def reads(response: httpx.Response) -> list[bytes]:
     assert isinstance(response.stream, httpx.AsyncByteStream)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [data async for data in response.stream]
 
 
@@ -157,7 +157,7 @@ async def fetch(transport: NetworkTransport, url: str, method: str = "GET", **re
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

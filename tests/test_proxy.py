@@ -115,7 +115,7 @@ async def raw_exchange(client: httpx.AsyncClient, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()
@@ -431,7 +431,7 @@ async def test_a_client_told_gone_only_once_ends_the_exchange(
     transport: httpx.AsyncBaseTransport, before: list[dict[str, Any]]
 ) -> None:
     async with raw_upstream(silent) as upstream, httpx.AsyncClient(transport=transport) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             sent = await call(
                 ReverseProxy(client, upstream), HTTP_SCOPE | {"method": "POST"}, *before, {"type": "http.disconnect"}
             )
@@ -514,7 +514,7 @@ async def test_a_client_that_leaves_closes_the_upstreams_connection(
         asking = asyncio.create_task(ask(client))
         await asked.wait()
         asking.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await closed.wait()
 
 
@@ -536,7 +536,7 @@ async def test_a_client_that_leaves_within_its_upload_never_makes_a_whole_reques
         await begun.wait()
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await rest in {b"", b"\r\n"}
 
 
@@ -550,7 +550,7 @@ async def test_an_answer_that_comes_before_the_upload_ends_passes() -> None:
     async with raw_upstream(app) as upstream, proxied(network_transport(), upstream) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhello")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answer = await reader.readuntil(b"big")
         assert answer.startswith(b"HTTP/1.1 413 ")
         writer.close()

@@ -108,7 +108,7 @@ def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
         running("benchmarks.upstream", "--tokens-per-second=1") as upstream,
         running("responses_mw", "serve", f"--upstream={upstream.url}", "--keep-alive=0.1") as server,
     ):
-        raw = httpx.post(f"{server.url}/v1/responses", json=body, timeout=20).content
+        raw = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).content
     assert b": keep-alive\n\n" in raw
     assert check(raw).terminal == "response.completed"
 

@@ -293,7 +293,7 @@ async def test_the_embedding_is_made_beside_the_exact_look_up(
     cache = open_cache(plain_server.url)
     server.client_pause(20_000, all=False)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not embedding_server.requests:
             await asyncio.sleep(0.01)
     assert not looking.done(), "Redis has not answered yet"

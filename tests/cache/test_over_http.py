@@ -106,8 +106,8 @@ async def test_what_means_the_same_is_answered_too(
         cache="semantic",
         cache_embedding_model="embed",
         cache_embedding_url=serve(embedding_server, lifespan="off"),
-        cache_embedding_timeout=5,
-        cache_timeout=5,
+        cache_embedding_timeout=20,
+        cache_timeout=20,
     )
     upstream.whole(completion({"content": "Paris."}))
     await post(ours, question)

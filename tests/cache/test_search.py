@@ -66,7 +66,7 @@ numbers = st.integers(-9, 9)
 vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any).map(unit_vector)
 
 
-@trying(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@trying(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(vectors, min_size=1, max_size=12), st.lists(vectors, max_size=3), vectors, st.floats(-0.9, 0.99), st.integers(1, 4)
 )
@@ -155,7 +155,7 @@ async def test_a_scan_reads_only_what_was_added_since(url: str, server: Plain) -
 steps = st.tuples(st.sampled_from(["keep", "page", "search", "purge"]), st.integers(0, 9))
 
 
-@trying(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@trying(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(steps, max_size=12))
 async def test_pages_that_come_late_or_again_take_nothing_away(url: str, steps: list[tuple[str, int]]) -> None:
     client = connect(url)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def keys(redis_url: str) -> Iterator[Plain]:
-    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+    with redis.Redis.from_url(redis_url, socket_timeout=60) as client:
         client.flushall()  # what others have left may expire meanwhile
         yield client
 

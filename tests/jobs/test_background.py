@@ -45,7 +45,7 @@ async def get(ours: Ours, response_id: str) -> dict[str, Any]:
 
 async def ended(ours: Ours, response_id: str) -> dict[str, Any]:
     """The document as soon as the response has ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (document := await get(ours, response_id))["status"] in RUNNING:
             await asyncio.sleep(0.02)
     return document
@@ -85,7 +85,7 @@ class Follower:
                 self._news.set()
 
     async def until(self, awaited: bytes) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while awaited not in self.raw:
                 self._news.clear()
                 await self._news.wait()

@@ -44,7 +44,7 @@ async def following(state: State, **options: Any) -> AsyncIterator[Followers]:
 
 async def rest(stream: Stream) -> list[tuple[int, int, bool]]:
     """The numbers of what still comes, and which of it is final."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [(one.first, one.last, one.final) async for one in stream]
 
 
@@ -78,7 +78,7 @@ async def test_whoever_has_read_what_the_store_has_lost_since_reads_that_the_res
         await state.client.command("HSET", record, "next_seq", 2)
         reading = asyncio.create_task(anext(stream))
         await end(state, job, 2)
-        last = await asyncio.wait_for(reading, 20)
+        last = await asyncio.wait_for(reading, 60)
         assert (last.first, last.last, last.final) == (5, 5, True)
         assert b"response.failed" in last.data
         assert b"lost" in last.data
@@ -144,7 +144,7 @@ async def test_whoever_still_waits_to_be_read_for_when_the_reader_ends_waits_no_
             server.signal(signal.SIGSTOP)
             reading = [asyncio.create_task(rest(followers.follow(job, -1))) for job in jobs]
             await asyncio.sleep(0.2)
-        _, waiting = await asyncio.wait(reading, timeout=10)
+        _, waiting = await asyncio.wait(reading, timeout=60)
         assert not waiting
     finally:
         server.kill()

@@ -251,9 +251,9 @@ async def test_what_is_written_wakes_up_those_who_wait(state: State) -> None:
         (told if stands.is_set() else stands).set()
 
     with state.wakeups.on(address.events, wake):
-        await asyncio.wait_for(stands.wait(), 20)
+        await asyncio.wait_for(stands.wait(), 60)
         await append(state, job, batch(2, 2))
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(told.wait(), 60)
 
 
 @pytest.mark.parametrize("last", [2, 1500])
@@ -263,19 +263,19 @@ async def test_a_batch_is_announced_as_a_whole_unless_it_is_long(state: State, l
     assert address is not None
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(address.events, messages.put_nowait):
-        assert announced(await asyncio.wait_for(messages.get(), 20)) is None
+        assert announced(await asyncio.wait_for(messages.get(), 60)) is None
         await append(state, job, batch(2, last))
-        assert announced(await asyncio.wait_for(messages.get(), 20)) == (batch(2, 2) if last == 2 else None)
+        assert announced(await asyncio.wait_for(messages.get(), 60)) == (batch(2, 2) if last == 2 else None)
         await end(state, job, last + 1)
-        assert announced(await asyncio.wait_for(messages.get(), 20)) == batch(last + 1, last + 1, final=True)
+        assert announced(await asyncio.wait_for(messages.get(), 60)) == batch(last + 1, last + 1, final=True)
 
 
 async def test_a_message_to_a_worker_arrives(state: State) -> None:
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(stop_channel("w1"), messages.put_nowait):
-        assert await asyncio.wait_for(messages.get(), 20) == b""
+        assert await asyncio.wait_for(messages.get(), 60) == b""
         await state.jobs.tell("w1", "resp_1")
-        assert await asyncio.wait_for(messages.get(), 20) == b"resp_1"
+        assert await asyncio.wait_for(messages.get(), 60) == b"resp_1"
 
 
 async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_path: Path) -> None:

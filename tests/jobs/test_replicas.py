@@ -56,10 +56,10 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     async def ours(self) -> Ours:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -118,7 +118,7 @@ async def test_a_worker_that_is_killed_in_mid_answer_ends_its_response_as_failed
     assert document["error"]["code"] == "server_error"
     assert "lost" in document["error"]["message"]
     assert (document["output_text"], document["output"][0]["status"]) == ("Hel", "incomplete")
-    await asyncio.wait_for(follower.task, 20)
+    await asyncio.wait_for(follower.task, 60)
     assert follower.events[-1]["response"] == document
     assert follower.events == await streamed(other, response_id)
 
@@ -192,7 +192,7 @@ async def test_a_worker_without_room_ends_what_another_lost(
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while client.hget(record(lost), "status") != b"failed":  # nobody asks for it, which would end it too
                 await asyncio.sleep(0.05)
     go.set()
@@ -211,7 +211,7 @@ async def test_what_another_lost_before_its_first_output_waits_for_room_and_then
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(client.zscore(key, lost) is not None for key in client.keys("rmw:{q*:ready")):
                 await asyncio.sleep(0.05)
     upstream.stream(text("again"), finish())
@@ -243,7 +243,7 @@ async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_fo
         follower = follow(ours, response_id)
         await follower.until(b'"Hel"')
         leaving.signal(signal.SIGTERM)
-        await asyncio.wait_for(follower.task, 20)
+        await asyncio.wait_for(follower.task, 60)
         read = follower.events
     assert read[-1]["type"] == "response.output_text.delta"
     assert b"[DONE]" not in follower.raw
@@ -293,7 +293,7 @@ async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
     with redis.Redis.from_url(database) as client:
         client.flushdb()
     await answer.left.wait()
-    await asyncio.wait_for(follower.task, 20)
+    await asyncio.wait_for(follower.task, 60)
     last = follower.events[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["sequence_number"] == len(follower.events) - 1
@@ -315,7 +315,7 @@ async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_loo
         await looking
         assert (await ended(worker, response_id))["output_text"] == "Hello"
     else:
-        await asyncio.wait_for(looking.task, 20)
+        await asyncio.wait_for(looking.task, 60)
         assert looking.events[-1]["response"]["output_text"] == "Hello"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -65,7 +65,6 @@ def test_text_between_the_fragments_of_a_call_tears_no_call_apart(data: st.DataO
     assert [("output_text", text)] in told
 
 
-@settings(max_examples=60)
 @given(manner=st.sampled_from(MANNERS), data=st.data())
 def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_then(manner: Manner, data: st.DataObject) -> None:
     chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
@@ -79,7 +78,6 @@ def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_th
     assert response["error"] == {"code": "server_error", "message": "The upstream broke off its answer."}
 
 
-@settings(max_examples=60)
 @given(manner=st.sampled_from(MANNERS), data=st.data())
 def test_an_answer_that_is_cut_at_any_length_is_incomplete_and_asks_for_no_cut_call(
     manner: Manner, data: st.DataObject
@@ -118,7 +116,6 @@ def test_a_whole_answer_gives_the_same_response_as_a_streamed_one(answer: Answer
     assert check(run([as_chunk(completion)])) == check(run(render(manner, answer, cut)))
 
 
-@settings(max_examples=60)
 @given(manner=st.sampled_from(MANNERS), data=st.data())
 def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Manner, data: st.DataObject) -> None:
     answer = data.draw(manners.answers)
@@ -129,7 +126,6 @@ def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Man
     assert not any("content" in item for item in check(events)["output"] if item["type"] == "reasoning")
 
 
-@settings(max_examples=60)
 @given(manner=st.sampled_from(MANNERS), data=st.data())
 def test_the_events_of_reasoning_can_have_the_names_of_the_specification_and_differ_in_nothing_else(
     manner: Manner, data: st.DataObject

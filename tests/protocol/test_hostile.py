@@ -134,7 +134,7 @@ def _parsed(body: Any) -> CreateResponse | None:
         return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings().max_examples)
 @given(bodies | garbage)
 def test_any_body_is_a_request_or_a_400(body: Any) -> None:
     request = _parsed(body)
@@ -143,7 +143,7 @@ def test_any_body_is_a_request_or_a_400(body: Any) -> None:
         assert orjson.loads(orjson.dumps(document.whole(created)))["status"] == "in_progress"
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings().max_examples)
 @given(body=bodies, dialect=st.sampled_from(sorted(DIALECTS)), first=st.booleans())
 def test_any_request_is_chat_in_any_dialect_or_a_400(body: Any, dialect: str, first: bool) -> None:
     request = _parsed(body)
@@ -285,13 +285,13 @@ options = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings().max_examples)
 @given(st.lists(chunks, max_size=6), options)
 def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: Options) -> None:
     check(run(orjson.loads(orjson.dumps(received)), option))
 
 
-@settings(max_examples=200)
+@settings(max_examples=5 * settings().max_examples)
 @given(chunks, options)
 def test_any_whole_answer_makes_a_response_or_is_the_upstreams_fault(completion: dict[str, Any], option: Options) -> None:
     try:

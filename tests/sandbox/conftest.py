@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from mcp.client.client import Client
@@ -97,13 +98,13 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Lets the service end its containers; some tests have it killed already."""
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(60)
     finally:
         process.kill()
 
 
 def wait_until_up(sandbox: Sandbox) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert sandbox.process.poll() is None, "the sandbox did not start"
         try:
@@ -113,6 +114,25 @@ def wait_until_up(sandbox: Sandbox) -> None:
         else:
             return
     raise TimeoutError
+
+
+def descendants_of(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [below for child in children for below in descendants_of(child)]
+
+
+async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
+    """Wait until the service has started so many processes, as it does for a container."""
+    with anyio.fail_after(60):
+        while len(descendants := descendants_of(sandbox.process.pid)) < minimum:
+            await anyio.sleep(0.05)
+    return descendants
 
 
 def levels() -> list[str]:

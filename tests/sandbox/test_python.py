@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from responses_mw.sandbox import SandboxSettings
 
-from .conftest import Launch, Sandbox, command, environment, levels
+from .conftest import Launch, Sandbox, command, environment, levels, until_descendants
 
 BEST = levels()[0]
 
@@ -131,11 +131,12 @@ async def test_the_container_idle_for_longest_makes_room_for_a_new_one(launch: L
 
 
 async def test_when_all_containers_are_in_use_a_new_one_is_refused(launch: Launch) -> None:
-    sandbox = launch(BEST, max_containers=1)
+    sandbox = launch(BEST, max_containers=1, call_timeout=50)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(sandbox.run, "import time; time.sleep(2)")
-        await anyio.sleep(1)
+        tasks.start_soon(sandbox.run, "import time; time.sleep(45)")
+        await until_descendants(sandbox, 3)
         result = await sandbox.call("1")
+        tasks.cancel_scope.cancel()
     assert result.is_error
     assert "All 1 containers are in use" in result.content[0].text
 
@@ -160,9 +161,11 @@ async def test_containers_run_side_by_side(best: Sandbox) -> None:
 
 async def test_when_the_caller_leaves_the_container_is_ended(launch: Launch) -> None:
     sandbox = launch(BEST, max_containers=1, call_timeout=50)
-    with anyio.move_on_after(1.5):
-        await sandbox.run("while True: pass")
-    with anyio.fail_after(30):
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sandbox.run, "while True: pass")
+        await until_descendants(sandbox, 3)
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(60):
         while (await sandbox.call("1")).is_error:
             await anyio.sleep(0.1)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 async def assert_heard(state: State, messages: asyncio.Queue[bytes], worker: str, text: str) -> None:
     """Assert that what is told to a worker arrives, though messages may be lost while a connection is down."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await state.jobs.tell(worker, text)
@@ -27,6 +27,6 @@ async def assert_heard(state: State, messages: asyncio.Queue[bytes], worker: str
 
 async def assert_confirmed(messages: asyncio.Queue[bytes]) -> None:
     """Assert that the subscription is confirmed (again)."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await messages.get() != b"":
             pass

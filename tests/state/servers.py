@@ -52,7 +52,7 @@ class Server:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with suppress(redis.ConnectionError), self.client() as client:
                 client.execute_command("PING")
@@ -62,7 +62,7 @@ class Server:
 
     def client(self) -> Plain:
         """A plain client, for the test to look with."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=60)
 
     def kill(self) -> None:
         """Ends it as a crash does."""

@@ -104,7 +104,7 @@ def test_a_killed_process_leaves_no_server_behind(ending: signal.Signals) -> Non
         assert runs(server)
         os.kill(host.pid, ending)
         host.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while runs(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -142,13 +142,13 @@ async def test_what_is_added_to_a_conversation_during_a_stall_of_redis_is_stored
 
 
 async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> None:
-    async with opened(f"redis://127.0.0.1:{free_port()}", patience=1) as state:
+    async with opened(f"redis://127.0.0.1:{free_port()}", patience=3) as state:
         with pytest.raises(StateUnavailable):
             await respond(state, Chain.new(), "waits")
         before = time.monotonic()
         with pytest.raises(StateUnavailable):
             await respond(state, Chain.new(), "does not")
-        assert time.monotonic() - before < 0.9
+        assert time.monotonic() - before < 2.5
 
 
 async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(start: Callable[..., Server]) -> None:
@@ -158,7 +158,7 @@ async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(s
         with server.client() as client:
             client.execute_command("REPLICAOF", "127.0.0.1", free_port())  # whoever reads is answered all the while
         storing = asyncio.create_task(respond(state, Chain.new(), "two"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not storing.done():
                 await state.responses.get(first, ALICE)
         with pytest.raises(StateUnavailable, match="read-only"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
@@ -165,5 +165,5 @@ class Store(RuleBasedStateMachine):
 @pytest.mark.parametrize("owner_bytes", [0, 10**9])
 def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server, owner_bytes: int) -> None:
     Store.valkey, Store.owner_bytes = valkey, owner_bytes
-    check = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    check = settings(stateful_step_count=40)
     run_state_machine_as_test(Store, settings=check)

@@ -94,7 +94,7 @@ async def test_a_subscription_ends_while_its_connection_breaks(start: Callable[.
             client.client_kill_filter(_type="pubsub")
             for _ in range(steps):
                 await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await state.aclose()
 
 

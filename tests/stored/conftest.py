@@ -37,7 +37,7 @@ def upstream() -> Echo:
 @pytest.fixture
 def keys(redis_url: str) -> Iterator[Plain]:
     """A plain client of the Valkey that all replicas share, empty at the start."""
-    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+    with redis.Redis.from_url(redis_url, socket_timeout=60) as client:
         client.flushall()
         yield client
 
@@ -107,7 +107,7 @@ def start_process() -> Iterator[StartProcess]:
 
 
 def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         assert process.poll() is None
         try:

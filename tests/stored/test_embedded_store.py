@@ -32,7 +32,7 @@ def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str
     """``responses-mw serve --check``"""
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--upstream", upstream_url, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 # -- embedded ------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ async def test_with_a_data_directory_all_is_there_after_a_restart(
     conversation = (await ours.http.post("/v1/conversations", json={"items": asked("zero")})).json()["id"]
     await ours.aclose()
     os.kill(process.pid, end)
-    process.wait(20)
+    process.wait(60)
     ours, _ = start_process(upstream_url, data_dir=str(tmp_path / "data"))
     assert (await ours.http.get(f"/v1/responses/{first['id']}")).json() == first
     await oracle.whole(ours, input="two", previous_response_id=first["id"])
@@ -112,11 +112,11 @@ def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: 
     assert "allkeys-lru" in refused.stderr
     assert "allow_eviction" in refused.stderr
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", "0", "--redis", valkey.url]
-    served = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    served = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert served.returncode != 0
     assert "allkeys-lru" in served.stderr
     allowed = subprocess.run(
-        [*command[:4], "--check", "--allow-eviction", *command[4:]], capture_output=True, text=True, timeout=30, check=False
+        [*command[:4], "--check", "--allow-eviction", *command[4:]], capture_output=True, text=True, timeout=60, check=False
     )
     assert allowed.returncode == 0, allowed.stderr
 

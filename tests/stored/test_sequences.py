@@ -149,7 +149,7 @@ async def run(steps: list[Step], redis_url: str) -> World:
         return world
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_any_sequence_of_operations_does_what_the_model_does(redis_url: str, steps: list[Step]) -> None:
     with redis.Redis.from_url(redis_url) as keys:

@@ -88,7 +88,7 @@ class Collector:
 
     async def until(self, *names: str, **attributes: Any) -> list[Span]:
         """Wait for a span of each of these names, and return all spans."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not set(names) <= {span.name for span in self.spans}:
                 await asyncio.sleep(0.02)
         return self.spans
@@ -140,7 +140,7 @@ class Command:
 
     async def is_ready(self, path: str = "/readyz") -> Command:
         """Wait until the process is ready or, with `/livez`, alive."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 assert self.process.poll() is None, self.log
                 with suppress(httpx.TransportError):  # not there yet
@@ -155,7 +155,7 @@ class Command:
 
     async def logged(self, text: str) -> str:
         """Wait until the log contains `text`, and return the log."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while text not in self.log:
                 await asyncio.sleep(0.02)
         return self.log
@@ -163,7 +163,7 @@ class Command:
     def end(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         finally:
             self.process.kill()
 

@@ -289,7 +289,7 @@ async def test_a_worker_process_reports_running_and_waiting_jobs(upstream: Scrip
         await front.ours.client.responses.create(model="tiny", input="hi", background=True)
     worker = await start("worker", workers=1).is_ready()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while total(families := await scraped(worker), "responses_mw_queue_depth") < 2:
                 await asyncio.sleep(0.05)
             assert total(families, "responses_mw_queue_age_seconds") > 0

@@ -201,7 +201,7 @@ async def test_tools_run_in_background_with_secrets_that_are_sealed(
     created = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool], "background": True})
     assert created.status_code == 200, created.text
     assert TOKEN not in created.text
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (document := (await ours.http.get(f"/v1/responses/{created.json()['id']}")).json())["status"] in (
             "queued",
             "in_progress",
