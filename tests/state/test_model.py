@@ -162,8 +162,8 @@ class Store(RuleBasedStateMachine):
         self.server.close()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("owner_bytes", [0, 10**9])
 def test_any_sequence_of_create_fork_delete_and_expire_agrees_with_a_simple_model(valkey: Server, owner_bytes: int) -> None:
     Store.valkey, Store.owner_bytes = valkey, owner_bytes
-    check = settings(stateful_step_count=40)
-    run_state_machine_as_test(Store, settings=check)
+    run_state_machine_as_test(Store, settings=settings(stateful_step_count=40))
