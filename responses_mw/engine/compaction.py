@@ -79,15 +79,15 @@ class Compaction:
         summary = _text(inner.document)
         if not summary:
             raise UpstreamError("The upstream's model was asked for a summary but returned no text.")
-        _, waiting = compaction.parted(self._backend.items(run.turn_request()))
+        _, waiting = compaction.split_history(self._backend.items(run.turn_request()))
         sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
 
     def summary_run(self, run: Run) -> Run:
         """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""
-        matter, _ = compaction.parted(self._backend.items(run.turn_request()))
+        matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
         items = [*matter, user_message(self._settings.compaction_prompt or PROMPT)]
-        request = compaction.asking(run.request, self._settings.compaction_max_tokens)
+        request = compaction.summary_request(run.request, self._settings.compaction_max_tokens)
         ids, owner = RunIds(), run.context.owner
         context = RunContext(Chain.new(), ids, items, owner, run.context.token)
         created = document.create(

@@ -79,7 +79,7 @@ class ToolLoop:
         run.turn = None
         await turn.aclose()
         assembler = run.assembler
-        if not (assembler.asked or assembler.has_left_out) or assembler.is_clients or run.is_last_turn:
+        if not (assembler.asked or assembler.has_left_out) or assembler.has_client_calls or run.is_last_turn:
             return
         run.compacted = await self._compactor.due(run)
         if run.compacted is not None:

@@ -1,12 +1,13 @@
-"""Server-sent events, both ways.
+"""Read and write server-sent events.
 
-Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with what real servers add:
+Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with additions for real
+servers:
 
-1. Lines end in LF, CRLF or CR; a read may end anywhere, also inside CRLF or inside a UTF-8 character.
-2. The value follows the colon, after at most one space; several ``data`` lines join with LF; comments and other fields
-   are skipped.
-3. Frames without data are not frames. What stands unterminated at the end of the stream is still a frame.
-4. Old llama.cpp reports errors in a field of its own, ``error: {...}``: given back as the data ``{"error": {...}}``.
+1. Lines end in LF, CRLF or CR. A read may end anywhere, also within CRLF or a UTF-8 character.
+2. The value follows the colon and at most one space. Several ``data`` lines are joined with LF; comments and other fields
+   are ignored.
+3. Frames without data are ignored. An unterminated frame at the end of the stream counts.
+4. Old llama.cpp reports errors in a field of its own, ``error: {...}``, returned as the data ``{"error": {...}}``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class FrameTooLong(ValueError):
-    """The peer sends a frame of more than ``MAX_FRAME`` bytes."""
+    """A frame has more than ``MAX_FRAME`` bytes."""
 
 
 class Decoder:
-    """Bytes in, as they come from the network; the data of whole frames out. A frame is put together once, when it is whole:
-    however many reads it takes, the work is linear in its length."""
+    """Takes bytes from the network, returns the data of complete frames.
+
+    The work is linear in a frame's length, however many reads it takes.
+    """
 
     __slots__ = ("_after_cr", "_pending", "_size")
 
@@ -40,7 +43,7 @@ class Decoder:
         return not (self._pending or self._after_cr)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each frame that ``data`` completes, in order."""
+        """Return the data of each frame that ``data`` completes, in order."""
         if _is_one_frame(data) and self.is_between_frames:
             return [data[6:-2]]
         if data and (self._after_cr or b"\r" in data):
@@ -49,18 +52,18 @@ class Decoder:
             if not self._is_ended_by(data):
                 self._hold(data)
                 return []
-            data = self._taken(data)
+            data = self._take_pending(data)
         *blocks, rest = data.split(b"\n\n")
         self._hold(rest)
         return [payload for block in blocks if (payload := _payload(block))]
 
     def flush(self) -> list[bytes]:
-        """The data of the frame that the end of the stream left unterminated, if any."""
-        payload = _payload(self._taken(b""))
+        """Return the data of an unterminated frame at the end of the stream, if any."""
+        payload = _payload(self._take_pending(b""))
         return [payload] if payload else []
 
     def _is_ended_by(self, data: bytes) -> bool:
-        """Whether ``data`` ends the pending frame: the blank line may begin with the frame's last byte."""
+        """Whether ``data`` ends the pending frame. The blank line may begin with the frame's last byte."""
         return b"\n\n" in data or (data.startswith(b"\n") and self._pending[-1].endswith(b"\n"))
 
     def _hold(self, data: bytes) -> None:
@@ -71,15 +74,15 @@ class Decoder:
         if self._size > MAX_FRAME:
             raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
 
-    def _taken(self, data: bytes) -> bytes:
-        """The pending bytes and ``data``."""
+    def _take_pending(self, data: bytes) -> bytes:
+        """Return the pending bytes and ``data``."""
         whole = b"".join([*self._pending, data])
         self._pending.clear()
         self._size = 0
         return whole
 
     def _unify(self, data: bytes) -> bytes:
-        """CRLF and CR become LF. A CR at the very end counts at once; the LF that may follow it is then dropped."""
+        """Replace CRLF and CR by LF. A CR at the very end counts at once; an LF that follows it is dropped."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         self._after_cr = data.endswith(b"\r")
@@ -87,7 +90,7 @@ class Decoder:
 
 
 def _is_one_frame(data: bytes) -> bool:
-    """Whether a read is what it nearly always is while tokens stream: ``data: ...`` and a blank line, and nothing more."""
+    """Whether a read is exactly one ``data: ...`` line and a blank line, as it usually is while tokens stream."""
     end = len(data) - 2
     return end > 6 and data.startswith(b"data: ") and data.find(b"\n") == end and data.endswith(b"\n") and b"\r" not in data
 
@@ -106,5 +109,5 @@ def _payload(block: bytes) -> bytes:
 
 
 def frame(event: str, data: bytes) -> bytes:
-    """One whole frame. ``data`` is JSON and holds no line break."""
+    """Encode one frame. ``data`` is JSON without line breaks."""
     return b"event: %b\ndata: %b\n\n" % (event.encode(), data)

@@ -57,7 +57,7 @@ class ChatBackend(Backend):
     def items(self, turn: TurnRequest) -> list[Item]:
         own, owner = len(turn.history), turn.caller.owner
         items = unsealed([*turn.history, *turn.input], partial(self._open_reasoning, owner), offset=own)
-        return compaction.opened([*items, *turn.document["output"]], partial(self._open_summary, owner), offset=own)
+        return compaction.open_last([*items, *turn.document["output"]], partial(self._open_summary, owner), offset=own)
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         return await self._fit(turn, partial(self._ask, turn))
@@ -128,7 +128,7 @@ def builder_options(
         logprobs=request.wants_logprobs,
         think_tag=settings.think_tag,
         single_call=request.parallel_tool_calls is False,
-        most_calls=request.max_tool_calls,
+        max_calls=request.max_tool_calls,
         include=request.include,
         used_call_ids=used_call_ids,
         seal=seal if "reasoning.encrypted_content" in request.include else None,

@@ -97,7 +97,7 @@ class ResponsesBackend(Backend):
     def items(self, turn: TurnRequest) -> list[Item]:
         """Decrypt only the summaries made here: other encrypted content is the upstream's."""
         open_ = partial(self._open_summary, turn.caller.owner)
-        return compaction.opened([*turn.history, *turn.input, *turn.document["output"]], open_, keeps_foreign=True)
+        return compaction.open_last([*turn.history, *turn.input, *turn.document["output"]], open_, keeps_foreign=True)
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         return await self._open(turn, self._body(turn, self.items(turn)), "openai", self._upstream.responses)

@@ -162,7 +162,7 @@ def test_the_turns_of_a_run_make_one_response_with_their_usage_added(
         for one in render(manner, answer, cut):
             events += assembling.feed(one)
         events += assembling.end_turn()
-        assert assembling.is_clients is bool(answer.calls[: manner.most_calls])
+        assert assembling.has_client_calls is bool(answer.calls[: manner.most_calls])
         expected += manners.expected(answer, manner)
         tokens += 0 if manner.usage == "never" else 14
     assembling.conclude(1_700_000_001)

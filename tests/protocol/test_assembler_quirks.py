@@ -330,11 +330,11 @@ def test_a_turn_does_not_end_with_the_end_of_the_turn_before() -> None:
     assembling = assembler()
     assembling.feed(calls(fragment(name="f", arguments="{}"), finish_reason="tool_calls"))
     assembling.end_turn()
-    assert (assembling.is_clients, assembling.finish_reason) == (True, "tool_calls")
+    assert (assembling.has_client_calls, assembling.finish_reason) == (True, "tool_calls")
     assert not assembling.ended
     assembling.feed(chunk(content="Hi"))
     assert not assembling.ended
-    assert (assembling.is_clients, assembling.finish_reason) == (False, None)
+    assert (assembling.has_client_calls, assembling.finish_reason) == (False, None)
 
 
 def test_a_turn_without_a_single_chunk_asks_for_no_calls() -> None:
@@ -342,7 +342,7 @@ def test_a_turn_without_a_single_chunk_asks_for_no_calls() -> None:
     assembling.feed(calls(fragment(name="f", arguments="{}"), finish_reason="tool_calls"))
     assembling.end_turn()
     assembling.end_turn()
-    assert (assembling.is_clients, assembling.finish_reason) == (False, None)
+    assert (assembling.has_client_calls, assembling.finish_reason) == (False, None)
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])

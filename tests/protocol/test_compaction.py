@@ -32,7 +32,7 @@ def sealed(summary: str, *waiting: Item) -> Item:
 
 
 def seen(*items: Item) -> list[Item]:
-    return compaction.opened(items, str.encode)
+    return compaction.open_last(items, str.encode)
 
 
 blocks = st.sampled_from([[DEVELOPER], [USER], [ASSISTANT], [CALL, OUTPUT], [sealed("old")], [sealed("old", USER)]])
@@ -64,7 +64,7 @@ def test_a_history_that_can_shrink_is_parted_into_what_is_summed_up_and_users_me
     shown = seen(*items)
     if not compaction.can_shrink(shown):
         return
-    matter, waiting = compaction.parted([*shown, TRIGGER])
+    matter, waiting = compaction.split_history([*shown, TRIGGER])
     assert [*matter, *waiting] == shown
     assert all(item["role"] == "user" for item in waiting)
     assert matter[-1].get("role") != "user"
@@ -82,12 +82,12 @@ def test_no_two_messages_of_the_user_stand_together_because_of_a_summary(items: 
 @pytest.mark.parametrize("items", [[], [TRIGGER], [DEVELOPER, TRIGGER]])
 def test_where_there_is_nothing_to_sum_up_it_is_a_400(items: list[Item]) -> None:
     with pytest.raises(BadRequest) as caught:
-        compaction.parted(items)
+        compaction.split_history(items)
     assert caught.value.code == "nothing_to_compact"
 
 
 def test_a_question_alone_is_summed_up_where_that_is_asked_for() -> None:
-    assert compaction.parted([USER]) == ([USER], [])
+    assert compaction.split_history([USER]) == ([USER], [])
     assert not compaction.can_shrink([DEVELOPER, USER])
 
 
@@ -96,7 +96,7 @@ def test_a_question_alone_is_summed_up_where_that_is_asked_for() -> None:
 )
 def test_an_envelope_that_does_not_open_is_named(offset: int, named: str) -> None:
     with pytest.raises(BadRequest, match="could not be verified") as caught:
-        compaction.opened([USER, {**sealed("x"), "id": "cmp_1"}], lambda _: None, offset=offset)
+        compaction.open_last([USER, {**sealed("x"), "id": "cmp_1"}], lambda _: None, offset=offset)
     assert named in caught.value.message
 
 

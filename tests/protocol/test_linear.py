@@ -166,7 +166,7 @@ def compacted_users(size: int) -> Work:
     waiting = parse_input([{"role": "user", "content": f"waiting {index}"} for index in range(size)])
     item = {"type": "compaction", "encrypted_content": "x"}
     sealed = orjson.dumps({"summary": "All.", "waiting": waiting})
-    return lambda: compaction.opened([*before, item], lambda _: sealed)
+    return lambda: compaction.open_last([*before, item], lambda _: sealed)
 
 
 def truncated_history(size: int) -> Work:

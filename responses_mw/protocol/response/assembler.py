@@ -1,18 +1,18 @@
-"""From chat chunks to the events of one response.
+"""Convert chat chunks to the events of one response.
 
-The rules, each a law that the tests hold:
+These rules are laws that the tests check:
 
-1. Events, replayed, give the document; both come from the same calls here.
-2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows; items do not overlap: the
-   open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text that comes
-   between the fragments of a call waits for the end.
-3. An item is added before its parts and deltas, with its final id; it is done after them, unless the run fails.
-4. One text chunk is one delta, never merged, never split. White space alone makes no item: it waits for text, and a
-   call or other text that comes instead drops it.
-5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``; ``conclude`` or ``fail`` fixes the
-   document, and ``terminal`` gives the last event, so that the document can be stored in between.
-6. After ``end_turn``, the calls that are ``asked`` of us are carried out, in any order, and their results given to ``settle``
-   in theirs: a call's item stays open until then, and those behind it wait.
+1. Replaying the events gives the document; both are made by the same calls.
+2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows and items do not overlap:
+   the open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text between
+   the fragments of a call waits for the end.
+3. An item is added before its parts and deltas, with its final id, and done after them, unless the run fails.
+4. One text chunk is one delta, never merged or split. White space alone makes no item: it waits for text, and is dropped if
+   a call or other text follows.
+5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``. ``conclude`` or ``fail`` completes
+   the document and ``terminal`` returns the last event, so that the document can be stored in between.
+6. After ``end_turn``, the calls in ``asked`` are executed, in any order, and their results given to ``settle`` in order. The
+   item of a call stays open until then, and later items wait.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 
 
 class Assembler(Lifecycle):
-    """Makes one response out of the chunks of its turns. Methods return the events that they cause, in order."""
+    """Makes one response from the chunks of its turns. Methods return the events that they cause, in order."""
 
     def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
-        """``document`` is the response as created (``document.create``); it is kept up to date as ``response``."""
+        """``document`` is the response as created (``document.create``). It is kept up to date as ``response``."""
         super().__init__(document, ids, options)
         self._rules = CallRules(options)
         self._usage_before: dict[str, Any] | None = None
         self._open: OpenText | OpenCall | None = None
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
         self._reasoning = SUMMARY_TEXT if options.summary else content
-        # What of a delta is text of one kind, unseen; content that may hold tags of reasoning is not.
+        # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
         self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
         if not options.think_tag:
             self._direct["content"] = OUTPUT_TEXT
@@ -59,7 +59,7 @@ class Assembler(Lifecycle):
         self._turn_is_over = False
         self.finish_reason = None
         self.asked: list[ToolCall] = []
-        self.is_clients = self._rules.has_left_out = False
+        self.has_client_calls = self._rules.has_left_out = False
         self._usage: dict[str, Any] | None = None
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
@@ -67,20 +67,20 @@ class Assembler(Lifecycle):
         self._held: list[tuple[TextKind, str, Any]] = []
         self._late: list[tuple[TextKind, str, Any]] = []
         self._tool_calls = ToolCalls()
-        self._shown = 0  # how many of them have been opened, or left out
+        self._shown = 0  # number of calls that have been opened or left out
         self._items_before = len(self.response["output"])
 
     # -- the run --------------------------------------------------------------------------------------------------
 
     def conclude(self, completed_at: int) -> None:
-        """Fixes the document after the last turn: completed, or incomplete where the last turn was cut."""
+        """Complete the document after the last turn: completed, or incomplete if that turn was cut off."""
         super().conclude(completed_at)
         reason = INCOMPLETE_REASONS.get(self.finish_reason or "")
         if reason:
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
 
     def fail(self, code: str, message: str) -> None:
-        """Fixes the document of a run that cannot go on. Open items stay as they are, ``incomplete``, and get no done."""
+        """Complete the document of a failed run. Open items become ``incomplete`` and get no done event."""
         if self._open:
             self._open.put()
             self._open.item["status"] = "incomplete"
@@ -103,14 +103,17 @@ class Assembler(Lifecycle):
 
     @property
     def ended(self) -> bool:
-        """Whether what was fed so far is a clean end of the turn, should the stream stop here: a finish reason, or usage at
-        the end (where every chunk has usage, it tells nothing)."""
+        """Whether the turn ends cleanly if the stream stops now: after a finish reason, or usage at the end (where every chunk
+        has usage, it proves nothing).
+        """
         by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Takes chunks of the turn. Raises ``UpstreamError`` for one that makes no sense; what the ones before it caused then
-        comes with the next events."""
+        """Take chunks of the turn.
+
+        Raise ``UpstreamError`` for a malformed one; events of the ones before it are returned later.
+        """
         if self._turn_is_over:
             self._begin_turn()
         for chunk in chunks:
@@ -137,12 +140,12 @@ class Assembler(Lifecycle):
             if not isinstance(usage, dict):
                 malformed("usage")
             self._chunks_with_usage += 1
-            self._usage = usage  # cumulative where it comes often: the last one counts
+            self._usage = usage  # cumulative if repeated: the last one counts
         tier = chunk.get("service_tier")
         if isinstance(tier, str) and tier in SERVICE_TIERS:
             self.response["service_tier"] = tier
         for choice in choices_of(chunk):
-            if not choice.get("index"):  # n is 1; what else comes (watsonx) is not ours
+            if not choice.get("index"):  # n is 1; other choices (watsonx) are ignored
                 self._feed_choice(choice)
 
     def _feed_choice(self, choice: dict[str, Any]) -> None:
@@ -150,7 +153,7 @@ class Assembler(Lifecycle):
         if delta:
             if not isinstance(delta, dict):
                 malformed("delta")
-            # Servers of 2025 send both names with the same text.
+            # Some servers send both names with the same text.
             reasoning = delta.get("reasoning") or delta.get("reasoning_content")
             if reasoning:
                 self._text(self._reasoning, reasoning)
@@ -164,7 +167,7 @@ class Assembler(Lifecycle):
             self.finish_reason = str(choice["finish_reason"])
 
     def end_turn(self) -> list[Event]:
-        """Closes what is open, up to the first call that is ``asked`` of us. ``finish_reason`` stays until the next turn."""
+        """Close open items up to the first call in ``asked``. ``finish_reason`` is kept until the next turn."""
         if self._turn_is_over:
             self._begin_turn()
         if self._splitter:
@@ -172,23 +175,23 @@ class Assembler(Lifecycle):
                 self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
         if not self._tool_calls.calls:
             self._white_space_at_end()
-        self._choose()
-        self._go_on()
+        self._decide()
+        self._show_rest()
         self._count_usage()
         self._turn_is_over = True
         return self._emitter.drain()
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
-        """The next of the ``asked`` calls has been carried out: ``members`` are what its item shows of the result."""
+        """Add the result of the next call in ``asked``; ``members`` are the parts of it that its item shows."""
         assert isinstance(self._open, OpenCall), "results come after end_turn, one for each call"
         self._open.settle(members, failed=failed)
         self._end_item("failed" if failed else "completed")
-        self._go_on()
+        self._show_rest()
         return self._emitter.drain()
 
     @property
     def awaited(self) -> Item:
-        """The item of the call whose result is to come next."""
+        """The item of the call whose result is next."""
         assert self._open is not None
         return self._open.item
 
@@ -196,23 +199,26 @@ class Assembler(Lifecycle):
     def _is_cut(self) -> bool:
         return self.finish_reason in INCOMPLETE_REASONS
 
-    def _choose(self) -> None:
-        """Decides on all calls of the turn. Of one that was cut nothing is carried out: it may be another than was meant."""
+    def _decide(self) -> None:
+        """Decide on all calls of the turn. A call that was cut off is not executed: it may differ from what was intended."""
         for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
                 if self._is_cut:
-                    break  # not even its name came through
+                    break  # cut off before its name
                 raise UpstreamError("The upstream's model called a function without naming it.")
             form = self._form(call)
             if form and form.served and not self._is_cut:
                 self.asked.append(call)
-            self.is_clients |= bool(form and not form.served)
+            self.has_client_calls |= bool(form and not form.served)
 
-    def _go_on(self) -> None:
-        """Shows and closes what the turn has left, up to a call whose result must come first. Only the last item can be cut."""
+    def _show_rest(self) -> None:
+        """Show and close the remaining calls and text, up to a call whose result must come first.
+
+        Only the last item can be cut off.
+        """
         for call in self._tool_calls.calls[self._shown :]:
             if self._is_cut and not (self._is_over() and self._can_be_shown(call)):
-                break  # the open call is what was cut
+                break  # the open call is the one that was cut off
             if self._is_awaited():
                 return
             self._close("completed")
@@ -229,7 +235,7 @@ class Assembler(Lifecycle):
         self._close("incomplete" if self._is_cut else "completed")
 
     def _is_awaited(self) -> bool:
-        """Whether the open item is a call whose result must come first. It is being carried out from now on."""
+        """Whether the open item is a call whose result must come first. If so, report that it is being executed."""
         current = self._open
         if self._is_cut or not (isinstance(current, OpenCall) and current.form.served):
             return False
@@ -239,7 +245,7 @@ class Assembler(Lifecycle):
         return True
 
     def _white_space_at_end(self) -> None:
-        """White space that nothing followed is the answer, in a turn without calls."""
+        """Show white space as the answer in a turn with nothing else."""
         for kind, text, logprobs in self._held:
             if kind is OUTPUT_TEXT:
                 self._show(kind, text, logprobs)
@@ -247,8 +253,8 @@ class Assembler(Lifecycle):
     def _count_usage(self) -> None:
         if self._usage:
             usage = usages.from_chat(self._usage)
-            told = usages.with_tools(usage, self._usage_before) if self._usage_before else usage
-            self.response["usage"] = usages.add(self.response["usage"], told)
+            counted = usages.with_tools(usage, self._usage_before) if self._usage_before else usage
+            self.response["usage"] = usages.add(self.response["usage"], counted)
             self._usage, self._usage_before = None, usage
 
     # -- text -----------------------------------------------------------------------------------------------------
@@ -282,8 +288,8 @@ class Assembler(Lifecycle):
             self._held.append((kind, text, logprobs))
             return
         held, self._held = self._held, []
-        for _, before, its_logprobs in held:
-            self._show(kind, before, its_logprobs)
+        for _, before, before_logprobs in held:
+            self._show(kind, before, before_logprobs)
         self._show(kind, text, logprobs)
 
     def _show(self, kind: TextKind, text: str, logprobs: Any) -> None:
@@ -293,7 +299,7 @@ class Assembler(Lifecycle):
         part.add(text, logprobs if self._options.logprobs else None)
 
     def _open_part(self, kind: TextKind) -> OpenText:
-        """A part of ``kind`` in the open item where that is of its type, else in a new one."""
+        """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
             current.finish(self.sources)
@@ -317,7 +323,7 @@ class Assembler(Lifecycle):
             self._show_call(calls[self._shown])
 
     def _is_over(self) -> bool:
-        """Whether nothing more can come for the open item: calls that an upstream interleaves wait for that."""
+        """Whether the open item is complete, so that interleaved calls can follow."""
         current = self._open
         return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
 

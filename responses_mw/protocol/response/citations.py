@@ -1,14 +1,14 @@
-"""How the sources of a web search are numbered for the model, and how they are found again in its answer.
+"""Number the sources of a web search for the model, and find citations of them in its answer.
 
-Each source has a number that holds for a whole chain: the model is shown ``[3] <title> <url> <snippet>``, and may cite by that
-number or by the URL. What counts as a citation, in this order at each place of the text:
+A source keeps its number for a whole chain. The model sees ``[3] <title> <url> <snippet>`` and may cite by number or URL. At
+each position of the text, the first of these rules applies:
 
-1. Code is no citation: nothing within backticks or a fence is looked at (``items[1]``).
-2. A Markdown link to a source. One to anything else is passed over as a whole, its ``[1]`` too.
-3. The bare URL of a source, less the punctuation after it.
+1. Code is not a citation: text within backticks or a fence is skipped (``items[1]``).
+2. A Markdown link to a source. A link to anything else is skipped as a whole, including its ``[1]``.
+3. The bare URL of a source, without trailing punctuation.
 4. ``[3]``, ``[1, 3]``, ``【3】`` and ``【3†...】`` with the number of a source.
 
-URLs are compared without their scheme, ``www.``, fragment and last slash: models are careless with these.
+URLs are compared without scheme, ``www.``, fragment and trailing slash, as models often change these.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from ..types import Item
 
 Source = Mapping[str, Any]
-"""A source: ``url``, ``title``, and ``number`` (not given: its place in the sequence, from 1)."""
+"""A source: ``url``, ``title`` and ``number`` (default: its position in the sequence, from 1)."""
 
-_PLACES = re.compile(
+_MARKERS = re.compile(
     r"""
       (?P<code> ``` .*? (?: ``` | \Z ) | ` [^`\n]++ ` )
     | \[ [^\[\]\n]*+ \] \( <? (?P<link> https?:// (?: [^\s()<>] | \( [^\s()<>]*+ \) )++ ) >? (?: [ ]++ "[^"\n]*+" )? \)
@@ -38,21 +38,21 @@ _DIGITS = re.compile(r"\d+")
 
 
 def citations(text: str, sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The ``url_citation`` annotations of an answer: where it cites one of the ``sources``, in order and without overlaps.
+    """The ``url_citation`` annotations of an answer, in order and without overlaps.
 
-    ``text[start_index:end_index]`` is the marker: the whole link, the URL, ``[3]``; of ``[1, 3]`` each number by itself.
+    ``text[start_index:end_index]`` is the marker: the whole link, the URL, ``[3]``, or each number of ``[1, 3]``.
     """
     if not sources:
         return []
     numbered = {source.get("number", place): source for place, source in enumerate(sources, 1)}
     by_url = {_key(source["url"]): source for source in reversed(sources)}
-    return [_annotation(*found) for place in _PLACES.finditer(text) for found in _cited(place, numbered, by_url)]
+    return [_annotation(*found) for place in _MARKERS.finditer(text) for found in _cited(place, numbered, by_url)]
 
 
 def _cited(
     place: re.Match[str], numbered: Mapping[int, Source], by_url: Mapping[str, Source]
 ) -> Iterator[tuple[Source, int, int]]:
-    """The sources that this place cites, each with where its marker begins and ends."""
+    """The sources cited by a match, each with the start and end of its marker."""
     kind, (start, end) = place.lastgroup, place.span()
     if kind == "link":
         source = by_url.get(_key(place["link"]))
@@ -72,7 +72,7 @@ def _cited(
 
 
 def _bare(url: str, start: int, by_url: Mapping[str, Source]) -> tuple[Source | None, int]:
-    """The source at a bare URL, and where that ends: punctuation may belong to the URL or to the sentence round it."""
+    """The source of a bare URL and the end of that URL. Punctuation may belong to the URL or to the sentence."""
     shortest = len(url.rstrip(_AFTER_URL))
     for length in range(len(url), max(shortest, len(url) - 8) - 1, -1):
         if (source := by_url.get(_key(url[:length]))) is not None:
@@ -92,17 +92,17 @@ def _annotation(source: Source, start: int, end: int) -> dict[str, Any]:
 
 
 def _key(url: str) -> str:
-    """What two spellings of one address have in common."""
+    """Normalize a URL for comparison."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # what the model wrote need not be a URL
+    except ValueError:  # text of a model may be an invalid URL
         return url
     path = parts.path.rstrip("/")
     return f"{parts.netloc.lower().removeprefix('www.')}{path}?{parts.query}"
 
 
 def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """The sources that the ``web_search_call`` items of a chain have found, by their numbers; each address once."""
+    """The sources found by the ``web_search_call`` items of a chain, by number, each address once."""
     calls = (item for item in items if item.get("type") == "web_search_call")
     found = {result["number"]: result for item in calls for result in _well_formed(item.get("results"))}
     return [
@@ -113,7 +113,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """The text that the model reads of a search: ``results`` as they stand in its ``web_search_call`` item."""
+    """The text of a search that the model reads, given the ``results`` of its ``web_search_call`` item."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)
@@ -122,7 +122,7 @@ def listing(results: Any) -> str:
 
 
 def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
-    """The results that are such: a client may have sent the item back as it liked."""
+    """The well-formed results. A client may have sent the item back with changes."""
     given = [result for result in results if isinstance(result, dict)] if isinstance(results, list) else []
     for result in given:
         texts = (result.get(name) for name in ("url", "title", "snippet"))
@@ -131,11 +131,11 @@ def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a source can have it: those that follow are greater, and JSON's integers have an end."""
-    return type(value) is int and 0 < value <= _MOST_NUMBER
+    """Whether ``value`` is a valid source number. Later sources get larger ones, and JSON integers are limited."""
+    return type(value) is int and 0 < value <= _MAX_NUMBER
 
 
-_MOST_NUMBER = 2**31
+_MAX_NUMBER = 2**31
 NOTHING_FOUND = "The search found nothing. Other words may find more."
 _HEADING = (
     "Search results. Cite those that you use, by number as in [1] or by a Markdown link to the URL. "

@@ -1,4 +1,4 @@
-"""The response object: as created, and as it leaves us."""
+"""The response object, as created and as shown to clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..types import Document, Item, Tool
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
-    """The document of a run that begins. It has every member that the Open Responses specification requires.
+    """Create the document of a new run, with every member that the Open Responses specification requires.
 
     ``model`` is the request's, or the upstream's only one. ``created_at`` is in seconds since the epoch.
     """
@@ -56,19 +56,19 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _echo(tool: Tool) -> Tool:
-    """A tool as the document shows it: these members of a function are always there, if only as null."""
+    """A tool as shown in the document, where these members of a function are always present."""
     if tool["type"] != "function":
         return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
 
 
 def _echo_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The text format as the document shows it: these members of a schema are always there."""
+    """The text format as shown in the document, where these members of a schema are always present."""
     return {"description": None, "strict": False, **wanted} if wanted["type"] == "json_schema" else wanted
 
 
 def output_text(document: Document) -> str:
-    """All the text of the answer, as the SDKs compute it."""
+    """The concatenated text of the answer, as the SDKs compute it."""
     return "".join(
         part["text"]
         for item in document["output"]
@@ -79,7 +79,7 @@ def output_text(document: Document) -> str:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """The item as it leaves us: without what only who asks for it by ``include`` is shown. It is stored in any case."""
+    """Remove the members that are shown only on request by ``include``. They are stored in any case."""
     kind = item["type"]
     if kind == "web_search_call":
         hidden = frozenset({"results", "sources"}) - {wanted.rpartition(".")[2] for wanted in include if kind in wanted}
@@ -91,6 +91,6 @@ def shown(item: Item, include: frozenset[str]) -> Item:
 
 
 def whole(document: Document, include: frozenset[str] = frozenset()) -> Document:
-    """The document as it leaves us: with ``output_text``, which is computed and never stored."""
+    """The document as shown to clients, with ``output_text``, which is computed and never stored."""
     output = [shown(item, include) for item in document["output"]]
     return {**document, "output": output, "output_text": output_text(document)}

@@ -22,32 +22,32 @@ from .events import Emitter, Event, NullEmitter, terminal_type
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of the request shapes the events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
+    """Options of the request that affect its events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
 
     summary: bool = False
     open_reasoning: bool = False
-    """Whether the events of reasoning have the names of the Open Responses specification, not OpenAI's."""
+    """Whether reasoning events have the names of the Open Responses specification instead of OpenAI's."""
     logprobs: bool = False
     think_tag: str | None = None
     allowed: frozenset[str] | None = None
     single_call: bool = False
-    most_calls: int | None = None
-    """How many calls are carried out here, at most."""
+    max_calls: int | None = None
+    """Maximum number of calls that the server executes."""
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
-    """Makes a reasoning item's ``encrypted_content`` out of its text, where that was asked for."""
+    """Make the ``encrypted_content`` of a reasoning item from its text, if requested."""
 
 
 DEFAULTS = Options()
 
 
 QUEUED_EVENTS = 2
-"""A queued run has begun with so many events: created and queued."""
+"""Number of events of a queued run before it starts: created and queued."""
 
 
 class Ids(Protocol):
-    """Where ids come from (``responses_mw.ids.RunIds``): ``protocol`` draws no random numbers itself."""
+    """Source of ids (``responses_mw.ids.RunIds``), as the protocol draws no random numbers."""
 
     def item(self, prefix: str) -> str: ...
 
@@ -62,7 +62,7 @@ class Lifecycle(ABC):
     finish_reason: str | None = None
     asked: Sequence[ToolCall] = ()
     """The calls of the last turn to run here."""
-    is_clients: bool = False
+    has_client_calls: bool = False
     """Whether the last turn has calls for the client to run."""
     sources: Sequence[Source] = ()
     """What the answer may cite."""
@@ -77,19 +77,21 @@ class Lifecycle(ABC):
     # -- beginning and end ----------------------------------------------------------------------------------------
 
     def discard_events(self) -> None:
-        """Of its events only the documents will be read. To be called before the first of them."""
+        """Do not encode events, as only their documents will be read. Call this before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
-        """``response.created``, then ``queued`` (a background run waits for a worker) or ``in_progress``."""
+        """Emit ``response.created``, then ``queued`` (the run waits for a worker) or ``in_progress``."""
         self.response["status"] = "queued" if queued else "in_progress"
         self._lifecycle("response.created")
         self._lifecycle("response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
-        """``response.in_progress`` of a run that was queued, and whose next event has that number. None where another worker
-        began it, and did no more."""
+        """Start a queued run whose next event has this ``number``.
+
+        Emit ``response.in_progress``, unless another worker already did.
+        """
         self._emitter.next_number = number
         self.response["status"] = "in_progress"
         if number == QUEUED_EVENTS:
@@ -97,7 +99,7 @@ class Lifecycle(ABC):
         return self._emitter.drain()
 
     def terminal(self) -> list[Event]:
-        """The one event that ends the stream. Made again, as the document has changed, it has the same number."""
+        """Emit the event that ends the stream. Repeated after a change of the document, it keeps its number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
@@ -158,7 +160,7 @@ class Lifecycle(ABC):
     # -- items ----------------------------------------------------------------------------------------------------
 
     def list_tools(self, listings: Iterable[Item]) -> list[Event]:
-        """The tools of MCP servers as items, before the first turn: ``server_label`` and ``tools`` of each."""
+        """Add the tools of MCP servers as items before the first turn, given the ``server_label`` and ``tools`` of each."""
         for listing in listings:
             added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
             item, output_index = self._add_item(added, "mcpl")
@@ -170,7 +172,7 @@ class Lifecycle(ABC):
         return self._emitter.drain()
 
     def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
-        """An item that is done as it is added; ``usage`` is what making it took."""
+        """Add a complete item. ``usage`` is the cost of making it."""
         item, output_index = self._add_item(item, prefix)
         self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
         if usage:
@@ -178,7 +180,7 @@ class Lifecycle(ABC):
         return self._emitter.drain()
 
     def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:
-        """The only place that mints an item's id and its ``output_index``."""
+        """Add an item. The only place that assigns an item's id and ``output_index``."""
         output = self.response["output"]
         item = {"id": self._ids.item(prefix), **item}
         output.append(item)

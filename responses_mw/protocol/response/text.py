@@ -1,12 +1,4 @@
-"""The kinds of text that a model streams, as a table: what differs between them is a cell, not a branch.
-
-A part of text that is being streamed, and the item round it.
-
-Reasoning that a model writes into its text, ``<think>...</think>``: told apart as it streams.
-
-Some servers have no parser for it (TGI, vLLM without ``--reasoning-parser``). The tag may be cut over any number of chunks, so
-what could still become a tag is held back until it is known.
-"""
+"""Stream text: the kinds of text, the open text part of an item, and reasoning written into the text."""
 
 from __future__ import annotations
 
@@ -17,32 +9,31 @@ from typing import Any
 from ..types import Item, Part
 from .citations import Source, citations
 from .events import DeltaTemplate, Emitter
-from .logprobs import from_chat as logprobs_from_chat
 
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """How one kind of text stands in an item and in events (OpenAI reference, "Streaming events")."""
+    """How one kind of text appears in an item and in events (OpenAI reference, "Streaming events")."""
 
     item: str
-    """Type of the item that holds it; ``prefix`` begins the item's id."""
+    """Type of the item that holds the text; ``prefix`` is the prefix of the item's id."""
     prefix: str
     parts: str
-    """The item's member that lists the parts; ``index`` is what events call a place in it."""
+    """Member of the item that lists the parts; events call the position in it ``index``."""
     index: str
     part: str
-    """Type of the part; ``text`` is the member with the text itself."""
+    """Type of the part; ``text`` is its member with the text."""
     text: str
     events: str
-    """``response.<events>.delta`` and ``.done``; ``response.<part_events>.added`` and ``.done``."""
+    """Names of the events: ``response.<events>.delta`` and ``.done``; ``response.<part_events>.added`` and ``.done``."""
     part_events: str
     delta_extra: bytes = b""
-    """JSON that every delta has after its text."""
+    """JSON that follows the text in every delta."""
 
     def new_item(self) -> Item:
         if self.item == "message":
             return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        # A reasoning item that has only a summary has no content: null would break the specification's own schema.
+        # A reasoning item with only a summary has no content: null would violate the specification's schema.
         return {"type": "reasoning", "status": "in_progress", "summary": [], self.parts: []}
 
     def new_part(self) -> Part:
@@ -63,7 +54,7 @@ REASONING_TEXT = TextKind(
     events="reasoning_text", part_events="content_part",
 )  # fmt: skip
 OPEN_REASONING_TEXT = replace(REASONING_TEXT, events="reasoning")
-"""As the Open Responses specification names the events of the same text."""
+"""The same text with the event names of the Open Responses specification."""
 SUMMARY_TEXT = TextKind(
     item="reasoning", prefix="rs", parts="summary", index="summary_index", part="summary_text", text="text",
     events="reasoning_summary_text", part_events="reasoning_summary_part",
@@ -71,12 +62,12 @@ SUMMARY_TEXT = TextKind(
 
 
 class OpenText:
-    """The open item of an assembler, where it is a text. ``place`` is where its events say that it stands."""
+    """A text part that is being streamed. ``place`` holds the ids and indices in its events."""
 
     __slots__ = ("_emitter", "_logprobs", "item", "kind", "part", "pieces", "place", "template")
 
     def __init__(self, kind: TextKind, item: Item, output_index: int, emitter: Emitter) -> None:
-        """Adds a part of that ``kind`` to the ``item``."""
+        """Add a part of that ``kind`` to the ``item``."""
         self.kind = kind
         self.item = item
         self.place: dict[str, Any] = {"item_id": item["id"], "output_index": output_index, kind.index: len(item[kind.parts])}
@@ -89,23 +80,23 @@ class OpenText:
         emitter.emit(f"response.{kind.part_events}.added", **self.place, part=self.part)
 
     def add(self, text: str, logprobs: Any = None) -> None:
-        """One delta; ``logprobs`` are the chat chunk's, where they are wanted."""
+        """Add one delta. ``logprobs`` are those of the chat chunk, if requested."""
         self.pieces.append(text)
         if logprobs and self.kind is OUTPUT_TEXT:
-            tokens = logprobs_from_chat(logprobs)
+            tokens = _response_logprobs(logprobs)
             self._logprobs.extend(tokens)
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
         else:
             self._emitter.delta(self.template, text)
 
     def put(self) -> None:
-        """Writes what was streamed so far into the part."""
+        """Write the text streamed so far to the part."""
         self.part[self.kind.text] = "".join(self.pieces)
         if "logprobs" in self.part:
             self.part["logprobs"] = self._logprobs
 
     def finish(self, sources: Sequence[Source]) -> None:
-        """The text is all there; ``sources`` are what it may cite."""
+        """Complete the text. ``sources`` are what it may cite."""
         self.put()
         part, kind = self.part, self.kind
         if kind is OUTPUT_TEXT:
@@ -119,7 +110,11 @@ class OpenText:
 
 
 class ThinkingSplitter:
-    """Text in, as it comes; pieces of reasoning and of answer out."""
+    """Split streamed text with ``<think>...</think>`` into reasoning and answer.
+
+    Some servers do not parse these tags (TGI, vLLM without ``--reasoning-parser``). A tag may be split over chunks, so the
+    beginning of a possible tag is held back.
+    """
 
     __slots__ = ("_held", "_tags", "_thinking")
 
@@ -129,7 +124,7 @@ class ThinkingSplitter:
         self._held = ""
 
     def feed(self, text: str) -> list[tuple[bool, str]]:
-        """Pairs of (is it reasoning, piece), without the tags."""
+        """Return pairs of (is reasoning, piece), without the tags."""
         pieces: list[tuple[bool, str]] = []
         whole, begin = self._held + text, 0
         while (end := whole.find(tag := self._tags[self._thinking], begin)) >= 0:
@@ -143,7 +138,7 @@ class ThinkingSplitter:
         return pieces
 
     def flush(self) -> list[tuple[bool, str]]:
-        """What was held back and became no tag."""
+        """Return the held back text, which was not a tag."""
         pieces: list[tuple[bool, str]] = []
         self._add(pieces, self._held)
         self._held = ""
@@ -155,8 +150,29 @@ class ThinkingSplitter:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of ``text`` are a beginning of ``tag``."""
+    """The length of the longest end of ``text`` that begins ``tag``."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length
     return 0
+
+
+def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
+    """Convert ``choice.logprobs`` to the form of the Responses API. Some servers leave out the bytes (TGI)."""
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return [
+        {**_token(entry), "top_logprobs": [_token(top) for top in _entries(entry.get("top_logprobs"))]}
+        for entry in _entries(content)
+    ]
+
+
+def _entries(listed: Any) -> list[dict[str, Any]]:
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+
+
+def _token(entry: dict[str, Any]) -> dict[str, Any]:
+    token, logprob, data = entry.get("token"), entry.get("logprob"), entry.get("bytes")
+    token = token if isinstance(token, str) else ""
+    if not isinstance(data, list):
+        data = list(token.encode(errors="replace"))
+    return {"token": token, "logprob": logprob if isinstance(logprob, int | float) else 0.0, "bytes": data}

@@ -1,7 +1,7 @@
-"""vLLM's ``previous_input_messages``: a history that its caller kept, as Harmony or chat messages, brought into items.
+"""vLLM's ``previous_input_messages``: convert a history of Harmony or chat messages to items.
 
-Such a history is what ``input_messages`` and ``output_messages`` of earlier responses were, and what the caller adds. System
-and developer messages in it are left out, as vLLM does: instructions are those of the request.
+The history consists of ``input_messages`` and ``output_messages`` of earlier responses and messages that the caller adds. As
+in vLLM, system and developer messages in it are ignored: instructions are those of the request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def parse_previous(value: Any, path: str = "previous_input_messages", max_items: int | None = None) -> list[Item]:
-    """``value`` as items, to stand before the ``input``. Raises ``BadRequest`` with the path of what is wrong."""
+    """Convert ``value`` to items that precede the ``input``. Raise ``BadRequest`` with the path of what is wrong."""
     history = _History()
     for index, one in enumerate(checks.array(value, path, max_length=max_items)):
         history.add(checks.mapping(one, f"{path}[{index}]"), f"{path}[{index}]")
@@ -32,7 +32,7 @@ def parse_previous(value: Any, path: str = "previous_input_messages", max_items:
 
 
 def refuse_two_histories(given: dict[str, Any]) -> None:
-    """``given`` is a request's body. Raises vLLM's 400 where it names a previous response as well."""
+    """Raise vLLM's 400 if the request body also names a previous response."""
     if given.get("previous_input_messages") and given.get("previous_response_id"):
         message = "Only one of `previous_input_messages` and `previous_response_id` can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
@@ -86,7 +86,7 @@ class _History:
         self._call(name, arguments, call.get("id"))
 
     def _call(self, to: str, arguments: str, call_id: Any) -> None:
-        """A call is ``incomplete`` until its result comes: one that never does was not carried out, as far as anybody knows."""
+        """Add a call, ``incomplete`` until its result comes. Without a result it counts as not executed."""
         if to == "python":
             arguments = orjson.dumps({"code": arguments}).decode()
         call = {
@@ -120,14 +120,14 @@ class _History:
 
 
 def _first_open(calls: deque[Item] | None) -> Item | None:
-    """The first of ``calls`` without a result; those before it that have one are dropped for good."""
+    """The first of ``calls`` without a result. Calls before it are removed."""
     while calls and calls[0]["status"] == "completed":
         calls.popleft()
     return calls[0] if calls else None
 
 
 def _text(message: Message, path: str) -> str:
-    """The text of a content. Other parts have no place in Harmony; one without a text says nothing."""
+    """The text of a content. Harmony has no other parts, and a part without text is empty."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

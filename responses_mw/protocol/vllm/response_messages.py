@@ -1,12 +1,12 @@
-"""vLLM's view of what its model was given and said: ``input_messages`` and ``output_messages`` of a response.
+"""vLLM's ``input_messages`` and ``output_messages``: what the model received and wrote.
 
-A caller asks for them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are messages
-of the Harmony format, such as ``openai_harmony.Message.from_dict`` reads; the author stands there twice, at the top (what that
-reads) and under ``author`` (how vLLM's own serialize). For any other model they are ``raw_message_tokens``: the prompt and the
+Callers request them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are Harmony
+messages, as ``openai_harmony.Message.from_dict`` reads them. The author is in them twice: at the top, where that function
+expects it, and under ``author``, as vLLM serializes it. For other models they are ``raw_message_tokens``: the prompt and the
 answer as texts and token ids.
 
-What a Chat Completions server does not tell stays empty: token ids come from vLLM alone (``RAW_PARAMETERS``), and the text of
-an answer is the one that the server made of them. As in vLLM, where text and tokens differ, the tokens are right.
+What a Chat Completions server does not report stays empty. Only vLLM reports token ids (``RAW_PARAMETERS``), and the text of
+an answer is as the server decoded it. Where text and tokens differ, the tokens are right, as in vLLM.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
 RAW_PARAMETERS = {"return_token_ids": True, "return_prompt_text": True}
-"""Of vLLM's chat API: asks for the prompt as text, and for token ids. No other server knows them."""
+"""Parameters of vLLM's chat API that request the prompt as text, and token ids. Other servers do not know them."""
 
 _START = 200006
-"""The token ``<|start|>`` of gpt-oss, with which each of its prompts begins."""
+"""The token ``<|start|>``, with which every prompt of gpt-oss begins."""
 
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
@@ -37,13 +37,13 @@ _BUILT_IN_LABEL = "code_interpreter"
 
 
 def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
-    """Whether ``model`` speaks Harmony: its name tells, or the prompt that it got."""
+    """Whether ``model`` uses Harmony, according to its name or its prompt."""
     name = model.lower().replace("_", "-")
     return "gpt-oss" in name or any(turn.prompt_tokens[:1] == [_START] for turn in turns)
 
 
 class ResponseMessages:
-    """Gathers over a run what its two lists need."""
+    """Collects the messages of a run."""
 
     def __init__(self) -> None:
         self._chat: ChatRequest | None = None
@@ -51,13 +51,13 @@ class ResponseMessages:
         self._turns: list[RawTurn] = []
 
     def begin(self, chat: ChatRequest, offered: Sequence[Offered]) -> None:
-        """A turn begins, with that request, before ``RAW_PARAMETERS`` are added to it."""
+        """Begin a turn with this chat request, before ``RAW_PARAMETERS`` are added to it."""
         if self._chat is None:
             self._chat, self._offered = chat, offered
         self._turns.append(RawTurn(chat["messages"]))
 
     def take(self, chunks: Iterable[Chunk | Text]) -> None:
-        """One read of the turn's answer."""
+        """Take one read of the turn's answer."""
         for chunk in chunks:
             if isinstance(chunk, dict):
                 self._turns[-1].take(chunk)
@@ -67,12 +67,12 @@ class ResponseMessages:
     def members(
         self, model: str, output: Sequence[Item], results: Mapping[str, str | list[Part]]
     ) -> dict[str, list[dict[str, Any]]]:
-        """The two members of the document, for a run of ``model`` that made ``output``."""
+        """The two members of the document, for a run of ``model`` with this ``output``."""
         if self._chat is not None and is_harmony(model, self._turns):
-            told = harmony_input(self._chat, self._offered), harmony_output(output, results)
+            messages = harmony_input(self._chat, self._offered), harmony_output(output, results)
         else:
-            told = raw_input(self._turns), raw_output(self._turns)
-        return dict(zip(("input_messages", "output_messages"), told, strict=True))
+            messages = raw_input(self._turns), raw_output(self._turns)
+        return dict(zip(("input_messages", "output_messages"), messages, strict=True))
 
 
 # -- raw_message_tokens ------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class ResponseMessages:
 
 @dataclass(slots=True)
 class RawTurn:
-    """One chat completion as texts and tokens. ``messages`` is what was sent; ``take`` gathers the rest out of the chunks."""
+    """One chat completion as texts and tokens. ``messages`` is what was sent; ``take`` collects the rest."""
 
     messages: Sequence[Message]
     prompt: str | None = None
@@ -89,7 +89,7 @@ class RawTurn:
     tokens: list[int] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> None:
-        """Raises ``UpstreamError`` where the ids are no numbers."""
+        """Take a chunk. Raise ``UpstreamError`` if token ids are not numbers."""
         if isinstance(chunk.get("prompt_text"), str):
             self.prompt = chunk["prompt_text"]
         self.prompt_tokens += _token_ids(chunk, "prompt_token_ids")
@@ -97,7 +97,7 @@ class RawTurn:
             if not choice.get("index"):
                 self.tokens += _token_ids(choice, "token_ids")
                 delta = choice.get("delta")
-                self.pieces += _said(delta) if isinstance(delta, dict) else []
+                self.pieces += _texts_of(delta) if isinstance(delta, dict) else []
 
 
 def _token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
@@ -107,7 +107,7 @@ def _token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
     return ids
 
 
-def _said(delta: Mapping[str, Any]) -> list[str]:
+def _texts_of(delta: Mapping[str, Any]) -> list[str]:
     texts = [delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")]
     for call in delta.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -123,8 +123,8 @@ def raw_input(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
 
 def raw_output(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
     """The answer of each turn, and the prompts between them."""
-    told = [one for turn in turns for one in (_prompt(turn), _raw("".join(turn.pieces), turn.tokens))]
-    return [one for one in told[1:] if one["message"] or one["tokens"]]
+    messages = [one for turn in turns for one in (_prompt(turn), _raw("".join(turn.pieces), turn.tokens))]
+    return [one for one in messages[1:] if one["message"] or one["tokens"]]
 
 
 def _prompt(turn: RawTurn) -> dict[str, Any]:
@@ -140,10 +140,10 @@ def _raw(message: str, tokens: list[int]) -> dict[str, Any]:
 
 
 def harmony_input(chat: ChatRequest, offered: Sequence[Offered] = ()) -> list[dict[str, Any]]:
-    """The messages that ``chat``, the first chat request of a run, is to the model; ``offered`` are its functions.
+    """Convert the first chat request of a run to Harmony messages; ``offered`` are its functions.
 
-    The system message first, then one of the developer, where there are instructions or functions of the client's. Instructions
-    beside built-in tools alone stand in the system message: so does vLLM with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
+    The system message comes first, then a developer message if there are instructions or client functions. Instructions with
+    only built-in tools go to the system message, as in vLLM with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
     """
     messages: list[Message] = list(chat["messages"])
     first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
@@ -157,7 +157,7 @@ def harmony_input(chat: ChatRequest, offered: Sequence[Offered] = ()) -> list[di
         made.append(_developer(instructions, clients))
     names: dict[str, str] = {}
     for message in messages[first:]:
-        made += _of_chat(message, recipients, names)
+        made += _from_chat(message, recipients, names)
     return made
 
 
@@ -183,8 +183,8 @@ def _developer(instructions: str, functions: Iterable[Mapping[str, Any]]) -> dic
     return _message("developer", [content])
 
 
-def _of_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
-    """``names`` tells, by the call's id, whom a tool's message is from; the assistant's messages fill it."""
+def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Convert one chat message. ``names`` maps call ids to the authors of tool messages; assistant messages add to it."""
     role, text = message["role"], _flat(message.get("content"))
     if role == "tool":
         call_id = message["tool_call_id"]
@@ -206,7 +206,7 @@ def _of_chat(message: Message, recipients: Mapping[str, str], names: dict[str, s
 
 
 def _flat(content: Any) -> str:
-    """The text of a chat content. Harmony has no place for images."""
+    """The text of a chat content. Harmony has no images."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
@@ -216,8 +216,10 @@ def _flat(content: Any) -> str:
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """The messages that the ``output`` of a response was; ``results`` is what the model saw of its calls, by their items' ids.
-    Text that a call follows is a preamble."""
+    """Convert the ``output`` of a response to Harmony messages; ``results`` is what the model saw of its calls, by item id.
+
+    Text before a call is a preamble.
+    """
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
     for at, item in enumerate(items):
@@ -228,7 +230,7 @@ def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]
             parts = [{"type": "text", "text": text} for text in texts]
             made.append(_message("assistant", parts, channel="commentary" if at < last_call else "final"))
         elif _is_call(item):
-            made += _of_call(item, (results or {}).get(item["id"]))
+            made += _from_call(item, (results or {}).get(item["id"]))
     return made
 
 
@@ -236,12 +238,12 @@ def _is_call(item: Item) -> bool:
     return str(item["type"]).endswith("_call") or item["type"] == "mcp_approval_request"
 
 
-def _of_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]]:
-    """The call, and what it came to where it was carried out here."""
+def _from_call(item: Item, result: str | list[Part] | None) -> list[dict[str, Any]]:
+    """A call, with its result if the server executed it."""
     to, call_id = _recipient(item["type"], item), str(item.get("call_id") or item["id"])
     made = [_call(to, arguments_of(item), call_id)]
     if "call_id" in item or item["type"] == "mcp_approval_request":
-        return made  # the client's
+        return made  # executed by the client
     if result is None and is_finished(item):
         result = output_of(item)
     if result is not None:
@@ -254,7 +256,7 @@ def _flat_parts(parts: Iterable[Part]) -> str:
 
 
 def recipient(form: CallForm) -> str:
-    """Whom a call of that form is for."""
+    """The recipient of a call of that form."""
     return _recipient(form.item, form.members)
 
 
@@ -277,8 +279,8 @@ def _message(role: str, content: str | list[dict[str, Any]], *, name: str | None
 
 
 def _call(to: str, arguments: str, call_id: str) -> dict[str, Any]:
-    """``call_id`` is no member of Harmony's: by it a result that comes later, as an item, finds its call."""
-    if to == _PYTHON:  # it gets the code as it is
+    """A message with a call. ``call_id`` is not part of Harmony: it links a later result to its call."""
+    if to == _PYTHON:  # it receives the code as it is
         parsed = parse_arguments(arguments) or {}
         code = parsed.get("code")
         text = code if isinstance(code, str) else arguments
