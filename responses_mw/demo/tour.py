@@ -9,10 +9,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import httpx
 import openai
 from pydantic import BaseModel
 
-from .servers import ServerFailed, demo_upstream, our_server
+from .servers import Deployment, ServerFailed, demo_upstream, deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +33,12 @@ def take(once: bool, host: str, port: int | None) -> int:
     """Start both servers, take the tour, end them; the exit status. Unless ``once``, stay up until Ctrl-C."""
     _end_on_signals()
     try:
-        with demo_upstream(PACE) as upstream, our_server(upstream, host, port) as ours:
+        with demo_upstream(PACE) as upstream, deployment(upstream, host, port) as (ours, site):
             print(_bold("responses-mw, a guided tour"))
             print(f"A demo model speaks Chat Completions at {upstream}.")
             print(f"responses-mw serves OpenAI's Responses API in front of it, at {ours.url}.")
-            status = visit(ours.client)
+            print("A second replica shares its Redis but leaves background work to the first. An MCP server offers a tool.")
+            status = visit(site)
             _say_how_to_go_on(ours.url, once)
             return status if once else _stay(ours.process.wait, status)
     except ServerFailed as failed:
@@ -47,14 +49,14 @@ def take(once: bool, host: str, port: int | None) -> int:
         return 130
 
 
-def visit(client: openai.OpenAI) -> int:
+def visit(site: Deployment) -> int:
     """Make every stop; 1 if a check failed at any of them, else 0."""
     failed = 0
     for number, (title, stop) in enumerate(STOPS, 1):
         print(f"\n{_bold(f'{number}. {title}')}")
         try:
-            print(f"   ok: {stop(client)}")
-        except (CheckFailed, openai.OpenAIError) as fault:
+            print(f"   ok: {stop(site)}")
+        except (CheckFailed, openai.OpenAIError, httpx.HTTPError) as fault:
             failed += 1
             reason = f"expected {fault}" if isinstance(fault, CheckFailed) else f"{type(fault).__name__}: {fault}"
             print(f"\n   FAILED: {reason}")
@@ -70,12 +72,12 @@ def _expect(held: bool, expectation: str) -> None:
 # The stops: each makes its calls, prints what comes, checks it, and says in a line what it saw.
 
 
-def streamed_answer(client: openai.OpenAI) -> str:
+def streamed_answer(site: Deployment) -> str:
     question = "Which word in this question about streaming is the longest?"
     _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
     events, arrived = [], []
     _begin("   answer   ")
-    for event in client.responses.create(model="demo", input=question, stream=True):
+    for event in site.client.responses.create(model="demo", input=question, stream=True):
         if event.type == "response.output_text.delta":
             _more(event.delta)
             arrived.append(time.monotonic())
@@ -93,11 +95,11 @@ def streamed_answer(client: openai.OpenAI) -> str:
     return f"{len(events)} events, {len(deltas)} of them text deltas"
 
 
-def reasoning_model(client: openai.OpenAI) -> str:
+def reasoning_model(site: Deployment) -> str:
     question = "What is 17 * 23 + 9?"
     _show(f'client.responses.stream(model="demo-thinker", input="{question}")')
     shown = ""
-    with client.responses.stream(model="demo-thinker", input=question) as stream:
+    with site.client.responses.stream(model="demo-thinker", input=question) as stream:
         for event in stream:
             if event.type == "response.reasoning_text.delta" or event.type == "response.output_text.delta":
                 if event.type != shown:
@@ -133,11 +135,11 @@ def get_weather(city: str, unit: str) -> str:
     return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
 
 
-def function_call(client: openai.OpenAI) -> str:
+def function_call(site: Deployment) -> str:
     question = "How is the weather in Paris, in celsius?"
     _show(f'client.responses.create(model="demo", tools=[get_weather], input="{question}")')
     conversation: list[Any] = [{"role": "user", "content": question}]
-    response = client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    response = site.client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
     calls = [item for item in response.output if item.type == "function_call"]
     _expect(len(calls) == 1, f"one function call, not {[item.type for item in response.output]}")
     print(f"   call     {calls[0].name}({calls[0].arguments})")
@@ -148,7 +150,7 @@ def function_call(client: openai.OpenAI) -> str:
     print(f"   result   {result}")
     conversation += response.output
     conversation.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": result})
-    follow_up = client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
+    follow_up = site.client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
     print(f"   answer   {follow_up.output_text}")
     _expect("21" in follow_up.output_text, "the temperature that the function gave, 21, in the answer")
     return "the model called, our function answered, the model used its answer"
@@ -160,20 +162,20 @@ class Person(BaseModel):
     born: int
 
 
-def structured_output(client: openai.OpenAI) -> str:
+def structured_output(site: Deployment) -> str:
     text = "Ada Lovelace, born in London in 1815, wrote the first program."
     _show(f'client.responses.parse(model="demo", text_format=Person, input="{text}")')
-    response = client.responses.parse(model="demo", input=text, text_format=Person)
+    response = site.client.responses.parse(model="demo", input=text, text_format=Person)
     print(f"   parsed   {response.output_parsed!r}")
     expected = Person(name="Ada Lovelace", birthplace="London", born=1815)
     _expect(response.output_parsed == expected, f"{expected!r}")
     return "the answer is an object of our own class"
 
 
-def an_error(client: openai.OpenAI) -> str:
+def an_error(site: Deployment) -> str:
     _show('client.responses.create(model="no-such-model", input="Hello")')
     try:
-        client.responses.create(model="no-such-model", input="Hello")
+        site.client.responses.create(model="no-such-model", input="Hello")
     except openai.NotFoundError as error:
         print(f"   error    {error.message}")
         _expect("no-such-model" in error.message, "the message to name the model")
@@ -181,12 +183,94 @@ def an_error(client: openai.OpenAI) -> str:
     raise CheckFailed("openai.NotFoundError for a model that does not exist")
 
 
-STOPS: tuple[tuple[str, Callable[[openai.OpenAI], str]], ...] = (
+def chain_across_replicas(site: Deployment) -> str:
+    _show('first = replica_2.responses.create(model="demo", input="My favourite colour is teal.")')
+    first = site.other.responses.create(model="demo", input="My favourite colour is teal.")
+    _show('replica_1.responses.create(previous_response_id=first.id, input="What is my favourite colour?")')
+    question = "What is my favourite colour?"
+    second = site.client.responses.create(model="demo", input=question, previous_response_id=first.id)
+    print(f"   answer   {second.output_text}")
+    _expect("teal" in second.output_text, f"the colour of the first response, not “{second.output_text}”")
+    return "one replica continued the conversation that the other had begun"
+
+
+def mcp_tool(site: Deployment) -> str:
+    question = "What is the population of Lisbon?"
+    _show(f'client.responses.create(tools=[{{"type": "mcp", "server_label": "cities"}}], input="{question}")')
+    tools: list[Any] = [{"type": "mcp", "server_label": "cities"}]
+    response = site.client.responses.create(model="demo", input=question, tools=tools)
+    calls = [item for item in response.output if item.type == "mcp_call"]
+    _expect(len(calls) == 1, f"one MCP call, not {[item.type for item in response.output]}")
+    print(f"   call     {calls[0].name}({calls[0].arguments}) -> {calls[0].output}")
+    print(f"   answer   {response.output_text}")
+    _expect("567131" in response.output_text, f"the tool's figure, 567131, in the answer, not “{response.output_text}”")
+    return "responses-mw called the tool itself, within one response"
+
+
+def cache_hit(site: Deployment) -> str:
+    question = "What is 6 * 7, from the cache?"
+    _show(f'client.responses.create(model="demo", extra_body={{"cache": "exact"}}, input="{question}")  # at each replica')
+    outcomes = []
+    for client in (site.other, site.client):
+        raw = client.responses.with_raw_response.create(model="demo", input=question, extra_body={"cache": "exact"})
+        outcomes.append((raw.headers.get("x-responses-cache", "none"), raw.parse()))
+        print(f"   cache    {outcomes[-1][0]}")
+    (first_status, first), (second_status, second) = outcomes
+    _expect(first_status == "miss" and second_status.startswith("exact"), "a miss and then a hit")
+    _expect(first.output_text == second.output_text and first.id != second.id, "the same text under another id")
+    return "the second replica answered from the cache of the first, without the model"
+
+
+def metrics(site: Deployment) -> str:
+    _show("GET /metrics  # at the admin port")
+    lines = httpx.get(site.metrics_url, trust_env=False).text.splitlines()
+    families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    tokens = [line for line in lines if line.startswith("gen_ai_client_token_usage") and "_sum{" in line]
+    for line in tokens[:2]:
+        print(f"   {line}")
+    _expect(bool(tokens), "the tokens of the models among the metrics")
+    return f"{len(families)} metrics for Prometheus"
+
+
+def resumed_after_a_kill(site: Deployment) -> str:
+    _show('replica_2.responses.create(model="demo", background=True, stream=True, input="Count to 100")')
+    _begin("   answer   ")
+    numbers, text, response_id = [], "", ""
+    for event in site.other.responses.create(model="demo", input="Count to 100", background=True, stream=True):
+        numbers.append(event.sequence_number)
+        if event.type == "response.created":
+            response_id = event.response.id
+        elif event.type == "response.output_text.delta":
+            text += event.delta
+            _more(event.delta)
+            if text.endswith(" 20"):
+                break
+    site.kill_other()
+    print("\n            (replica 2 is killed)")
+    _show(f"replica_1.responses.retrieve(id, stream=True, starting_after={numbers[-1] if numbers else 0})")
+    _begin("   answer  ")
+    for event in site.client.responses.retrieve(response_id, stream=True, starting_after=numbers[-1] if numbers else 0):
+        numbers.append(event.sequence_number)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+            _more(event.delta)
+    print()
+    _expect(numbers == list(range(len(numbers))), "every event exactly once")
+    _expect(text == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
+    return f"{len(numbers)} events, none lost and none twice"
+
+
+STOPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
     ("A streamed answer", streamed_answer),
     ("A reasoning model", reasoning_model),
     ("A function call and its follow-up", function_call),
     ("Structured output", structured_output),
     ("An error", an_error),
+    ("A chain across two replicas", chain_across_replicas),
+    ("A tool of an MCP server", mcp_tool),
+    ("A cache hit", cache_hit),
+    ("Metrics", metrics),
+    ("A background response that outlives a replica", resumed_after_a_kill),
 )
 
 

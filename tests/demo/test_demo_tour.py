@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from responses_mw.demo import tour
-from responses_mw.demo.servers import demo_upstream, our_server
+from responses_mw.demo.servers import Deployment, demo_upstream, our_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,8 @@ def test_without_a_port_a_taken_one_is_no_obstacle() -> None:
 
 def test_stops_that_do_not_see_what_they_expect_fail_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
     with demo_upstream(pace=0) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        status = tour.visit(client)  # the upstream alone has no Responses API: every stop must fail
+        site = Deployment(client, client, lambda: None, f"{url}/metrics")
+        status = tour.visit(site)  # the upstream alone has no Responses API: every stop must fail
     printed = capsys.readouterr().out
     assert status == 1
     assert printed.count("FAILED: ") == len(tour.STOPS)
