@@ -16,7 +16,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import APIError
-from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, frame
+from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import Settings
 from ..state import Batch
 
@@ -88,7 +88,7 @@ class RunJSONResponse(EventResponse):
     async def _answer(self, send: Send) -> None:
         response = None
         async for events in self._run:
-            response = events[-1].response
+            response = events[-1].data.get("response")
         assert response is not None, "a run ends with its document"
         await send_json(send, 200, response, self._headers())
 
@@ -123,8 +123,7 @@ class EventStreamResponse(EventResponse):
     def _message(self, events: Any) -> Message:
         self._silent = False
         self._last_number += len(events)
-        body = events[0].frame if len(events) == 1 else b"".join([event.frame for event in events])
-        return {"type": "http.response.body", "body": body, "more_body": True}
+        return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
         """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""

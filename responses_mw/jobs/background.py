@@ -13,6 +13,7 @@ from ..auth import Gate
 from ..crypto import Sealer
 from ..engine.run import Run
 from ..errors import BadRequest, NotSupported, Unavailable
+from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import Settings
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
@@ -60,7 +61,7 @@ class Background:
         await gate()
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
-        start = b"".join([event.frame for event in run.assembler.start(queued=True)])
+        start = sse.encode(run.assembler.start(queued=True))
         document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}
         # Tools hold credentials too: those of MCP servers.

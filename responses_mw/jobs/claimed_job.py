@@ -17,6 +17,7 @@ from ..engine.history import commit_job
 from ..engine.run import Run, limits_of
 from ..engine.runner import Runner
 from ..errors import APIError, Unauthorized, UpstreamError
+from ..protocol import sse
 from ..protocol.request.create import parse
 from ..settings import Settings
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
@@ -137,20 +138,18 @@ class JobRunner:
     async def _end(self, held: Held, run: Run) -> None:
         """Stores the response, with the last events. Tried for as long as the lease lasts."""
         await self._flusher.last(held)
-        number = held.next_number
-        held.write(run.assembler.terminal())
-        last = held.batch(final=True)
+        number, rest = held.next_number, held.batch()
+        before = rest.data if rest is not None else b""
         while held.stopped != LOST:
-            assert last is not None
+            data = before + sse.encode(run.assembler.terminal())
             try:
-                await self._commit(run, last)
+                await self._commit(run, Batch(number, held.next_number, data, final=True))
             except StateUnavailable as error:
                 logger.warning("response %s cannot be stored yet: %s", held.job.response_id, error.message)
                 await asyncio.sleep(0.2)
             except OverBound as error:
                 run.fail(UpstreamError(error.message))
                 run.context = replace(run.context, chain=Chain.new())
-                last = self._failed(number, last, run)
             except (Deleted, Fenced):
                 break
             else:
@@ -159,12 +158,6 @@ class JobRunner:
 
     async def _commit(self, run: Run, last: Batch) -> None:
         await commit_job(self._state, run.context, run.document, last)
-
-    def _failed(self, number: int, last: Batch, run: Run) -> Batch:
-        """The last batch with another end."""
-        frames = last.data.split(b"\n\n")[:-2]
-        frames += [event.frame.removesuffix(b"\n\n") for event in run.assembler.terminal()]
-        return Batch(number, last.last, b"\n\n".join(frames) + b"\n\n", final=True)
 
     async def _hand_back(self, held: Held) -> None:
         await self._flusher.last(held)

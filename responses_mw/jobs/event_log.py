@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from ..protocol import sse
 from ..protocol.response.events import Event
 from ..state import Batch, Job, Jobs, StateUnavailable
 from ..telemetry import EVENTS_APPENDED, LEASES_LOST
@@ -52,7 +53,7 @@ class Held:
 
     def write(self, events: Iterable[Event]) -> None:
         for event in events:
-            data = event.frame
+            data = sse.encode([event])
             self._pending.append(data)
             self._count += 1
             self.size += len(data)

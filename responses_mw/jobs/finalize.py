@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..engine.history import RunContext, commit_job
 from ..errors import APIError
 from ..ids import RunIds
+from ..protocol import sse
 from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
 from ..state import Batch, Chain, Fenced, Job, OverBound, State, Taken
@@ -33,7 +35,7 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     document = fold(job.document, await _log(state, job))
     document.update(status=status, error=error)
     chain = await _chain(state, job)
-    last = Batch(job.next_number, job.next_number, end(document, job.next_number).frame, final=True)
+    last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
     context = RunContext(chain, RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit_job(state, context, document, last)
@@ -43,17 +45,18 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     return document
 
 
-async def _log(state: State, job: Job) -> list[bytes]:
-    """All batches of the job's log. Nobody writes to it now but the holder of the token."""
-    data: list[bytes] = []
+async def _log(state: State, job: Job) -> list[dict[str, Any]]:
+    """All events of the job's log. Nobody writes to it now but the holder of the token."""
+    events: list[dict[str, Any]] = []
     number = -1
     while number < job.next_number - 1:
         (batches,) = await state.jobs.logs([(job.response_id, number)])
         if not batches:
             raise Fenced(job.response_id)  # it was deleted meanwhile
-        data += [batch.data for batch in batches]
+        for batch in batches:
+            events += sse.decode(batch.data)
         number = batches[-1].last
-    return data
+    return events
 
 
 async def _chain(state: State, job: Job) -> Chain:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 
 from ..errors import BadRequest
+from ..protocol import sse
 from ..protocol.response.replay import end
 from ..protocol.types import Document
 from ..state import Batch, Missing, State, StateUnavailable
@@ -257,12 +258,11 @@ def _cancel(wanted: _Wanted) -> None:
 def _lost(document: Document, number: int) -> Batch:
     """The end of a response that the store has lost, or a part of it. It has that number for this follower only."""
     error = {"code": "server_error", "message": "The response was lost: the state store has lost it, or it was deleted."}
-    return Batch(number, number, end({**document, "status": "failed", "error": error}, number).frame, final=True)
+    return Batch(number, number, sse.encode([end({**document, "status": "failed", "error": error}, number)]), final=True)
 
 
 def _after(batch: Batch, number: int) -> Batch:
     """The batch without the events up to that number."""
     if batch.first > number:
         return batch
-    frames = batch.data.split(b"\n\n")[number + 1 - batch.first :]
-    return Batch(number + 1, batch.last, b"\n\n".join(frames), final=batch.final)
+    return Batch(number + 1, batch.last, sse.skip(batch.data, number + 1 - batch.first), final=batch.final)

@@ -12,6 +12,13 @@ servers:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from .response.events import Event
+
 DONE = b"[DONE]"
 DONE_FRAME = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -111,3 +118,21 @@ def _payload(block: bytes) -> bytes:
 def frame(event: str, data: bytes) -> bytes:
     """Encode one frame. ``data`` is JSON without line breaks."""
     return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+
+
+# -- the events of a response, as clients receive them and job logs store them -------------------------------------------------
+
+
+def encode(events: Iterable[Event]) -> bytes:
+    """Return the frames of the events."""
+    return b"".join([frame(event.type, orjson.dumps(event.data)) for event in events])
+
+
+def decode(frames: bytes) -> Iterator[dict[str, Any]]:
+    """Return the data of the events in `frames`, as `encode` made them."""
+    return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)
+
+
+def skip(frames: bytes, count: int) -> bytes:
+    """Return `frames`, as `encode` made them, without the first `count` of them."""
+    return b"\n\n".join(frames.split(b"\n\n")[count:])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from responses_mw.ids import RunIds
+from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
@@ -32,8 +33,8 @@ RUNS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any], list[bytes], dict[str, Any]]:
-    """The document as created, the batches of its log, and the document as the run broke off after these chunks."""
+def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The document as created, the events of its log, and the document as the run broke off after these chunks."""
     created = document.create(parse({"input": "Hi", "background": True}), response_id="resp_1", model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), RunIds(), options)
     batches = [assembler.start(queued=True), assembler.resume(2)]
@@ -41,7 +42,7 @@ def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any],
     if chunks and chunks[-1] in (finish(), finish("tool_calls")):
         batches.append(assembler.end_turn())
     assembler.fail("server_error", "It broke off.")
-    return created, [b"".join(event.frame for event in events) for events in batches], assembler.response
+    return created, list(sse.decode(b"".join(sse.encode(events) for events in batches))), assembler.response
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,5 @@ def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -
     created, log, _ = run(RUNS["text"][:2], Options())
     event = end({**fold(created, log), "status": "cancelled"}, 7)
     assert event.type == "response.failed"
-    assert event.response is not None
-    assert event.response["status"] == "cancelled"
-    assert event.json.endswith(b'"sequence_number":7}')
+    assert event.data["response"]["status"] == "cancelled"
+    assert event.data["sequence_number"] == 7

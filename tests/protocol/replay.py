@@ -6,11 +6,11 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
+from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import TERMINAL, Event
 
 from . import spec
@@ -128,7 +128,8 @@ class Replay:
 
 
 def decoded(events: Sequence[Event]) -> list[dict[str, Any]]:
-    return [orjson.loads(event.json) for event in events]
+    """The data of the events as a client reads it."""
+    return list(sse.decode(sse.encode(events)))
 
 
 def check(events: Sequence[Event]) -> dict[str, Any]:
@@ -137,7 +138,6 @@ def check(events: Sequence[Event]) -> dict[str, Any]:
     strict = ResponseStreamState(input_tools=omit, text_format=omit)
     for event, raw in zip(decoded(events), events, strict=True):
         assert event["type"] == raw.type
-        assert raw.frame == b"event: " + raw.type.encode() + b"\ndata: " + raw.json + b"\n\n"
         strict.handle_event(MODELS[event["type"]].model_validate(event))
         if event["type"] in spec.EVENTS:
             assert spec.faults(event, spec.EVENTS[event["type"]]) == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from responses_mw.protocol import sse
 from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.lifecycle import Options
@@ -178,6 +179,20 @@ def test_one_text_chunk_is_one_delta(answer: Answer, manner: Manner, cut: manner
     chunks = render(manner, answer, cut)
     deltas = [event["delta"] for event in decoded(run(chunks)) if event["type"] == "response.output_text.delta"]
     assert deltas == (cut(answer.text) if "".join(deltas) else [])
+
+
+@each_manner
+@given(data=st.data())
+def test_an_event_does_not_change_once_it_is_made(manner: Manner, data: st.DataObject) -> None:
+    assembling = assembler()
+    events = assembling.start()
+    encoded = sse.encode(events)
+    for chunk in [*render(manner, data.draw(manners.answers), data.draw(manners.cuts())), None]:
+        made = assembling.feed(chunk) if chunk is not None else assembling.end_turn()
+        encoded += sse.encode(made)
+        events += made
+    assembling.conclude(1)
+    assert sse.encode(events) == encoded
 
 
 @given(st.text(max_size=30), st.lists(st.sampled_from(["<think>", "</think>", "<thi", "</", ">", "a", " ", "\n"]), max_size=8))

@@ -198,7 +198,7 @@ class WebSocketConnection:
 
     async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
         """Whether the response did not fail."""
-        settings, end = self._settings, frames.ending(create.lane)
+        settings = self._settings
         if create.generate:
             policy = policy_of(request.cache, None, settings, stored=request.store)
             run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches
@@ -208,7 +208,7 @@ class WebSocketConnection:
         async with aclosing(run):
             async for events in run:
                 for event in events:
-                    await self._tell(event.json[:-1].decode() + end)
+                    await self._tell(frames.event_text(event, create.lane))
                 last = events[-1].type
         return last != "response.failed"
 

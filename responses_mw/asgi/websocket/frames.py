@@ -18,6 +18,7 @@ import orjson
 from ...errors import APIError, BadRequest, TooLarge
 from ...protocol.request import checks
 from ...protocol.request.body import RequestLimits, decode
+from ...protocol.response.events import Event
 
 LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 CREATE, STEER = "response.create", "response.steer"
@@ -103,6 +104,6 @@ def _text(members: dict[str, Any], lane: str | None) -> str:
     return orjson.dumps(members if lane is None else {**members, "stream_id": lane}).decode()
 
 
-def ending(lane: str | None) -> str:
-    """What stands at the end of each event of a lane in place of its last brace. A lane's name needs no escapes."""
-    return "}" if lane is None else f',"stream_id":"{lane}"}}'
+def event_text(event: Event, lane: str | None) -> str:
+    """Return the message for an event of a response in `lane`."""
+    return _text(event.data, lane)

@@ -1,8 +1,11 @@
-"""Events, and the one place that numbers them."""
+"""Events, and the one place that numbers them.
+
+An event is a type and its data. It says nothing about how it travels: server-sent events are encoded by `protocol.sse`,
+WebSocket messages by `asgi.websocket`.
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -13,48 +16,33 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 
 def terminal_type(document: Document) -> str:
-    """The type of the event that ends a run with that document; a cancelled one failed."""
+    """Return the type of the event that ends a run with this document. A cancelled run ends in `response.failed`."""
     event = f"response.{document['status']}"
     return event if event in TERMINAL else "response.failed"
 
 
 class Event(NamedTuple):
-    """One event of a response's stream. It is encoded when it is made: the document goes on changing, the event must not."""
+    """One event of a response's stream. Its data does not change once the event exists, and must not be changed."""
 
     type: str
-    frame: bytes
-    """The whole server-sent event; empty where nobody reads it (``NullEmitter``)."""
-    response: Document | None = None
-    """The document that the event carries, where it carries one."""
-
-    @property
-    def json(self) -> bytes:
-        """The event's data."""
-        return self.frame[len(_head(self.type)) : -len(_END)]
-
-
-_event = partial(tuple.__new__, Event)  # as ``Event(...)``, for a third of the cost
-_END = b"\n\n"
-
-
-def _head(event_type: str) -> bytes:
-    return f"event: {event_type}\ndata: ".encode()
+    data: dict[str, Any]
+    """All members, including `type` and `sequence_number`."""
 
 
 class DeltaTemplate:
-    """A delta event that is prepared but for the text and the number: what a token costs is what is spent here."""
+    """The members of a delta event that are the same for every delta of one part."""
 
-    __slots__ = ("head", "tail", "type")
+    __slots__ = ("after", "before", "type")
 
-    def __init__(self, event_type: str, place: dict[str, Any], extra: bytes = b"") -> None:
-        """``place`` tells where the delta belongs (item id, indices); ``extra`` is JSON that stands after the text."""
+    def __init__(self, event_type: str, place: dict[str, Any], after: dict[str, Any] | None = None) -> None:
+        """`place` holds the item id and the indices; the members `after` follow the text."""
         self.type = event_type
-        self.head = _head(event_type) + orjson.dumps({"type": event_type, **place})[:-1] + b',"delta":'
-        self.tail = extra + b',"sequence_number":%d}' + _END
+        self.before = {"type": event_type, **place}
+        self.after = after or {}
 
 
 class Emitter:
-    """Collects the events of a response in order and gives each its ``sequence_number``: from 0, contiguous."""
+    """Collect the events of a response in order and number them: from 0, contiguous."""
 
     __slots__ = ("_events", "next_number")
 
@@ -63,12 +51,14 @@ class Emitter:
         self._events: list[Event] = []
 
     def emit(self, event_type: str, /, **members: Any) -> None:
-        body = orjson.dumps({"type": event_type, **members, "sequence_number": self._number()})
-        self._events.append(Event(event_type, _head(event_type) + body + _END, members.get("response")))
+        """Add an event. Its members are copied, as the run goes on changing the document and its items."""
+        copies = {name: _snapshot(value) for name, value in members.items()}
+        self._events.append(Event(event_type, {"type": event_type, **copies, "sequence_number": self._number()}))
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
-        frame = template.head + orjson.dumps(text) + template.tail % self._number()
-        self._events.append(_event((template.type, frame, None)))
+        """Add a delta event. This is the work done for each token."""
+        data = {**template.before, "delta": text, **template.after, "sequence_number": self._number()}
+        self._events.append(Event(template.type, data))
 
     def _number(self) -> int:
         number = self.next_number
@@ -76,18 +66,23 @@ class Emitter:
         return number
 
     def drain(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events added since the last call."""
         events, self._events = self._events, []
         return events
 
 
 class NullEmitter(Emitter):
-    """Emits events that nobody reads: they are not encoded, and tell no more than their type and document."""
+    """Emit events of which only the document is read: they are not numbered or copied, and deltas are empty."""
 
     __slots__ = ()
 
     def emit(self, event_type: str, /, **members: Any) -> None:
-        self._events.append(Event(event_type, b"", members.get("response")))
+        self._events.append(Event(event_type, members))
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
-        self._events.append(_event((template.type, b"", None)))
+        self._events.append(Event(template.type, {}))
+
+
+def _snapshot(value: Any) -> Any:
+    """Copy a JSON value deeply; strings and numbers are immutable."""
+    return orjson.loads(orjson.dumps(value)) if isinstance(value, dict | list) else value

@@ -3,15 +3,13 @@
 The events that add to an item tell which of its members they write to (OpenAI reference, "Streaming events"); what is not
 known here adds nothing, and the item's ``done`` brings it whole.
 
-From a log of events back to the document: what a run that lost its worker, or was cancelled, has come to.
+`fold` makes the document of a run that lost its worker or was cancelled from the log of its events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-import orjson
 
 from ..request.checks import malformed
 from ..types import Document, Item, Part
@@ -117,20 +115,17 @@ def _part(item: Item, holder: str, index: Any, empty: Part) -> Part:
     return parts[-1]
 
 
-def fold(created: Document, log: Iterable[bytes]) -> Document:
-    """The document that was ``created`` with what the batches of its ``log`` (raw server-sent events) brought since. An item
-    that was not done is ``incomplete``."""
+def fold(created: Document, log: Iterable[Mapping[str, Any]]) -> Document:
+    """Return the `created` document with the output of the events in its `log`. Items that are not done become `incomplete`."""
     output = Output([])
-    for batch in log:
-        for frame in batch.split(b"\n\n"):
-            if frame:
-                output.take(orjson.loads(frame.partition(b"\ndata: ")[2]))
+    for event in log:
+        output.take(event)
     output.cut()
     return {**created, "output": output.items}
 
 
 def end(document: Document, number: int) -> Event:
-    """The terminal event, with that number, of a run that ended with ``document``."""
+    """Return the terminal event of a run that ended with `document`."""
     emitter = Emitter(number)
     emitter.emit(terminal_type(document), response=whole(document))
     return emitter.drain()[0]

@@ -27,8 +27,8 @@ class TextKind:
     events: str
     """Names of the events: ``response.<events>.delta`` and ``.done``; ``response.<part_events>.added`` and ``.done``."""
     part_events: str
-    delta_extra: bytes = b""
-    """JSON that follows the text in every delta."""
+    has_logprobs: bool = False
+    """Whether a delta has `logprobs`, if only an empty list."""
 
     def new_item(self) -> Item:
         if self.item == "message":
@@ -43,7 +43,7 @@ class TextKind:
 
 OUTPUT_TEXT = TextKind(
     item="message", prefix="msg", parts="content", index="content_index", part="output_text", text="text",
-    events="output_text", part_events="content_part", delta_extra=b',"logprobs":[]',
+    events="output_text", part_events="content_part", has_logprobs=True,
 )  # fmt: skip
 REFUSAL = TextKind(
     item="message", prefix="msg", parts="content", index="content_index", part="refusal", text="refusal",
@@ -73,7 +73,8 @@ class OpenText:
         self.place: dict[str, Any] = {"item_id": item["id"], "output_index": output_index, kind.index: len(item[kind.parts])}
         self.part = kind.new_part()
         self.pieces: list[str] = []
-        self.template = DeltaTemplate(f"response.{kind.events}.delta", self.place, kind.delta_extra)
+        after = {"logprobs": []} if kind.has_logprobs else None
+        self.template = DeltaTemplate(f"response.{kind.events}.delta", self.place, after)
         self._emitter = emitter
         self._logprobs: list[dict[str, Any]] = []
         item[kind.parts].append(self.part)
