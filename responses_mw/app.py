@@ -19,13 +19,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from .asgi.admin import checks, open_admin
+from .asgi.api_keys import APIKeyMiddleware
 from .asgi.limits import RateLimitMiddleware, RateLimits
 from .asgi.middleware import Application, Dispatcher
 from .asgi.passable import PassablePaths
 from .asgi.proxy import ReverseProxy
 from .asgi.routes import Routes
 from .asgi.telemetry import TelemetryMiddleware
-from .auth import APIKeyMiddleware, APIKeys
+from .auth import APIKeys
 from .cache import Cache, Embeddings
 from .crypto import Sealer
 from .engine.history import History

@@ -26,15 +26,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import orjson
 from starlette.datastructures import Headers
 
-from .errors import BadRequest, Forbidden, StartupError, Unauthorized
+from .errors import BadRequest, Forbidden, StartupError
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from .settings import Settings
 
 Gate: TypeAlias = Callable[[], Awaitable[None]]
@@ -84,7 +80,8 @@ def container_owner(owner: str) -> str:
 
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
-_KEY = "responses_mw.api_key"
+API_KEY = "responses_mw.api_key"
+"""Where an ASGI scope holds the name of the caller's key."""
 
 
 class InvalidKeys(StartupError, ValueError):
@@ -139,33 +136,9 @@ class APIKeys:
         return found if scheme.lower() == "bearer" else None
 
 
-class APIKeyMiddleware:
-    """An ASGI application that lets pass to ``app`` who has a key. The key goes no further: the upstream is asked with the
-    operator's ``upstream_api_key``, if one is set, or without any."""
-
-    def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """``upstream_key`` takes the place of the key in the headers, for an ``app`` that passes them on as they are."""
-        self._app = app
-        self._keys = keys
-        self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        name = self._keys.name(Headers(scope=scope).get("authorization", ""))
-        if name is None:
-            await _refuse(scope, receive, send)
-            return
-        others = [(key, value) for key, value in scope["headers"] if key.lower() != b"authorization"]
-        scope["headers"] = [*others, *self._instead]
-        scope[_KEY] = name
-        await self._app(scope, receive, send)
-
-
 def has_key(scope: Any) -> bool:
     """Whether the request with this ASGI ``scope`` came with a key of ours."""
-    return _KEY in scope
+    return API_KEY in scope
 
 
 def owner_in(scope: Any, settings: Settings) -> str:
@@ -173,7 +146,7 @@ def owner_in(scope: Any, settings: Settings) -> str:
 
     Raises ``BadRequest`` where the tenant is missing, ``Forbidden`` where the key is none that may name one.
     """
-    name, header, headers = scope.get(_KEY), settings.tenant_header, Headers(scope=scope)
+    name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
         if header in headers:
             raise Forbidden(f"This API key may not name a tenant: leave '{header}' out.", code="tenant_not_allowed")
@@ -181,18 +154,3 @@ def owner_in(scope: Any, settings: Settings) -> str:
     if name is not None and not header:
         return sha256(f"key\0{name}".encode()).hexdigest()[:32]
     return owner_of(headers, header)
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    error = Unauthorized("Incorrect API key provided, or none: use 'Authorization: Bearer KEY'.")
-    kind = "http.response"
-    if scope["type"] == "websocket":
-        await receive()
-        kind = "websocket.http.response"
-        if kind not in scope.get("extensions", {}):
-            await send({"type": "websocket.close", "code": 1008})
-            return
-    body = orjson.dumps(error.body())
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"www-authenticate", b"Bearer")]
-    await send({"type": f"{kind}.start", "status": error.status, "headers": fields})
-    await send({"type": f"{kind}.body", "body": body})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw import Settings
-from responses_mw.auth import APIKeyMiddleware, APIKeys, InvalidKeys
+from responses_mw.asgi.api_keys import APIKeyMiddleware
+from responses_mw.auth import APIKeys, InvalidKeys
 from scripted import HELLO
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings
-from responses_mw.auth import APIKeyMiddleware, APIKeys
+from responses_mw.asgi.api_keys import APIKeyMiddleware
+from responses_mw.auth import APIKeys
 from responses_mw.cli import main
 from responses_mw.flags import SECTIONS
 from scripted import TINY, completion

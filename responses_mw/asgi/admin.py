@@ -13,12 +13,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import orjson
+from starlette.responses import PlainTextResponse, Response
 
 from .. import telemetry
 from ..errors import APIError, StartupError, UpstreamError
 from ..state import StateUnavailable
 from ..upstream import Caller
+from .json import JSONResponse
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -57,22 +58,23 @@ class Admin:
             return
         await receive()
         if scope["method"] not in ("GET", "HEAD"):
-            await _send(send, 405, b"", b"text/plain", (b"allow", b"GET, HEAD"))
+            response = Response(status_code=405, headers={"allow": "GET, HEAD"})
         elif scope["path"] == "/livez":
-            await _send(send, 200, b"ok\n", b"text/plain")
+            response = PlainTextResponse("ok\n")
         elif scope["path"] == "/readyz":
-            await self._ready(send)
+            response = await self._ready()
         elif scope["path"] == "/metrics":
             body, content_type = telemetry.exposition(_accept(scope))
-            await _send(send, 200, body, content_type.encode())
+            response = Response(body, headers={"content-type": content_type})
         else:
-            await _send(send, 404, b"there are /livez, /readyz and /metrics\n", b"text/plain")
+            response = PlainTextResponse("there are /livez, /readyz and /metrics\n", 404)
+        await response(scope, receive, send)
 
-    async def _ready(self, send: Send) -> None:
+    async def _ready(self) -> Response:
         faults = await asyncio.gather(*(_fault(check) for check in self._checks.values()))
-        told = {name: fault or "ok" for name, fault in zip(self._checks, faults, strict=True)}
+        results = {name: fault or "ok" for name, fault in zip(self._checks, faults, strict=True)}
         ready = not any(faults)
-        await _send(send, 200 if ready else 503, orjson.dumps({"ready": ready, "checks": told}), b"application/json")
+        return JSONResponse({"ready": ready, "checks": results}, 200 if ready else 503)
 
 
 def _accept(scope: Scope) -> str:
@@ -87,12 +89,6 @@ async def _fault(check: Check) -> str | None:
         return error.message
     except TimeoutError:
         return "It does not answer in time."
-
-
-async def _send(send: Send, status: int, body: bytes, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
-    fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
 
 
 # -- checks --------------------------------------------------------------------------------------------------------------

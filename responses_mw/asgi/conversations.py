@@ -21,8 +21,8 @@ from ..settings import Settings
 from ..state import Conversation, Page, State
 from ..threads import by_size
 from ..upstream import Caller, Upstream
+from .json import JSONResponse
 from .requests import Reader, included, listed, paging, shown
-from .sse import Answer
 
 MOST_ITEMS = 20  # that one request may add
 
@@ -42,12 +42,12 @@ class ConversationRoutes:
         conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
         items = await self._items(body.get("items", []), size, tag, state, caller.owner)
         await state.conversations.create(conversation, items, caller.owner)
-        return Answer(_shown(conversation))
+        return JSONResponse(_shown(conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
-        return Answer(_shown(await state.conversations.get(_id(request), caller.owner)))
+        return JSONResponse(_shown(await state.conversations.get(_id(request), caller.owner)))
 
     async def update(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}``"""
@@ -55,13 +55,13 @@ class ConversationRoutes:
         # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
         body, _ = await self._body(request, "metadata", required="metadata")
         updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
-        return Answer(_shown(updated))
+        return JSONResponse(_shown(updated))
 
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
         await state.conversations.delete(_id(request), caller.owner)
-        return Answer({"id": _id(request), "object": "conversation.deleted", "deleted": True})
+        return JSONResponse({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
     async def create_items(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}/items``"""
@@ -73,7 +73,7 @@ class ConversationRoutes:
         await state.conversations.get(_id(request), caller.owner)
         items = await self._items(body["items"], size, _id(request).removeprefix("conv_"), state, caller.owner)
         await state.conversations.append(_id(request), items, caller.owner)
-        return Answer(listed(Page(items, has_more=False), include))
+        return JSONResponse(listed(Page(items, has_more=False), include))
 
     async def items(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items``"""
@@ -82,20 +82,20 @@ class ConversationRoutes:
         page = await state.conversations.items(
             _id(request), caller.owner, after=asked.after, limit=asked.limit, order=asked.order
         )
-        return Answer(listed(page, include))
+        return JSONResponse(listed(page, include))
 
     async def item(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
         include = included(request)
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
-        return Answer(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
+        return JSONResponse(shown(await state.conversations.item(_id(request), item_id, caller.owner), include))
 
     async def delete_item(self, request: Request) -> ASGIApp:
         """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: returns the conversation"""
         state, caller = await self._verified(request)
         item_id = request.path_params["item_id"]
-        return Answer(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
+        return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
     async def _verified(self, request: Request) -> tuple[State, Caller]:
         caller = self._reader.caller(request)

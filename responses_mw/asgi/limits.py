@@ -21,12 +21,13 @@ from ..errors import RateLimited
 from ..ids import random_part
 from ..state import StateUnavailable
 from ..telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED
+from .json import add_headers
 from .telemetry import websocket_request_span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..auth import Gate
     from ..settings import Settings
@@ -136,18 +137,20 @@ class Allowance:
     """What one request is let do; what it has of it is given back in the end. Only callers who have been accepted are counted:
     a credential that somebody makes up leaves nothing in Redis."""
 
-    def __init__(self, limits: RateLimits | None) -> None:
-        """Without ``limits`` everything."""
+    def __init__(self, limits: RateLimits | None, scope: Scope) -> None:
+        """Without `limits`, everything is allowed. `scope` is that of the request, whose response reports the rate."""
         self._limits = limits
+        self._scope = scope
         self._stream: tuple[str, str] | None = None
         """The owner and the name of the one that is counted."""
-        self.rate: Rate | None = None
 
     async def request(self, owner: str, gate: Gate) -> None:
         """It asks for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
         if self._limits is not None:
             await gate()
-            self.rate = await self._limits.request(owner)
+            rate = await self._limits.request(owner)
+            if rate is not None and self._scope["type"] == "http":
+                add_headers(self._scope, self._limits.headers(rate))
 
     async def stream(self, owner: str, gate: Gate) -> None:
         """Its answer is a stream. Raises as ``request``."""
@@ -177,25 +180,16 @@ class Allowance:
 
 
 class RateLimitMiddleware:
-    """An ASGI application that gives each request to ``app`` its allowance (``allowance_of``), and tells in the headers of the
-    answer what is left of it."""
+    """Give each request to `app` an allowance, which `allowance_of` returns."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits = self._limits
-        allowance = scope[_KEY] = Allowance(limits)
-
-        def send_with_rate(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start" and allowance.rate is not None:
-                told = [(name.encode(), value.encode()) for name, value in limits.headers(allowance.rate).items()]
-                message = {**message, "headers": [*message.get("headers", ()), *told]}
-            return send(message)
-
+        allowance = scope[_KEY] = Allowance(self._limits, scope)
         try:
-            await self._app(scope, receive, send_with_rate if limits.per_minute else send)
+            await self._app(scope, receive, send)
         finally:
             await allowance.aclose()
 
@@ -214,4 +208,4 @@ async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], call
 def allowance_of(scope: Any) -> Allowance:
     """That of the request with this ASGI ``scope``; a boundless one where nothing is limited."""
     allowance: Allowance | None = scope.get(_KEY)
-    return allowance or Allowance(None)
+    return allowance or Allowance(None, scope)

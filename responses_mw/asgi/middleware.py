@@ -14,8 +14,7 @@ from ..errors import APIError, StartupError, UpgradeRequired
 from ..framing import check_upgrade
 from ..jobs import JobService
 from ..settings import Settings
-from .sse import send_json
-from .websocket import refuse
+from .json import ErrorResponse
 
 # What of a host's scope a call needs that no request stands behind.
 _OFFERED = ("app", "state")
@@ -55,14 +54,14 @@ class Dispatcher:
             try:
                 check_upgrade(scope["method"], scope["headers"])
             except APIError as error:  # the host's server may have lost the body, whosever the path is
-                await send_json(send, error.status, error.body(), error.headers)
+                await ErrorResponse(error)(scope, receive, send)
                 return
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket" and not self.settings.websocket:
-            await receive()
-            await refuse(UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE), scope, send)
+            error = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
+            await ErrorResponse(error)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
             await application.routes({**scope, "responses_mw.path": path}, receive, send)

@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import anyio
 import httpx
-import orjson
 
 from ..errors import APIError, BadRequest, MethodNotAllowed, RequestTimeout, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from ..framing import Announced, InvalidFraming, announced, check_upgrade
+from .json import ErrorResponse
 from .passable import PassablePaths, check_path
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class ReverseProxy:
         if scope["type"] == "http":
             await self._pass(scope, receive, send)
         elif scope["type"] == "websocket":
-            await _refuse_websocket(scope, receive, send)
+            error = UpstreamError("WebSockets are not relayed", status=501, code="websocket_not_supported")
+            await ErrorResponse(error)(scope, receive, send)
         else:
             await self._lifespan(receive, send)
 
@@ -101,15 +102,16 @@ class ReverseProxy:
                 return
             request = self._request(scope, path, body)
         except httpx.InvalidURL as error:
-            await _send_error(send, BadRequest(f"The request's target is not valid: {error}"))
+            error_response = ErrorResponse(BadRequest(f"The request's target is not valid: {error}"))
+            await error_response(scope, receive, send)
             return
         except APIError as error:
-            await _send_error(send, error)
+            await ErrorResponse(error)(scope, receive, send)
             return
         failure = None
         async with anyio.create_task_group() as group:
             group.start_soon(_watch, receive, body, group.cancel_scope)
-            failure = await self._relay(request, send)
+            failure = await self._relay(request, scope, receive, send)
             group.cancel_scope.cancel()
         if failure is not None:
             raise UpstreamError(f"The upstream's answer was broken off: {failure!r}")
@@ -133,16 +135,18 @@ class ReverseProxy:
         body = _RequestBody(first, receive, told, self._body_timeout)
         return body if first.get("more_body", False) else await anext(body)
 
-    async def _relay(self, request: httpx.Request, send: Send) -> httpx.TransportError | APIError | None:
+    async def _relay(
+        self, request: httpx.Request, scope: Scope, receive: Receive, send: Send
+    ) -> httpx.TransportError | APIError | None:
         """Send the request and pass the answer back; what broke the answer off, if anything did, is returned."""
         try:
             response = await self._send(request)
         except APIError as error:  # of the request's body
-            await _send_error(send, error)
+            await ErrorResponse(error)(scope, receive, send)
             return None
         except httpx.TransportError as error:
             logger.warning("No answer from the upstream to %s %s: %r", request.method, request.url.path, error)
-            await _send_error(send, _unanswered(error))
+            await ErrorResponse(_unanswered(error))(scope, receive, send)
             return None
         try:
             head = {"status": response.status_code, "headers": _response_headers(response)}
@@ -313,21 +317,3 @@ def _unanswered(error: httpx.TransportError) -> APIError:
     if isinstance(error, httpx.TimeoutException):
         return UpstreamTimeout("The upstream did not answer in time")
     return UpstreamUnreachable("The upstream cannot be reached")
-
-
-async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
-    await receive()
-    if "websocket.http.response" in scope.get("extensions", {}):
-        error = UpstreamError("WebSockets are not relayed", status=501, code="websocket_not_supported")
-        await _send_error(send, error, kind="websocket.http.response")
-    else:
-        await send({"type": "websocket.close"})
-
-
-async def _send_error(send: Send, error: APIError, *, kind: str = "http.response") -> None:
-    """Answer with the error's JSON body; ``kind`` is the message type of the answer, HTTP's or a refused WebSocket's."""
-    body = orjson.dumps(error.body())
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send({"type": f"{kind}.start", "status": error.status, "headers": headers})
-    await send({"type": f"{kind}.body", "body": body})

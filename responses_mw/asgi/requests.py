@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 from starlette.requests import HTTPConnection, Request
 
 from ..auth import has_key, owner_in
+from ..engine.prompt_templates import Prompts
 from ..engine.run import limits_of
 from ..errors import BadRequest, RequestTimeout, TooLarge
 from ..inbound import Inbound, Receiving
 from ..protocol.request import checks
-from ..protocol.request.body import decode
-from ..protocol.request.create import INCLUDABLE
+from ..protocol.request.body import RequestLimits, decode
+from ..protocol.request.create import INCLUDABLE, CreateResponse, parse
 from ..protocol.response import document
 from ..protocol.types import Item, Part
 from ..settings import Settings
@@ -29,6 +30,9 @@ from ..threads import by_size
 from ..upstream import Caller, Standing
 
 T = TypeVar("T")
+
+HOST_SCOPE = "responses_mw.host_scope"
+"""Where the scope of a routed request holds the one that came from the host, without our path and router."""
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -42,6 +46,23 @@ class Paging:
     before: str | None
     limit: int
     order: str
+
+
+class RequestParser:
+    """Parse the body of a request for a response: one that creates it, compacts its history or counts its tokens."""
+
+    def __init__(self, prompts: Prompts, limits: RequestLimits) -> None:
+        self._prompts = prompts
+        self._limits = limits
+
+    def parse(self, body: Any, size: int) -> CreateResponse:
+        """Return the request with its prompt template applied. `size` is that of the body in bytes. Raises `BadRequest`."""
+        return self.resolve_and_parse(body, size)[1]
+
+    def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
+        """Return the body with its prompt template applied, and the request. Raises `BadRequest`."""
+        resolved = self._prompts.resolve(body)
+        return resolved, parse(resolved, self._limits, size)
 
 
 class Reader:
@@ -62,7 +83,9 @@ class Reader:
         owner = owner_in(request.scope, self._settings)
         annotate(owner=owner)
         is_known = has_key(request.scope)
-        return Caller(owner, headers, request.scope, Standing(is_known=is_known, is_accepted=is_known))
+        return Caller(
+            owner, headers, request.scope.get(HOST_SCOPE, request.scope), Standing(is_known=is_known, is_accepted=is_known)
+        )
 
     async def json(self, request: Request) -> Any:
         """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` where it is too much."""

@@ -7,24 +7,23 @@ How many tokens a request would give the model (OpenAI reference, "Get input tok
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
 from ..cache.policy import HEADER as CACHE_HEADER
 from ..cache.policy import policy_of
-from ..engine.prompt_templates import Prompts
-from ..engine.run import RunMode, limits_of
+from ..engine.run import RunMode
 from ..engine.runner import Runner
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
 from ..jobs import Background
 from ..protocol.request import checks
-from ..protocol.request.create import CreateResponse, parse
+from ..protocol.request.create import CreateResponse
 from ..protocol.response.compaction import create_body
 from ..protocol.response.document import whole
 from ..protocol.types import Document
@@ -32,9 +31,10 @@ from ..settings import Settings
 from ..state import State
 from ..telemetry import annotate
 from ..upstream import Caller, Upstream
+from .json import JSONResponse
 from .limits import allowance_of
-from .requests import Reader, flag, included, listed, number, paging
-from .sse import Answer, EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse, send_json
+from .requests import Reader, RequestParser, flag, included, listed, number, paging
+from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
 
 LAST_NUMBER = 2**53
 
@@ -47,7 +47,7 @@ class ResponseRoutes:
         state: State | None,
         background: Background | None,
         reader: Reader,
-        prompts: Prompts,
+        parser: RequestParser,
         settings: Settings,
         cache: Cache | None = None,
     ) -> None:
@@ -57,17 +57,12 @@ class ResponseRoutes:
         self._state = state
         self._background = background
         self._reader = reader
-        self._prompts = prompts
+        self._parser = parser
         self._settings = settings
-        self._limits = limits_of(settings)
-
-    def _parsed(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
-        resolved = self._prompts.resolve(body)
-        return resolved, parse(resolved, self._limits, size)
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
-        body, parsed = await self._reader.read(request, self._parsed)
+        body, parsed = await self._reader.read(request, self._parser.resolve_and_parse)
         caller = self._reader.caller(request)
         allowance, gate = allowance_of(request.scope), partial(self._upstream.verify, caller)
         await allowance.request(caller.owner, gate)
@@ -93,7 +88,7 @@ class ResponseRoutes:
             document = await self._background.create(run, body, gate)
         if parsed.stream:
             return LogStreamResponse(self._background.follow(document), self._settings)
-        return Answer(whole(document, parsed.include))
+        return JSONResponse(whole(document, parsed.include))
 
     async def connect(self, request: Request) -> ASGIApp:
         """``GET /v1/responses``: the WebSocket's upgrade, where the server in front of us takes it for a plain request."""
@@ -113,7 +108,7 @@ class ResponseRoutes:
             await background.settle(response_id)
             stored = await state.responses.get(response_id, caller.owner)
         if not streamed:
-            return Answer(whole(stored.document, include))
+            return JSONResponse(whole(stored.document, include))
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
             raise BadRequest(message, param="stream", code="not_a_background_response")
@@ -126,12 +121,12 @@ class ResponseRoutes:
         if self._cache is not None:  # first: should it fail, the client can ask again
             await self._cache.forget(caller.owner, response_id)
         await background.delete(response_id, caller.owner)
-        return Answer({"id": response_id, "object": "response", "deleted": True})
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/{response_id}/cancel``"""
         _, background, caller, response_id = await self._stored(request)
-        return Answer(whole(await background.cancel(response_id, caller.owner)))
+        return JSONResponse(whole(await background.cancel(response_id, caller.owner)))
 
     async def input_items(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}/input_items``"""
@@ -140,7 +135,7 @@ class ResponseRoutes:
         page = await state.responses.input_items(
             response_id, caller.owner, after=asked.after, before=asked.before, limit=asked.limit, order=asked.order
         )
-        return Answer(listed(page, include))
+        return JSONResponse(listed(page, include))
 
     async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
         """What a request about a stored response needs, once its credential is known to be good."""
@@ -161,31 +156,29 @@ def _starting_after(request: Request) -> int:
 class CompactionResponse(EventResponse):
     """The one document that the run yields."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for compacted in self._run:
-            await send_json(send, 200, compacted)
+            await JSONResponse(compacted)(scope, receive, send)
 
 
 class CompactRoutes:
-    """``parse`` makes a valid request of a body."""
-
     def __init__(
         self,
         runner: Runner,
         upstream: Upstream,
         reader: Reader,
-        parse: Callable[[Any, int], CreateResponse],
+        parser: RequestParser,
         settings: Settings,
     ) -> None:
         self._runner = runner
         self._upstream = upstream
         self._reader = reader
-        self._parse = parse
+        self._parser = parser
         self._settings = settings
 
     async def compact(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/compact``: nothing of it is stored."""
-        parsed = await self._reader.read(request, lambda body, size: self._parse(create_body(body), size))
+        parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
         caller = self._reader.caller(request)
         await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
 
@@ -196,13 +189,11 @@ class CompactRoutes:
 
 
 class TokenRoutes:
-    """``parse`` makes a valid request of a body."""
-
-    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parse: Callable[[Any, int], CreateResponse]) -> None:
+    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parser: RequestParser) -> None:
         self._runner = runner
         self._upstream = upstream
         self._reader = reader
-        self._parse = parse
+        self._parser = parser
 
     async def count(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/input_tokens``: exact, of the very request that a create would send."""
@@ -210,9 +201,9 @@ class TokenRoutes:
         caller = self._reader.caller(request)
         await self._upstream.verify(caller)  # some tokenizers answer whoever asks
         count = await self._runner.count_tokens(parsed, caller)
-        return Answer({"object": "response.input_tokens", "input_tokens": count})
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     def _parsed(self, body: Any, size: int) -> CreateResponse:
         if isinstance(body, dict) and body.pop("personality", None) is not None:
             checks.unsupported("personality", "it belongs to OpenAI's models.")
-        return replace(self._parse(body, size), stream=False, store=False, background=False)
+        return replace(self._parser.parse(body, size), stream=False, store=False, background=False)

@@ -15,33 +15,21 @@ import anyio
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import APIError
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import Settings
 from ..state import Batch
+from .json import JSONResponse, add_headers, error_response
 
 logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[Any, None]
 """Batches of events as a run gives them, or of a log."""
 
-INTERNAL_ERROR = APIError("The server had an error while processing your request.").body()
-
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would gather the stream
 ]
-
-
-class Answer:
-    """An ASGI application that answers with ``content`` as JSON."""
-
-    def __init__(self, content: object) -> None:
-        self._content = content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, self._content)
 
 
 class EventResponse:
@@ -57,40 +45,40 @@ class EventResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as group:
             # A task of its own: what it is woken for, token by token, need not come up through the whole application.
-            group.start_soon(self._reply, send, group.cancel_scope)
+            group.start_soon(self._reply, scope, receive, send, group.cancel_scope)
             while (await receive())["type"] != "http.disconnect":
                 pass
             group.cancel_scope.cancel()
 
-    async def _reply(self, send: Send, waiting: anyio.CancelScope) -> None:
+    async def _reply(self, scope: Scope, receive: Receive, send: Send, waiting: anyio.CancelScope) -> None:
         async with aclosing(self._run):
             try:
-                await self._answer(send)
-            except APIError as error:
-                await send_json(send, error.status, error.body(), error.headers)
+                await self._answer(scope, receive, send)
             except OSError:
-                logger.debug("the client left")  # some servers tell it so
-            except Exception:
-                logger.exception("a request failed")
+                logger.debug("the client left")  # some servers report it so
+            except Exception as error:
                 if self._started:
-                    raise  # the server breaks the connection off
-                await send_json(send, 500, INTERNAL_ERROR)
+                    raise  # the server closes the connection within the response
+                response = error_response(error)
+                if response is not None:
+                    await response(scope, receive, send)
         # Asked by a task, anyio would write down which one it was, in as much time as all the rest of it takes.
         asyncio.get_running_loop().call_soon(waiting.cancel)
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
 
 class RunJSONResponse(EventResponse):
     """The document that the run ends with."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
         async for events in self._run:
             response = events[-1].data.get("response")
         assert response is not None, "a run ends with its document"
-        await send_json(send, 200, response, self._headers())
+        add_headers(scope, self._headers())
+        await JSONResponse(response)(scope, receive, send)
 
 
 class EventStreamResponse(EventResponse):
@@ -103,11 +91,11 @@ class EventStreamResponse(EventResponse):
         self._complete = True
         self._keeping_alive: asyncio.Task[None] | None = None
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self._started = True
-        own = [(name.encode(), value.encode()) for name, value in self._headers().items()]
-        await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *own]})
+        add_headers(scope, self._headers())
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
         try:
             await send(self._message(first))
@@ -154,12 +142,3 @@ class LogStreamResponse(EventStreamResponse):
         self._last_number = batch.last + 1
         self._complete = batch.final
         return {"type": "http.response.body", "body": batch.data, "more_body": True}
-
-
-async def send_json(send: Send, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
-    """A whole JSON answer."""
-    body = orjson.dumps(content)
-    fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})

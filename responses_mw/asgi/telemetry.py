@@ -21,6 +21,7 @@ from ..telemetry.tracing import (
     start_request_span,
     trace_id,
 )
+from .json import collect_headers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,7 +56,8 @@ class TelemetryMiddleware:
             return
         method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
         request = RequestContext(self._route, _request_id(scope))
-        answer = _Answer(send, request.request_id if self._traced else "")
+        headers = collect_headers(scope, {"x-request-id": request.request_id}) if self._traced else []
+        answer = _Answer(send, headers)
         started = time.perf_counter()
         active = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
@@ -81,11 +83,12 @@ class TelemetryMiddleware:
 class _Answer:
     """The status of an answer, whether it is a stream and whether it is complete, noted while it is sent."""
 
-    __slots__ = ("_request_id", "_send", "is_complete", "is_stream", "status")
+    __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, added: list[tuple[bytes, bytes]]) -> None:
+        """`added` are headers for the response, complete when it starts."""
         self._send = send
-        self._request_id = request_id
+        self._added = added
         self.status = 0
         self.is_stream = False
         self.is_complete = False
@@ -104,9 +107,7 @@ class _Answer:
         if next(types, b"").startswith(b"text/event-stream"):
             self.is_stream = True
             STREAMS_OPEN.add(1)
-        if not self._request_id:
-            return message
-        return {**message, "headers": [*headers, (b"x-request-id", self._request_id.encode())]}
+        return {**message, "headers": [*headers, *self._added]} if self._added else message
 
 
 @contextmanager
