@@ -399,7 +399,7 @@ async def test_a_bug_in_a_route_is_500_in_our_shape(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("responses_mw.asgi.responses.parse", broken)
+    monkeypatch.setattr("responses_mw.asgi.requests.parse", broken)
     fault(await ours.http.post("/v1/responses", json=BODY), 500)
     assert "a bug" in caplog.text
 
