@@ -698,7 +698,7 @@ async def test_a_websocket_is_closed_where_the_server_cannot() -> None:
     async with httpx.AsyncClient(verify=False) as client:
         proxy = ReverseProxy(client, "http://127.0.0.1:9")
         sent = await call(proxy, WEBSOCKET_SCOPE, {"type": "websocket.connect"})
-    assert sent == [{"type": "websocket.close"}]
+    assert sent == [{"type": "websocket.close", "code": 1013}]
 
 
 async def test_the_lifespan_starts_and_ends() -> None:
