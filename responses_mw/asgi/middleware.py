@@ -60,8 +60,8 @@ class Dispatcher:
         if path is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket" and not self.settings.websocket:
-            error = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
-            await ErrorResponse(error)(scope, receive, send)
+            refusal = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
+            await ErrorResponse(refusal)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
             await application.routes({**scope, "responses_mw.path": path}, receive, send)

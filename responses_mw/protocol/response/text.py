@@ -73,7 +73,7 @@ class OpenText:
         self.place: dict[str, Any] = {"item_id": item["id"], "output_index": output_index, kind.index: len(item[kind.parts])}
         self.part = kind.new_part()
         self.pieces: list[str] = []
-        after = {"logprobs": []} if kind.has_logprobs else None
+        after: dict[str, Any] | None = {"logprobs": []} if kind.has_logprobs else None
         self.template = DeltaTemplate(f"response.{kind.events}.delta", self.place, after)
         self._emitter = emitter
         self._logprobs: list[dict[str, Any]] = []
