@@ -1,8 +1,9 @@
-"""RateLimits of an owner: responses in a minute, open streams, background responses. All replicas count together, in Redis.
+"""Limits per owner: responses per minute, open streams, background responses. All replicas share the counts in Redis.
 
-1. Where Redis cannot be asked, everything passes, and a metric counts it: a limit protects, it is not what the service is for.
-2. A stream counts while it is open. Its replica renews it; should that be lost, it counts for ``STREAM_COUNTS`` seconds more.
-3. A background response counts until its record has ended, but not longer than ``JOB_COUNTS`` seconds.
+1. If Redis is unavailable, every request is admitted and a metric counts it.
+2. A stream counts while it is open. Its replica renews the count, which expires ``STREAM_COUNTS`` seconds after the last
+   renewal if the replica is lost.
+3. A background response counts until it ends, for at most ``JOB_COUNTS`` seconds.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _RETRY_AFTER = {"streams": 1, "background": 5}
 
 
 class RateLimits:
-    """The limits that are set, and what this process has counted. Without a ``usage`` nothing is limited."""
+    """The configured limits, and the streams that this process counts. Without ``usage``, nothing is limited."""
 
     def __init__(self, usage: Usage | None, settings: Settings) -> None:
         self.per_minute = settings.limit_requests_per_minute
-        self.most: dict[Kind, int] = {"streams": settings.limit_streams, "background": settings.limit_background}
+        self.maximums: dict[Kind, int] = {"streams": settings.limit_streams, "background": settings.limit_background}
         self.usage = usage
         self._open: dict[str, set[str]] = {}
         if usage is None and self.are_set:
@@ -59,10 +60,10 @@ class RateLimits:
 
     @property
     def are_set(self) -> bool:
-        return bool(self.per_minute or any(self.most.values()))
+        return bool(self.per_minute or any(self.maximums.values()))
 
     async def request(self, owner: str) -> Rate | None:
-        """Counts a request. Raises ``RateLimited``; None where there is no limit, or nobody knows."""
+        """Count a request. Returns None if there is no limit or Redis is unavailable. Raises ``RateLimited``."""
         if not self.per_minute or self.usage is None:
             return None
         try:
@@ -77,7 +78,7 @@ class RateLimits:
         raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=self.headers(rate))
 
     def headers(self, rate: Rate) -> dict[str, str]:
-        """As OpenAI's API tells them."""
+        """Return the rate as the headers that OpenAI's API sends."""
         return {
             "x-ratelimit-limit-requests": str(self.per_minute),
             "x-ratelimit-remaining-requests": str(rate.remaining),
@@ -85,26 +86,26 @@ class RateLimits:
         }
 
     async def enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Counts something that is under way from now on; False where it is not counted. Raises ``RateLimited``."""
-        if not self.most[kind] or self.usage is None:
+        """Start counting a stream or background response; return whether it is counted. Raises ``RateLimited``."""
+        if not self.maximums[kind] or self.usage is None:
             return False
         seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
         try:
-            entered = await self.usage.enter(kind, owner, name, most=self.most[kind], seconds=seconds)
+            entered = await self.usage.enter(kind, owner, name, most=self.maximums[kind], seconds=seconds)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": kind})
             return False
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
-            message = f"Limit reached: {self.most[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
-            told = {f"x-ratelimit-limit-{kind}": str(self.most[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            message = f"Limit reached: {self.maximums[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
+            told = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
             raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=told)
         if kind == "streams":
             self._open.setdefault(owner, set()).add(name)
         return True
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Counts it no more. Where Redis is away, it ends by its time."""
+        """Stop counting it. If Redis is unavailable, the count expires."""
         if kind == "streams":
             names = self._open.get(owner, set())
             names.discard(name)
@@ -116,7 +117,7 @@ class RateLimits:
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[None]:
-        """Renews the open streams meanwhile."""
+        """Renew the counts of open streams until the context exits."""
         task = asyncio.create_task(self._renew())
         try:
             yield
@@ -134,8 +135,10 @@ class RateLimits:
 
 
 class Allowance:
-    """What one request is let do; what it has of it is given back in the end. Only callers who have been accepted are counted:
-    a credential that somebody makes up leaves nothing in Redis."""
+    """What one request may use, released at its end.
+
+    Only accepted callers are counted, so that an invented credential leaves nothing in Redis.
+    """
 
     def __init__(self, limits: RateLimits | None, scope: Scope) -> None:
         """Without `limits`, everything is allowed. `scope` is that of the request, whose response reports the rate."""
@@ -145,7 +148,7 @@ class Allowance:
         """The owner and the name of the one that is counted."""
 
     async def request(self, owner: str, gate: Gate) -> None:
-        """It asks for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
+        """Count a request for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
         if self._limits is not None:
             await gate()
             rate = await self._limits.request(owner)
@@ -153,7 +156,7 @@ class Allowance:
                 add_headers(self._scope, self._limits.headers(rate))
 
     async def stream(self, owner: str, gate: Gate) -> None:
-        """Its answer is a stream. Raises as ``request``."""
+        """Count a streamed response. Raises as ``request``."""
         if self._limits is not None and self._stream is None:
             await gate()
             name = random_part()
@@ -206,6 +209,6 @@ async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], call
 
 
 def allowance_of(scope: Any) -> Allowance:
-    """That of the request with this ASGI ``scope``; a boundless one where nothing is limited."""
+    """Return the allowance of the request with this ASGI ``scope``, unlimited if there are no limits."""
     allowance: Allowance | None = scope.get(_KEY)
     return allowance or Allowance(None, scope)

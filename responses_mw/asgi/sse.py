@@ -1,6 +1,6 @@
-"""From the events of a run to an HTTP answer: a stream of server-sent events, or the JSON of its last event.
+"""HTTP responses made of the events of a run: a stream of server-sent events, or the document of the last event as JSON.
 
-Both watch for the client's leaving: the run is cancelled then, and with it the call of the upstream.
+If the client disconnects, the run is cancelled, and with it the request to the upstream.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .json import JSONResponse, add_headers, error_response
 logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[Any, None]
-"""Batches of events as a run gives them, or of a log."""
+"""Batches of events, from a run or from a log."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would gather the stream
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the stream
 ]
 
 
 class EventResponse:
-    """An ASGI application that answers with the events of one run."""
+    """Answer with the events of one run."""
 
     def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
         """`headers` is called for those of the answer when the first events are there."""
@@ -70,7 +70,7 @@ class EventResponse:
 
 
 class RunJSONResponse(EventResponse):
-    """The document that the run ends with."""
+    """Answer with the final document of the run."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
@@ -82,7 +82,7 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """Every event, as it comes. One batch of the run is one ``send``, so an event is never split over two."""
+    """Stream every event as it is made. Each batch is sent as one ASGI message, so no event is split."""
 
     def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
         super().__init__(run, settings, headers)
@@ -114,7 +114,7 @@ class EventStreamResponse(EventResponse):
         return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
-        """Looks once in every interval whether it was silent: a token costs no timer, and a stream no task."""
+        """Check once per interval whether anything was sent, so that a token needs no timer and a stream no task."""
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
         self._silent = True
@@ -131,7 +131,7 @@ class EventStreamResponse(EventResponse):
 
 
 class LogStreamResponse(EventStreamResponse):
-    """The log of a background response, batch by batch. Without a final one it breaks off: the client goes on elsewhere."""
+    """Stream the log of a background response. Without a final batch there is no `[DONE]`: the client resumes elsewhere."""
 
     def __init__(self, batches: AsyncGenerator[Batch, None], settings: Settings) -> None:
         super().__init__(batches, settings)
