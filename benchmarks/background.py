@@ -59,14 +59,14 @@ def measure_background(streams: int, followers: int, tokens: int) -> Figures:
         pace = f"--tokens-per-second={TOKENS_PER_SECOND}"
         upstream = stack.enter_context(running("benchmarks.upstream", pace))
         shared = replica_flags(upstream.url, redis)
-        writer = stack.enter_context(running("responses_mw", "serve", *shared, f"--workers={streams}"))
-        reader = stack.enter_context(running("responses_mw", "serve", *shared, "--workers=0"))
+        writer = stack.enter_context(running("responses_mw", "serve", *shared, f"--jobs.concurrency={streams}"))
+        reader = stack.enter_context(running("responses_mw", "serve", *shared, "--jobs.concurrency=0"))
         return uvloop.run(_measure(Scene(upstream, writer, reader, pid), streams, followers, tokens))
 
 
 def replica_flags(upstream: str, redis: str) -> tuple[str, ...]:
     """What the replicas of one deployment have in common."""
-    return (f"--upstream={upstream}", f"--redis={redis}", f"--secret-keys={SECRET}", "--log-level=error")
+    return (f"--upstream={upstream}", f"--redis={redis}", f"--auth.secret-keys={SECRET}", "--server.log-level=error")
 
 
 @contextlib.contextmanager

@@ -82,11 +82,11 @@ def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
         embeddings = stack.enter_context(running("benchmarks.embeddings", f"--delay={delay}"))
         embedding = (
-            f"--cache-embedding-url={embeddings.url}",
-            "--cache-embedding-model=hashing",
-            "--cache-embedding-timeout=5",
+            f"--cache.embedding-url={embeddings.url}",
+            "--cache.embedding-model=hashing",
+            "--cache.embedding-timeout=5",
         )
-        own = (f"--upstream={upstream.url}", f"--redis={redis}", "--log-level=error")
+        own = (f"--upstream={upstream.url}", f"--redis={redis}", "--server.log-level=error")
         yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))
 
 
@@ -152,7 +152,9 @@ def other(number: int) -> str:
 
 async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> Searched:
     """Keeps so many answers in the partition that the server's requests lie in, as the server would; then searches in it."""
-    settings = Settings(upstream=upstream.url, cache_embedding_url=embeddings.url, cache_embedding_model="hashing")
+    settings = Settings(
+        upstream__url={"url": upstream.url}, cache__mode={"embedding_url": embeddings.url, "embedding_model": "hashing"}
+    )
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
         embedding = Embeddings(transport, upstream.url, settings)
@@ -200,7 +202,7 @@ CONSONANTS, VOWELS = "bcdfghjklmnprtvz", "aeiu"
 async def searched(found: Scan, key: Key, entries: int) -> Searched:
     """Searches in a filled partition."""
     kept = decode_vectors([encode_vector(unit_vector(embed(question(number)))) for number in range(entries)], DIMENSIONS)
-    times, right, threshold = [], 0, Settings().cache_threshold
+    times, right, threshold = [], 0, Settings().cache.threshold
     for number in range(SEARCHES + 1):
         asked = unit_vector(embed(question(number * 37) + " Tell me."))
         begun = time.perf_counter()

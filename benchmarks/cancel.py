@@ -62,8 +62,8 @@ async def _measure(responses: int) -> Figures:
     with contextlib.ExitStack() as stack:
         _, redis = stack.enter_context(valkey())
         flags = ("serve", *replica_flags(f"http://127.0.0.1:{port}", redis))
-        await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, f"--workers={responses}"))
-        other = await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, "--workers=0"))
+        await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, f"--jobs.concurrency={responses}"))
+        other = await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, "--jobs.concurrency=0"))
         async with server, aiohttp.ClientSession(other.url, timeout=aiohttp.ClientTimeout(60)) as client:
             cancels = [await _cancel(client, number, asked[number], lost[number]) for number in range(responses)]
     closed = sorted(cancel[0] for cancel in cancels)

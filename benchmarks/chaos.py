@@ -143,11 +143,11 @@ class Scene:
         settings = {
             "upstream": upstream,
             "redis": f"redis://127.0.0.1:{self.redis_port}",
-            "secret-keys": "a secret that all the replicas of the deployment have",
+            "auth.secret-keys": "a secret that all the replicas of the deployment have",
             "port": str(port),
-            "lease-seconds": str(LEASE),
-            "drain-seconds": "1",
-            "max-attempts": str(ATTEMPTS),
+            "jobs.lease": str(LEASE),
+            "server.drain-timeout": "1",
+            "jobs.max-attempts": str(ATTEMPTS),
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
         return Process([sys.executable, "-m", "responses_mw", "serve", *flags], port, folder / f"replica{number}.log")

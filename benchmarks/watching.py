@@ -29,7 +29,7 @@ def watching() -> Iterator[Watched]:
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_METRIC_EXPORT_INTERVAL": str(EXPORT_SECONDS * 1000),
         }
-        yield Watched([f"--admin-port={admin}"], environment)
+        yield Watched([f"--server.admin-port={admin}"], environment)
         with urllib.request.urlopen(collector.url) as answer:
             counts = json.load(answer)
         missing = [name for name in ("spans", "metrics", "scrapes") if not counts.get(name)]

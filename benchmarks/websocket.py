@@ -94,7 +94,11 @@ def main() -> None:
     with (
         running("benchmarks.upstream", f"--tokens-per-second={TOKENS_PER_SECOND}") as upstream,
         running(
-            "responses_mw", "serve", f"--upstream={upstream.url}", "--log-level=error", "--websocket-connections=2000"
+            "responses_mw",
+            "serve",
+            f"--upstream={upstream.url}",
+            "--server.log-level=error",
+            "--websocket.max-connections=2000",
         ) as ours,
     ):
         plans = {"server-sent events": 0, f"{STREAMS} WebSockets": STREAMS, f"{OPEN} WebSockets": OPEN}

@@ -34,5 +34,5 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 # Without `upstream`, chat requests go to the application that is wrapped. To call another server, set it:
-# Settings(upstream="http://vllm:8000"). What is not set here comes from the environment (RESPONSES_MW_REDIS, ...).
-app.add_middleware(ResponsesMiddleware, settings=Settings(dialect="openai"))
+# Settings(upstream={"url": "http://vllm:8000"}). What is not set here comes from the environment (RESPONSES_MW_REDIS_URL, ...).
+app.add_middleware(ResponsesMiddleware, settings=Settings(upstream={"dialect": "openai"}))

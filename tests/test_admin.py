@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import free_port
+from configured import make_settings
 from conftest import lifespan
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, open_admin
@@ -52,7 +53,9 @@ async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
 async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
     serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int
 ) -> None:
-    app = create_app(Settings(upstream=serve(upstream), redis=redis_url, secret_keys=[SECRET], admin_port=port))
+    app = create_app(
+        make_settings(upstream__url=serve(upstream), redis__url=redis_url, auth__secret_keys=[SECRET], server__admin_port=port)
+    )
     async with client(port) as admin:
         async with lifespan(app):
             assert (await get(admin, "/livez")).text == "ok\n"
@@ -75,7 +78,9 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
 
 async def test_a_replica_without_redis_and_upstream_lives_but_is_not_ready(port: int) -> None:
     nobody = "127.0.0.1:1"
-    settings = Settings(upstream=f"http://{nobody}", redis=f"redis://:password@{nobody}", admin_port=port, state_timeout=0.2)
+    settings = make_settings(
+        upstream__url=f"http://{nobody}", redis__url=f"redis://:password@{nobody}", server__admin_port=port, redis__timeout=0.2
+    )
     async with client(port) as admin, lifespan(create_app(settings)):
         assert (await get(admin, "/livez")).status_code == 200
         ready = await admin.get("/readyz")
@@ -96,7 +101,7 @@ async def test_an_upstream_that_wants_a_credential_lives(redis_url: str, port: i
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": b'{"error": {"message": "no"}}'})
 
-    app = ResponsesMiddleware(refusing, Settings(redis=redis_url, workers=0, admin_port=port))
+    app = ResponsesMiddleware(refusing, make_settings(redis__url=redis_url, jobs__concurrency=0, server__admin_port=port))
     async with client(port) as admin, lifespan(app):
         assert (await get(admin, "/readyz")).json() == {"ready": True, "checks": {"upstream": "ok", "redis": "ok"}}
 
@@ -117,7 +122,7 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
-            async with open_admin(Settings(admin_port=port), {}, None):
+            async with open_admin(make_settings(server__admin_port=port), {}, None):
                 pass
 
 
@@ -125,8 +130,13 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize("command", ["serve", "worker"])
 def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: str, redis_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        flags = ["--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--secret-keys={SECRET}", "--log-level=error"]
-        flags += [f"--admin-port={taken.getsockname()[1]}", *(["--port=0"] if command == "serve" else [])]
+        flags = [
+            "--upstream=http://127.0.0.1:1",
+            f"--redis={redis_url}",
+            f"--auth.secret-keys={SECRET}",
+            "--server.log-level=error",
+        ]
+        flags += [f"--server.admin-port={taken.getsockname()[1]}", *(["--port=0"] if command == "serve" else [])]
         done = subprocess.run(
             [sys.executable, "-m", "responses_mw", command, *flags], capture_output=True, text=True, check=False
         )
@@ -136,13 +146,18 @@ def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: st
 
 
 async def test_a_host_application_has_no_admin_port_unless_it_asks_for_one() -> None:
-    assert Settings().admin_port == 0
+    assert Settings().server.admin_port == 0
 
 
 async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, port: int, redis_url: str) -> None:
     database = f"{redis_url}?db=13"
-    common: dict[str, Any] = {"upstream": serve(upstream), "redis": database, "secret_keys": [SECRET], "workers": 0}
-    front = create_app(Settings(**common))
+    common: dict[str, Any] = {
+        "upstream__url": serve(upstream),
+        "redis__url": database,
+        "auth__secret_keys": [SECRET],
+        "jobs__concurrency": 0,
+    }
+    front = create_app(make_settings(**common))
     held = Signal()
     upstream.stream(text("a"), held)
     transport = httpx.ASGITransport(front)
@@ -150,7 +165,7 @@ async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, p
         created = await asking.post("/v1/responses", json={"model": "tiny", "input": "hi", "background": True})
         assert created.status_code == 200
         await asyncio.sleep(0.05)
-        watching = create_app(Settings(**common, admin_port=port))
+        watching = create_app(make_settings(**common, server__admin_port=port))
         async with client(port) as admin, lifespan(watching):
             async with asyncio.timeout(60):
                 while (depth := _sample(await get(admin, "/metrics"), "responses_mw_queue_depth")) == 0:

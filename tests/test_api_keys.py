@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configured import make_settings
 from responses_mw import Settings
 from responses_mw.asgi.api_keys import APIKeyMiddleware
 from responses_mw.auth import APIKeys, InvalidKeys
@@ -37,7 +38,7 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture
 def guarded(start: Start) -> Ours:
-    return start(api_keys=LINES, upstream_api_key=OPERATORS)
+    return start(auth__api_keys=LINES, upstream__api_key=OPERATORS)
 
 
 async def create(ours: Ours, key: str | None, **body: Any) -> Any:
@@ -68,7 +69,7 @@ async def test_the_key_is_not_forwarded_and_the_operators_own_is(guarded: Ours, 
 @pytest.mark.both_mounts
 async def test_without_a_key_of_the_operators_the_upstream_gets_none(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
-    assert (await create(start(api_keys=LINES), ALICE)).status_code == 200
+    assert (await create(start(auth__api_keys=LINES), ALICE)).status_code == 200
     assert "authorization" not in upstream.requests[0].headers
 
 
@@ -83,7 +84,7 @@ async def test_what_is_stored_belongs_to_the_keys_name_whatever_key_has_it(guard
 
 
 async def test_a_gateway_with_a_key_still_tells_the_tenant(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(api_keys=LINES, tenant_header="x-tenant")
+    ours = start(auth__api_keys=LINES, auth__tenant_header="x-tenant")
     upstream.stream(*HELLO)
     headers = {**bearer(ALICE), "x-tenant": "one"}
     made = (await ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi"}, headers=headers)).json()["id"]
@@ -93,7 +94,7 @@ async def test_a_gateway_with_a_key_still_tells_the_tenant(start: Start, upstrea
 
 
 async def test_paths_that_pass_through_the_proxy_need_a_key_too(start_at: Any, upstream: ScriptedUpstream) -> None:
-    ours = start_at("proxy", api_keys=LINES, upstream_api_key=OPERATORS)
+    ours = start_at("proxy", auth__api_keys=LINES, upstream__api_key=OPERATORS)
     body = {"model": "tiny", "messages": []}
     assert (await ours.http.post("/v1/chat/completions", json=body)).status_code == 401
     assert upstream.requests == []
@@ -128,7 +129,7 @@ async def test_a_websocket_without_a_key_is_refused(extensions: dict[str, Any], 
 def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(["# who may ask", "", f"  {LINES[0]}  ", LINES[2].upper().replace("BOB:SHA", "bob:sha")]))
-    keys = APIKeys.of(Settings(api_keys_file=str(file)))
+    keys = APIKeys.of(make_settings(auth__api_keys_file=str(file)))
     assert keys is not None
     assert [keys.name(f"Bearer {key}") for key in (ALICE, BOB, OTHER_OF_ALICE)] == ["alice", "bob", None]
     assert keys.name(f"Basic {ALICE}") is None
@@ -148,7 +149,7 @@ def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: P
     (tmp_path / "empty").write_text("# nobody\n")
     for name in ("absent", "empty"):
         with pytest.raises(InvalidKeys):
-            APIKeys.of(Settings(api_keys_file=str(tmp_path / name)))
+            APIKeys.of(make_settings(auth__api_keys_file=str(tmp_path / name)))
 
 
 def test_without_file_and_setting_no_key_is_asked_for() -> None:
@@ -159,7 +160,7 @@ def test_without_file_and_setting_no_key_is_asked_for() -> None:
 
 
 async def test_only_some_keys_may_name_a_tenant(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(api_keys=LINES, tenant_header="X-Tenant", tenant_keys=["alice"])
+    ours = start(auth__api_keys=LINES, auth__tenant_header="X-Tenant", auth__tenant_keys=["alice"])
     body = {"model": "tiny", "input": "hi"}
     upstream.stream(*HELLO)
     by_gateway = await ours.http.post("/v1/responses", json=body, headers={**bearer(ALICE), "x-tenant": "one"})
@@ -175,7 +176,7 @@ async def test_only_some_keys_may_name_a_tenant(start: Start, upstream: Scripted
 
 
 async def test_who_may_not_name_a_tenant_and_does_is_refused(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(api_keys=LINES, tenant_header="X-Tenant", tenant_keys=["alice"])
+    ours = start(auth__api_keys=LINES, auth__tenant_header="X-Tenant", auth__tenant_keys=["alice"])
     answer = await ours.http.post(
         "/v1/responses", json={"model": "tiny", "input": "hi"}, headers={**bearer(BOB), "x-tenant": "one"}
     )
@@ -188,6 +189,6 @@ async def test_who_may_not_name_a_tenant_and_does_is_refused(start: Start, upstr
 @pytest.mark.parametrize("keys", [LINES, []])
 def test_tenant_keys_must_be_the_names_of_keys(keys: list[str]) -> None:
     with pytest.raises(InvalidKeys, match="carol"):
-        APIKeys.of(Settings(api_keys=keys, tenant_header="x-tenant", tenant_keys=["carol"]))
+        APIKeys.of(make_settings(auth__api_keys=keys, auth__tenant_header="x-tenant", auth__tenant_keys=["carol"]))
     with pytest.raises(ValueError, match="tenant_header"):
-        Settings(api_keys=keys, tenant_keys=["alice"])
+        make_settings(auth__api_keys=keys, auth__tenant_keys=["alice"])

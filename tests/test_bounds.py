@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configured import make_settings
 from oracle import stream, whole
-from responses_mw import Settings
 from responses_mw.errors import UpstreamError
 from responses_mw.upstream import Caller, Upstream
 from responses_mw.upstream.transports.asgi import ASGITransport
@@ -70,7 +70,7 @@ ASKS: dict[str, Ask] = {
 
 
 async def _refused(app: Endless, ask: Ask) -> UpstreamError:
-    upstream = Upstream(ASGITransport(app), "http://upstream", Settings(dialect="vllm"))
+    upstream = Upstream(ASGITransport(app), "http://upstream", make_settings(upstream__dialect="vllm"))
     with pytest.raises(UpstreamError) as caught:
         await ask(upstream)
     return caught.value
@@ -102,7 +102,7 @@ async def test_of_an_error_without_end_the_status_tells_enough(ask: Ask, encodin
 
 
 async def test_a_stream_without_end_is_a_failed_response(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(max_answer_bytes=100_000)
+    ours = start(limits__max_answer_bytes=100_000)
     upstream.stream(*[text("word " * 20)] * 2000)
     failed = await stream(ours)
     assert failed.terminal == "response.failed"
@@ -113,7 +113,7 @@ async def test_a_stream_without_end_is_a_failed_response(start: Start, upstream:
 
 
 async def test_calls_arguments_and_reasoning_count_too(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(max_answer_bytes=10_000)
+    ours = start(limits__max_answer_bytes=10_000)
     for piece in (delta(reasoning='"' * 1000), call('"' * 1000, name="f", call_id="c"), delta(refusal="no" * 500)):
         upstream.stream(*[piece] * 20)
         assert (await stream(ours)).response["error"]["message"] == "The upstream sent more than 10000 bytes."
@@ -121,12 +121,12 @@ async def test_calls_arguments_and_reasoning_count_too(start: Start, upstream: S
 
 async def test_a_whole_answer_that_is_too_large_is_a_502(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "a" * 20_000}))
-    response = await start(max_answer_bytes=10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
+    response = await start(limits__max_answer_bytes=10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
     assert (response.status_code, response.json()["error"]["message"]) == (502, "The upstream sent more than 10000 bytes.")
 
 
 async def test_all_turns_and_what_tools_return_count_together(start: Start, upstream: ScriptedUpstream, serve: Serve) -> None:
-    ours = start(allow_private_urls=True, max_answer_bytes=4000)
+    ours = start(tools__allow_private_urls=True, limits__max_answer_bytes=4000)
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
     tool = {"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}
     for _ in range(20):

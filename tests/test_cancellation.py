@@ -69,7 +69,7 @@ async def test_a_client_that_leaves_before_the_status_ends_the_upstream_call(our
 
 
 async def test_a_client_that_leaves_within_the_grace_ends_the_upstream_call(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(status_grace=30)
+    ours = start(upstream__status_grace=30)
     answer = upstream.stream(*HELLO, before=Signal())
     request = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
     await answer.asked.wait()
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_within_the_grace_ends_the_upstream_call(star
 async def test_nothing_is_tried_again_for_a_client_that_has_left(
     start: Start, upstream: ScriptedUpstream, body: dict[str, Any]
 ) -> None:
-    ours = start(status_grace=30)
+    ours = start(upstream__status_grace=30)
     busy = [upstream.whole(error("busy", 503), 503) for _ in range(20)]
     request = asyncio.create_task(ours.http.post("/v1/responses", json=body))
     await busy[3].asked.wait(60)
@@ -193,7 +193,7 @@ async def test_one_read_of_the_upstream_is_one_send_of_whole_events(apps: Apps, 
 async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*[text("x" * 1000) for _ in range(50)], finish())
     client = Client()
-    async with apps.open(idle_timeout=0.1, keep_alive=0.05) as app, anyio.create_task_group() as group:
+    async with apps.open(upstream__idle_timeout=0.1, server__keep_alive=0.05) as app, anyio.create_task_group() as group:
         group.start_soon(client.call, app)
         await client.begun.wait()
         await asyncio.sleep(0.4)
@@ -252,7 +252,7 @@ async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: 
                 await asyncio.sleep(0.2)
 
     client = Slow()
-    async with apps.open(keep_alive=0.05) as app:
+    async with apps.open(server__keep_alive=0.05) as app:
         await client.call(app)
     assert check(b"".join(client.bodies)).terminal == "response.completed"
 
@@ -269,7 +269,7 @@ async def test_a_client_that_does_not_take_a_keep_alive_gets_no_other(apps: Apps
                 await asyncio.sleep(0.2)
 
     client = Stuck()
-    async with apps.open(keep_alive=0.05) as app:
+    async with apps.open(server__keep_alive=0.05) as app:
         await client.call(app)
     raw = b"".join(client.bodies)
     assert check(raw).deltas == ["Hel", "lo"]

@@ -39,13 +39,13 @@ def upstream() -> Echo:
 
 @pytest.fixture
 def ours(start_at: Start) -> Ours:
-    return start_at("proxy", secret_keys=KEYS, compaction_prompt=PROMPT)
+    return start_at("proxy", auth__secret_keys=KEYS, compaction__prompt=PROMPT)
 
 
 @pytest.fixture
 def other(start_at: Start) -> Ours:
     """Another replica."""
-    return start_at("mounted", secret_keys=KEYS)
+    return start_at("mounted", auth__secret_keys=KEYS)
 
 
 def summarised(upstream: Echo) -> None:
@@ -259,7 +259,7 @@ async def test_a_tool_loop_is_summed_up_whole_and_goes_on(ours: Ours, upstream: 
 
 
 async def test_a_background_response_begins_with_the_summary_too(start_at: Start, upstream: Echo) -> None:
-    ours = start_at("proxy", redis=None, secret_keys=KEYS)  # workers of other tests' servers share the other Valkey
+    ours = start_at("proxy", redis__url=None, auth__secret_keys=KEYS)  # workers of other tests' servers share the other Valkey
     upstream.stream(text("x"), finish(), usage(prompt=2000))
     upstream.stream(text(SUMMARY), finish(), usage())
     created = ours.client.responses.create(model="tiny", input=TALK, context_management=above(10), background=True, stream=True)
@@ -271,7 +271,7 @@ async def test_a_background_response_begins_with_the_summary_too(start_at: Start
 
 
 async def test_a_summary_that_breaks_off_is_the_end_of_the_response(start_at: Start, upstream: Echo) -> None:
-    ours = start_at("proxy", status_grace=0)
+    ours = start_at("proxy", upstream__status_grace=0)
     upstream.stream(text("x"), finish(), usage(prompt=2000))
     upstream.stream(text("They sp"), BrokenOff(), done=False)
     streamed = await oracle.stream(ours, input=TALK, context_management=above(10))
@@ -314,7 +314,7 @@ async def test_a_chain_goes_on_after_the_trigger_and_may_be_compacted_again(ours
 
 async def test_settings_bound_and_word_the_summary(start_at: Start, upstream: Echo) -> None:
     summarised(upstream)
-    client = start_at("proxy", compaction_max_tokens=77).client
+    client = start_at("proxy", compaction__max_tokens=77).client
     given: Any = {"extra_body": {"structured_outputs": {"choice": ["yes"]}, "top_k": 3}, "max_output_tokens": 5}
     await client.responses.create(model="tiny", input=[*TALK[:3], TRIGGER], text={"format": {"type": "json_object"}}, **given)
     asked = upstream.requests[-1].json

@@ -155,7 +155,7 @@ async def test_a_json_create_asks_for_no_stream(ours: Ours, upstream: ScriptedUp
 
 
 async def test_reasoning_inside_the_text_is_told_apart_where_its_tag_is_set(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(think_tag="think")
+    ours = start(upstream__think_tag="think")
     upstream.stream(text("<thi"), text("nk>Hm.</think>"), text("Hello"), finish())
     streamed = await stream(ours)
     assert [item["type"] for item in streamed.response["output"]] == ["reasoning", "message"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
     from conftest import Start
@@ -68,10 +69,15 @@ async def test_the_reference_lists_the_methods_of_every_path(start_at: Start) ->
 
 def test_every_setting_that_a_page_names_as_a_variable_exists() -> None:
     from responses_mw.cli import COMMANDS
+    from responses_mw.settings import Settings
+
+    def names(group: FieldInfo) -> set[str]:
+        assert group.annotation is not None
+        return set(group.annotation.model_fields)
 
     known = {
         f"{command.model_config['env_prefix']}{name}".upper() for command in COMMANDS.values() for name in command.model_fields
-    }
+    } | {f"RESPONSES_MW_{group}_{name}".upper() for group, field in Settings.model_fields.items() for name in names(field)}
     for page in PAGES:
         for name in re.findall(r"\bRESPONSES_MW_[A-Z_]+[A-Z]\b", page.read_text()):
             assert name in known or name in ("RESPONSES_MW_SANDBOX", "RESPONSES_MW_DEMO"), f"{page.name}: {name}"

@@ -92,7 +92,7 @@ async def test_an_error_in_time_is_the_status(
     param: str | None,
     code: str | None,
 ) -> None:
-    ours = start(status_grace=0.3 if status in (502, 503) else 2)  # those are tried again while it lasts
+    ours = start(upstream__status_grace=0.3 if status in (502, 503) else 2)  # those are tried again while it lasts
     for _ in range(8):
         upstream.whole(body, status)
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), expected)
@@ -247,7 +247,7 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 async def test_an_upstream_that_does_not_answer_in_time_is_504(
     start: Start, upstream: ScriptedUpstream, streamed: bool
 ) -> None:
-    ours = start(first_byte_timeout=0.1, status_grace=5)
+    ours = start(upstream__first_byte_timeout=0.1, upstream__status_grace=5)
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
     assert members["code"] == "upstream_timeout"
@@ -303,7 +303,7 @@ async def test_a_wrong_request_is_400_with_the_path_of_the_fault(
 
 
 async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(max_body_bytes=1000)
+    ours = start(limits__max_body_bytes=1000)
 
     async def chunked() -> Any:
         for _ in range(20):
@@ -317,7 +317,7 @@ async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream)
 
 
 async def test_too_many_items_tools_and_levels_are_refused(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(max_input_items=2, max_tools=1, max_depth=8)
+    ours = start(limits__max_input_items=2, limits__max_tools=1, limits__max_depth=8)
     tool = {"type": "function", "name": "f"}
     deep: Any = "x"
     for _ in range(9):

@@ -15,8 +15,9 @@ import httpx
 import orjson
 import pytest
 
+from configured import make_settings
 from conftest import lifespan
-from responses_mw import ResponsesMiddleware, Settings
+from responses_mw import ResponsesMiddleware
 from scripted import ScriptedUpstream, completion
 
 MOST = 0.1
@@ -85,7 +86,7 @@ async def test_a_large_request_is_read_and_passed_on_beside_the_event_loop(
     make: Callable[[], dict[str, Any]], upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     body = orjson.dumps({"model": "tiny", "store": False, **make()})
-    app = ResponsesMiddleware(upstream, Settings(redis=redis_url, state_timeout=20))
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url, redis__timeout=20))
     heart = Heart()
     async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ours", timeout=60) as http:
         upstream.whole(_chunk())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw import Settings, create_app
+from configured import make_settings
+from responses_mw import create_app
 from responses_mw.demo.upstream import create_upstream
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def run(serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
     def run(name: str, **settings: Any) -> str:
         upstream = serve(create_upstream(pace=0.001))
-        url = serve(create_app(Settings(upstream=upstream, **settings)), ws="websockets-sansio")
+        url = serve(create_app(make_settings(upstream__url=upstream, **settings)), ws="websockets-sansio")
         monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "demo")
         monkeypatch.setenv("NO_PROXY", "*")
@@ -61,7 +62,7 @@ def test_a_background_response_is_resumed_and_cancelled(run: Run) -> None:
 def test_a_tool_of_an_mcp_server_waits_for_approval(run: Run, serve: Serve) -> None:
     weather = runpy.run_path(str(EXAMPLES / "weather_mcp.py"))["server"]
     url = serve(weather.streamable_http_app())
-    printed = run("mcp_approval", mcp_servers={"weather": {"url": f"{url}/mcp"}})
+    printed = run("mcp_approval", tools__mcp_servers={"weather": {"url": f"{url}/mcp"}})
     assert 'approve get_weather({"city": "Paris"}) on weather' in printed
     assert "get_weather returned: It is sunny in Paris." in printed
     assert "answer: get_weather says: It is sunny in Paris." in printed
@@ -83,7 +84,7 @@ def test_a_websocket_continues_what_is_not_stored(run: Run) -> None:
 def test_the_middleware_is_mounted_in_fastapi(serve: Serve, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import openai
 
-    monkeypatch.setenv("RESPONSES_MW_REDIS", redis_url)
+    monkeypatch.setenv("RESPONSES_MW_REDIS_URL", redis_url)
     url = serve(runpy.run_path(str(EXAMPLES / "fastapi_app.py"))["app"])
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="key", http_client=http) as client:

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configured import make_settings
 from conftest import lifespan
 from recording import RecordingUpstream
-from responses_mw import Settings, create_app
+from responses_mw import create_app
 from responses_mw.asgi.listener import HTTPProtocol
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports.asgi import ASGITransport
@@ -55,7 +56,7 @@ def listening(serve: Serve, recording: RecordingUpstream, redis_url: str, portal
 
     def start(kind: str) -> int:
         if kind == "serve":
-            app: Any = create_app(Settings(upstream=recording.url, redis=redis_url, dialect="openai"))
+            app: Any = create_app(make_settings(upstream__url=recording.url, redis__url=redis_url, upstream__dialect="openai"))
             url = serve(app, http=HTTPProtocol, ws="auto")
         elif kind == "httptools":  # another's listener, and the transport of those who have no httptools of their own
             url = serve(portal.call(proxy, httpx.AsyncHTTPTransport), http="httptools")
@@ -192,7 +193,7 @@ def test_what_is_refused_waits_for_the_answers_before_it(listening: Listening, p
 async def test_what_passes_through_shares_no_connection_with_our_own_calls_and_all_are_closed(redis_url: str) -> None:
     recording = RecordingUpstream()
     await recording.start()
-    app = create_app(Settings(upstream=recording.url, redis=redis_url, dialect="openai"))
+    app = create_app(make_settings(upstream__url=recording.url, redis__url=redis_url, upstream__dialect="openai"))
     async with lifespan(app), httpx.AsyncClient(transport=ASGITransport(app), base_url="http://ours") as client:
         at_start = recording.connections
         for _ in range(2):

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configured import make_settings
 from conftest import lifespan
 from oracle import check
-from responses_mw import ResponsesMiddleware, Settings
+from responses_mw import ResponsesMiddleware
 from responses_mw.upstream.transports.asgi import ASGITransport
 from scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
 
@@ -91,7 +92,7 @@ def opened(portal: BlockingPortal, redis_url: str) -> Iterator[Opened]:
 
     @asynccontextmanager
     async def mounted() -> AsyncIterator[httpx.AsyncClient]:
-        app = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+        app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
         async with lifespan(app), httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:
             yield client
 

@@ -99,7 +99,7 @@ async def post(ours: Ours, owner: str, **body: Any) -> Any:
 async def test_requests_beyond_the_rate_are_refused_in_openais_shape_on_any_replica(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
-    replicas, owner = [start(limit_requests_per_minute=2) for _ in range(2)], random_part()
+    replicas, owner = [start(limits__requests_per_minute=2) for _ in range(2)], random_part()
     for left, replica in zip((1, 0), replicas, strict=True):
         upstream.stream(*HELLO)
         answer = await post(replica, owner)
@@ -129,7 +129,7 @@ async def test_nothing_is_limited_unless_it_is_asked_for(start: Start, upstream:
 
 
 async def test_a_stream_counts_on_every_replica_while_it_is_open(start: Start, upstream: ScriptedUpstream) -> None:
-    ours, other = (start(limit_streams=1) for _ in range(2))
+    ours, other = (start(limits__streams=1) for _ in range(2))
     owner = random_part()
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
@@ -152,7 +152,7 @@ async def test_a_stream_counts_on_every_replica_while_it_is_open(start: Start, u
 async def test_a_background_response_counts_until_it_has_ended_whoever_ends_it(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
-    ours, owner = start(limit_background=1, secret_keys=[SECRET]), random_part()
+    ours, owner = start(limits__background=1, auth__secret_keys=[SECRET]), random_part()
     bearer = {"authorization": f"Bearer {owner}"}
     for end in ("finish", "cancel"):
         held = Signal()
@@ -183,7 +183,7 @@ async def test_a_background_response_counts_until_it_has_ended_whoever_ends_it(
 
 
 async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limit_requests_per_minute=1, uvicorn={"ws": "websockets-sansio"})
+    ours = start(limits__requests_per_minute=1, uvicorn={"ws": "websockets-sansio"})
     url, bearer = ours.url.replace("http", "ws") + "/v1/responses", {"authorization": f"Bearer {random_part()}"}
     upstream.stream(*HELLO)
     async with connect_websocket(url, additional_headers=bearer) as connection:
@@ -198,14 +198,14 @@ async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstre
 
 
 async def test_a_creation_that_fails_does_not_count(start: Start, upstream: ScriptedUpstream) -> None:
-    ours, owner = start(limit_background=1, secret_keys=[SECRET], max_response_bytes=2000), random_part()
+    ours, owner = start(limits__background=1, auth__secret_keys=[SECRET], state__max_response_bytes=2000), random_part()
     assert (await post(ours, owner, background=True, input="x" * 5000)).status_code == 413
     upstream.stream(*HELLO)
     assert (await post(ours, owner, background=True)).status_code == 200
 
 
 async def test_everything_passes_while_redis_is_away_and_a_metric_tells(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limit_requests_per_minute=1, limit_streams=1, redis="redis://127.0.0.1:1", state_timeout=0.2)
+    ours = start(limits__requests_per_minute=1, limits__streams=1, redis__url="redis://127.0.0.1:1", redis__timeout=0.2)
     sample = ("responses_mw_limits_unchecked_total", {"limit": "requests"})
     before = REGISTRY.get_sample_value(*sample) or 0
     for _ in range(3):

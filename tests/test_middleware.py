@@ -18,6 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from configured import make_settings
 from conftest import lifespan
 from oracle import check, stream, whole
 from responses_mw import ResponsesMiddleware, Settings, create_app
@@ -55,7 +56,7 @@ def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
     with ExitStack() as stack:
 
         def mount(app: ASGIApp) -> ResponsesMiddleware:
-            middleware = ResponsesMiddleware(app, Settings(redis=redis_url))
+            middleware = ResponsesMiddleware(app, make_settings(redis__url=redis_url))
             stack.callback(portal.call, middleware._close)
             return middleware
 
@@ -67,7 +68,7 @@ def mounted(redis_url: str, portal: BlockingPortal) -> Iterator[Mounted]:
 
 async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/openai/v1/models"] = {"object": "list", "data": upstream.models}
-    ours = start(base_path="/openai")
+    ours = start(server__base_path="/openai")
     upstream.whole(ANSWER)
     assert (await ours.http.post("/openai/v1/responses", json=BODY)).status_code == 200
     assert (await ours.http.post("/v1/responses", json=BODY)).json() == {"detail": "Not Found"}
@@ -75,7 +76,7 @@ async def test_a_base_path_stands_before_ours(start: Start, upstream: ScriptedUp
 
 
 async def test_under_the_base_path_stands_all_that_a_server_behind_us_has(start_at: Callable[..., Ours]) -> None:
-    ours = start_at("proxy", base_path="/openai")
+    ours = start_at("proxy", server__base_path="/openai")
     for path in ("/openai/v1/models", "/v1/models"):
         assert (await ours.http.get(path)).json()["data"][0]["id"] == "tiny"
     assert (await ours.http.get("/openaix/v1/models")).status_code == 404
@@ -126,7 +127,7 @@ async def test_a_host_of_starlette_keeps_its_own_routes(upstream: ScriptedUpstre
             Mount("/", upstream),
         ]
     )
-    host.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url))
+    host.add_middleware(ResponsesMiddleware, settings=make_settings(redis__url=redis_url))
     url = serve(host)
     upstream.whole(ANSWER)
     assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
@@ -138,7 +139,7 @@ async def test_a_host_that_knows_only_its_own_names_is_called_by_them(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str
 ) -> None:
     host = TrustedHostMiddleware(upstream, allowed_hosts=["127.0.0.1"])
-    url = serve(ResponsesMiddleware(host, Settings(redis=redis_url)))
+    url = serve(ResponsesMiddleware(host, make_settings(redis__url=redis_url)))
     upstream.whole(ANSWER)
     assert (await post(f"{url}/v1/responses")).json()["output_text"] == "Hello"
 
@@ -160,7 +161,9 @@ async def test_it_gets_on_with_other_middleware_of_a_fastapi_host(
     host = FastAPI()
     if place == "behind":
         add_others()
-    host.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url, cors_origins=[ORIGIN["origin"]]))
+    host.add_middleware(
+        ResponsesMiddleware, settings=make_settings(redis__url=redis_url, server__cors_origins=[ORIGIN["origin"]])
+    )
     if place == "before":
         add_others()
     host.mount("/", upstream)
@@ -187,7 +190,7 @@ ORIGIN = {"origin": "https://chat.example"}
 
 
 async def test_a_listed_origin_may_call(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(cors_origins=["https://chat.example"])
+    ours = start(server__cors_origins=["https://chat.example"])
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, **asked})
     assert preflight.status_code == 200
@@ -205,7 +208,7 @@ async def test_a_listed_origin_may_call(start: Start, upstream: ScriptedUpstream
 
 
 async def test_another_origin_may_not(start: Start) -> None:
-    ours = start(cors_origins=["https://other.example"])
+    ours = start(server__cors_origins=["https://other.example"])
     preflight = await ours.http.options("/v1/responses", headers={**ORIGIN, "access-control-request-method": "POST"})
     assert preflight.status_code == 400
     assert "access-control-allow-origin" not in preflight.headers
@@ -224,7 +227,7 @@ async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: Script
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
 async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start: Start, library: str, path: str) -> None:
     """The server has no library for them, or a setting turns them off."""
-    ours = start(uvicorn={"ws": library}, websocket=library == "none")
+    ours = start(uvicorn={"ws": library}, websocket__enabled=library == "none")
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
             await session.ws_connect(f"{ours.url}{path}", headers={"openai-beta": "responses_websockets=2026-02-06"})
@@ -242,7 +245,7 @@ async def test_an_upgrade_elsewhere_is_the_hosts(start_at: Callable[..., Ours]) 
 
 
 async def test_the_lifespan_of_the_host_runs(upstream: ScriptedUpstream, redis_url: str) -> None:
-    async with lifespan(ResponsesMiddleware(upstream, Settings(redis=redis_url))):
+    async with lifespan(ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))):
         assert upstream.started
         assert not upstream.stopped
     assert upstream.stopped
@@ -279,7 +282,7 @@ async def test_a_failure_of_the_hosts_lifespan_is_told(redis_url: str, when: str
         raise RuntimeError("no GPU")
 
     app = Starlette(lifespan=lifespan)
-    app.add_middleware(ResponsesMiddleware, settings=Settings(redis=redis_url))
+    app.add_middleware(ResponsesMiddleware, settings=make_settings(redis__url=redis_url))
     received = iter(["lifespan.startup", "lifespan.shutdown"])
     sent: list[Any] = []
 
@@ -304,7 +307,7 @@ def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: Scripted
             self.closed = True
 
     async def ask(transport: Transport) -> None:
-        ours = ResponsesMiddleware(upstream, Settings(redis=redis_url), transport)
+        ours = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url), transport)
         upstream.whole(ANSWER)
         async with httpx.AsyncClient(transport=ASGITransport(ours), base_url="http://ours") as client:
             assert (await client.post("/v1/responses", json=BODY)).status_code == 200
@@ -317,7 +320,7 @@ def test_without_a_lifespan_all_is_closed_with_the_event_loop(upstream: Scripted
 
 def test_without_a_lifespan_it_is_opened_anew_in_each_event_loop(upstream: ScriptedUpstream, redis_url: str) -> None:
     """A test client of the host that is not entered has a loop for each request."""
-    ours = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+    ours = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
 
     async def ask() -> None:
         upstream.whole(ANSWER)
@@ -341,13 +344,13 @@ async def test_a_host_that_raises_at_startup_does_not_start_and_nothing_stays_op
 
     transport = Transport(host)
     with pytest.raises(RuntimeError, match="did not start"):
-        serve(ResponsesMiddleware(host, Settings(redis=redis_url), transport))
+        serve(ResponsesMiddleware(host, make_settings(redis__url=redis_url), transport))
     assert transport.closed
 
 
 async def test_it_can_be_opened_again(upstream: ScriptedUpstream, serve: Serve, redis_url: str) -> None:
     """A test suite of the host starts and stops the same application many times."""
-    app = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+    app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     for _ in range(2):
         upstream.whole(ANSWER)
         async with lifespan(app), httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:

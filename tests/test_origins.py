@@ -79,7 +79,7 @@ CHANGES = [
 
 @pytest.mark.both_mounts
 async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(dialect="vllm")
+    ours = start(upstream__dialect="vllm")
     simple = {"origin": OTHER, "content-type": "text/plain"}  # what a browser sends without asking first
     for method, path in CHANGES:
         answer = await ours.http.request(method, path, content=b'{"model": "tiny", "input": "Hi"}', headers=simple)
@@ -89,7 +89,7 @@ async def test_a_page_of_another_origin_changes_nothing(start: Start, upstream: 
 
 
 async def test_a_page_that_is_listed_creates_responses(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(cors_origins=[MINE])
+    ours = start(server__cors_origins=[MINE])
     upstream.stream(*HELLO)
     body: dict[str, Any] = {"model": "tiny", "input": "Hi"}
     assert (await ours.http.post("/v1/responses", json=body, headers={"origin": MINE})).status_code == 200

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from configured import make_settings
 from recording import RecordingUpstream
-from responses_mw import Settings
 from responses_mw.asgi.passable import PassablePaths, check_path
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.errors import APIError, BadRequest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conftest import Start
     from scripted import ScriptedUpstream
 
-KEYS = {"api_keys": [f"alice:sha256:{sha256(b'k').hexdigest()}"], "upstream_api_key": "the operator's"}
+KEYS = {"auth__api_keys": [f"alice:sha256:{sha256(b'k').hexdigest()}"], "upstream__api_key": "the operator's"}
 BEARER = {"authorization": "Bearer k"}
 
 
@@ -146,7 +146,7 @@ async def test_an_upload_that_stalls_is_cut_off(
 
 
 async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start) -> None:
-    ours = start(body_timeout=0.1)
+    ours = start(limits__body_timeout=0.1)
     reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
     writer.write(b'POST /v1/responses HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"input": ')
     async with asyncio.timeout(60):
@@ -238,7 +238,7 @@ async def test_dot_segments_are_refused_where_the_upstream_has_a_base_path(
 async def test_behind_api_keys_only_what_is_listed_passes(
     start_at: Any, recording: RecordingUpstream, method: str, path: str, status: int
 ) -> None:
-    ours = start_at("proxy", upstream=recording.url, dialect="openai", **KEYS)
+    ours = start_at("proxy", upstream=recording.url, upstream__dialect="openai", **KEYS)
     recording.forget()
     url = httpx.URL(ours.url).copy_with(raw_path=path.encode())
     request = httpx.Request(method, url, headers=BEARER, extensions={"target": path.encode()})
@@ -254,12 +254,12 @@ async def test_behind_api_keys_only_what_is_listed_passes(
 
 
 async def test_who_has_no_key_does_not_learn_what_passes(start_at: Any, recording: RecordingUpstream) -> None:
-    ours = start_at("proxy", upstream=recording.url, dialect="openai", **KEYS)
+    ours = start_at("proxy", upstream=recording.url, upstream__dialect="openai", **KEYS)
     assert (await ours.http.get("/metrics")).status_code == 401
 
 
 async def test_the_list_can_be_another(start_at: Any, upstream: ScriptedUpstream) -> None:
-    ours = start_at("proxy", proxy_paths=["GET /v1/models", "DELETE /v1/files/"], **KEYS)
+    ours = start_at("proxy", auth__proxy_paths=["GET /v1/models", "DELETE /v1/files/"], **KEYS)
     assert (await ours.http.get("/v1/models", headers=BEARER)).status_code == 200
     assert (await ours.http.delete("/v1/files/x", headers=BEARER)).status_code == 404  # the upstream's own
     assert (await ours.http.post("/v1/chat/completions", headers=BEARER, json={})).status_code == 404
@@ -276,4 +276,4 @@ def test_a_refusal_says_what_is_allowed() -> None:
 @pytest.mark.parametrize("line", ["v1/", "GET", "get /v1/", "GET  /v1/", "/v 1/", ""])
 def test_a_line_that_is_no_path_is_refused_at_the_start(line: str) -> None:
     with pytest.raises(ValueError, match="proxy_paths"):
-        Settings(proxy_paths=[line])
+        make_settings(auth__proxy_paths=[line])

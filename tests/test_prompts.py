@@ -71,7 +71,7 @@ def texts(body: Any) -> list[str]:
 
 async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path) -> None:
     upstream.whole(completion({"content": "Hello"}))
-    ours = start_at("proxy", prompts_dir=str(directory))
+    ours = start_at("proxy", server__prompts_dir=str(directory))
     response = await ours.client.responses.create(prompt={"id": "support", "variables": VALUES}, input="Hi")
     assert response.output_text == "Hello"
     assert response.instructions == "You help with Widget, Widget and joy. {not} {{ this one }}"
@@ -87,14 +87,14 @@ async def test_a_prompt_makes_the_request(start_at: Callable[..., Ours], upstrea
 
 async def test_a_prompt_may_be_all_there_is(start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path) -> None:
     upstream.stream(*HELLO)
-    ours = start_at("proxy", prompts_dir=str(directory))
+    ours = start_at("proxy", server__prompts_dir=str(directory))
     responses: Any = ours.client.responses
     async with responses.stream(prompt={"id": "support", "variables": VALUES}, model="tiny") as stream:
         assert (await stream.get_final_response()).output_text == "Hello"
 
 
 async def test_a_fault_is_a_400_with_its_param(start_at: Callable[..., Ours], directory: Path) -> None:
-    client = start_at("proxy", prompts_dir=str(directory)).client
+    client = start_at("proxy", server__prompts_dir=str(directory)).client
     with pytest.raises(openai.BadRequestError) as caught:
         await client.responses.create(prompt={"id": "nobody"}, input="Hi", model="tiny")
     assert (caught.value.param, caught.value.code) == ("prompt.id", "prompt_not_found")
@@ -113,7 +113,7 @@ async def test_a_background_response_runs_what_its_prompt_was(
     database = f"{redis_url}?db=15"  # a server that is just stopping must not run it
     with redis.Redis.from_url(database) as client:
         client.flushdb()  # other tests have other secrets
-    ours = start_at("proxy", prompts_dir=str(directory), secret_keys=["x" * 32], redis=database)
+    ours = start_at("proxy", server__prompts_dir=str(directory), auth__secret_keys=["x" * 32], redis__url=database)
     created = await ours.client.responses.create(prompt={"id": "plain"}, input="Hi", model="tiny", background=True)
     *_, last = [event async for event in await ours.client.responses.retrieve(created.id, stream=True)]
     assert last.type == "response.completed", last

@@ -15,11 +15,11 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.processes import free_port
+from configured import make_settings
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.asgi.api_keys import APIKeyMiddleware
 from responses_mw.auth import APIKeys
 from responses_mw.cli import main
-from responses_mw.flags import SECTIONS
 from scripted import TINY, completion
 
 if TYPE_CHECKING:
@@ -51,17 +51,18 @@ def run(*arguments: str) -> int:
 
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
-        "UPSTREAM": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "DIALECT": "vllm", "STATUS_GRACE": "0.2",
-        "BASE_PATH": "/openai/", "SSE_DONE": "false", "MAX_BODY_BYTES": "1000", "LOG_LEVEL": "debug",
+        "UPSTREAM_URL": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "UPSTREAM_DIALECT": "vllm",
+        "UPSTREAM_STATUS_GRACE": "0.2", "SERVER_BASE_PATH": "/openai/", "SERVER_SSE_DONE": "false",
+        "LIMITS_MAX_BODY_BYTES": "1000", "SERVER_LOG_LEVEL": "debug",
     }  # fmt: skip
     for name, value in given.items():
         monkeypatch.setenv(f"RESPONSES_MW_{name}", value)
     settings = Settings()
-    assert settings.upstream == "http://vllm:8000"
-    assert settings.upstream_api_key is not None
-    assert settings.upstream_api_key.get_secret_value() == "secret"
-    assert (settings.dialect, settings.status_grace, settings.base_path) == ("vllm", 0.2, "/openai")
-    assert (settings.sse_done, settings.max_body_bytes, settings.log_level) == (False, 1000, "debug")
+    assert settings.upstream.url == "http://vllm:8000"
+    assert settings.upstream.api_key is not None
+    assert settings.upstream.api_key.get_secret_value() == "secret"
+    assert (settings.upstream.dialect, settings.upstream.status_grace, settings.server.base_path) == ("vllm", 0.2, "/openai")
+    assert (settings.server.sse_done, settings.limits.max_body_bytes, settings.server.log_level) == (False, 1000, "debug")
 
 
 @pytest.mark.parametrize(
@@ -73,51 +74,68 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_lists_are_comma_separated_or_json(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("RESPONSES_MW_CORS_ORIGINS", value)
-    assert Settings().cors_origins == ["https://a.example", "https://b.example"]
+    monkeypatch.setenv("RESPONSES_MW_SERVER_CORS_ORIGINS", value)
+    assert Settings().server.cors_origins == ["https://a.example", "https://b.example"]
 
 
 def test_an_empty_list_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RESPONSES_MW_FORWARD_HEADERS", "")
-    assert Settings().forward_headers == []
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_FORWARD_HEADERS", "")
+    assert Settings().upstream.forward_headers == []
 
 
 def test_headers_are_named_in_whatever_case() -> None:
-    assert Settings(forward_headers="X-Mine, x-yours").forward_headers == ["x-mine", "x-yours"]
+    assert make_settings(upstream__forward_headers="X-Mine, x-yours").upstream.forward_headers == ["x-mine", "x-yours"]
+
+
+def test_durations_and_sizes_may_have_a_unit() -> None:
+    settings = make_settings(
+        state__ttl="7d", upstream__idle_timeout="1.5m", upstream__status_grace="50ms", redis__timeout="3",
+        limits__max_body_bytes="64MiB", cache__max_owner_bytes="1GB", limits__stored_bytes=7,
+    )  # fmt: skip
+    assert settings.state.ttl == 7 * 24 * 3600
+    assert (settings.upstream.idle_timeout, settings.upstream.status_grace, settings.redis.timeout) == (90, 0.05, 3)
+    assert (settings.limits.max_body_bytes, settings.cache.max_owner_bytes, settings.limits.stored_bytes) == (
+        64 << 20,
+        10**9,
+        7,
+    )
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "sesame" not in repr(Settings(upstream_api_key="sesame", redis="redis://:sesame@host"))
+    assert "sesame" not in repr(make_settings(upstream__api_key="sesame", redis__url="redis://:sesame@host"))
 
 
 def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is how vLLM builds it: with the application, and nothing else."""
-    monkeypatch.setenv("RESPONSES_MW_BASE_PATH", "/llm")
+    monkeypatch.setenv("RESPONSES_MW_SERVER_BASE_PATH", "/llm")
 
     async def app(*_: object) -> None: ...
 
-    assert ResponsesMiddleware(app).settings.base_path == "/llm"
+    assert ResponsesMiddleware(app).settings.server.base_path == "/llm"
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"upstream": "vllm:8000"},
-        {"upstream": "ftp://vllm"},
-        {"dialect": "klingon"},
-        {"base_path": "openai"},
-        {"status_grace": -1},
-        {"idle_timeout": 0},
-        {"max_body_bytes": 0},
-        {"cors_origins": "[1"},
-        {"secret_keys": "short"},
-        {"forward_headers": "x-mine,Content-Length"},
-        {"no_such_setting": 1},
+        {"upstream__url": "vllm:8000"},
+        {"upstream__url": "ftp://vllm"},
+        {"upstream__dialect": "klingon"},
+        {"server__base_path": "openai"},
+        {"upstream__status_grace": -1},
+        {"upstream__idle_timeout": 0},
+        {"limits__max_body_bytes": 0},
+        {"server__cors_origins": "[1"},
+        {"auth__secret_keys": "short"},
+        {"upstream__forward_headers": "x-mine,Content-Length"},
+        {"no_such_group": 1},
+        {"cache__no_such_setting": 1},
+        {"state__ttl": "7 fortnights"},
+        {"limits__max_body_bytes": "64 acres"},
     ],
 )
 def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(settings))):
-        Settings(**settings)
+    with pytest.raises(ValidationError, match=next(iter(settings)).replace("__", r"\.")):
+        make_settings(**settings)
 
 
 # -- the command line ---------------------------------------------------------------------------------------------------------
@@ -126,26 +144,26 @@ def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
 def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     told = capsys.readouterr().out
-    for name, setting in Settings.model_fields.items():
-        assert f"--{name.replace('_', '-')}" in told
-        assert setting.description
+    for group, settings in Settings.model_fields.items():
+        for name, setting in settings.annotation.model_fields.items():  # type: ignore[union-attr]
+            assert f"--{group}.{name.replace('_', '-')}" in told
+            assert setting.description
     assert told.startswith("usage: responses-mw serve [options]\n")
     assert "RESPONSES_MW_" in told
 
 
-def test_help_is_in_sections_and_says_what_a_value_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert SECTIONS.keys() - Settings.model_fields.keys() == {"host"}
+def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     told = capsys.readouterr().out
     sections = [
         line.removesuffix(":") for line in told.splitlines() if line.endswith(":") and not line.startswith((" ", "Serve"))
     ]
-    assert sections == ["options", *SECTIONS.values()]
+    assert sections == ["options", *(f"{group} options" for group in Settings.model_fields)]
     for flag in (
-        "--upstream URL",
-        "--idle-timeout SECONDS",
-        "--max-body-bytes BYTES",
-        "--cors-origins A,B,...",
+        "--upstream.url URL",
+        "--upstream.idle-timeout SECONDS",
+        "--limits.max-body-bytes SIZE",
+        "--server.cors-origins A,B,...",
         "--host ADDRESS",
     ):
         assert f"  {flag} " in told
@@ -176,9 +194,9 @@ def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixtur
         (("--upstream", "http://user:password@x"), "upstream"),
         (("--upstream", "http://x", "--port", "lots"), "port"),
         (("--upstream", "http://x", "--port", "99999"), "port"),
-        (("--upstream", "http://x", "--idle-timeout", "0"), "idle_timeout"),
-        (("--upstream", "http://x", "--dialect", "klingon"), "dialect"),
-        (("--upstream", "http://x", "--cors-origins", "[1"), "cors_origins"),
+        (("--upstream", "http://x", "--upstream.idle-timeout", "0"), "idle_timeout"),
+        (("--upstream", "http://x", "--upstream.dialect", "klingon"), "dialect"),
+        (("--upstream", "http://x", "--server.cors-origins", "[1"), "cors_origins"),
     ],
 )
 def test_a_wrong_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str) -> None:
@@ -199,7 +217,7 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_wrong_value_in_the_environment_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RESPONSES_MW_STATUS_GRACE", "soon")
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_STATUS_GRACE", "soon")
     assert run("serve", "--upstream", "http://x") == 1
     message = capsys.readouterr().err
     assert "status_grace" in message
@@ -241,10 +259,12 @@ def test_check_says_whose_key_is_refused(
 ) -> None:
     url = serve(APIKeyMiddleware(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
     assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
-    assert "--upstream-api-key" in capsys.readouterr().err
+    assert "--upstream.api-key" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("setting", "told"), [("--api-keys-file", "api_keys_file"), ("--prompts-dir", "prompts_dir")])
+@pytest.mark.parametrize(
+    ("setting", "told"), [("--auth.api-keys-file", "api_keys_file"), ("--server.prompts-dir", "prompts_dir")]
+)
 def test_check_says_which_file_is_missing(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], setting: str, told: str
 ) -> None:
@@ -299,7 +319,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:
 
 def test_what_cannot_be_served_is_told_at_the_start_without_a_traceback(redis_url: str) -> None:
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", "http://127.0.0.1:9", "--port", "0"]
-    options = ["--redis", redis_url, "--prompts-dir", "/nowhere"]
+    options = ["--redis", redis_url, "--server.prompts-dir", "/nowhere"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
     assert "prompts_dir: /nowhere is no directory" in done.stderr

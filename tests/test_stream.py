@@ -63,7 +63,7 @@ async def test_created_leaves_while_the_upstream_still_waits(ours: Ours, upstrea
 
 @pytest.mark.both_mounts
 async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(status_grace=5)
+    ours = start(upstream__status_grace=5)
     begin = Signal()
     upstream.whole(error("too late?", 400), 400, before=begin)
     request = asyncio.create_task(ours.http.post("/v1/responses", json=BODY))
@@ -83,7 +83,7 @@ async def test_the_reading_of_comments_does_not_begin_the_answer(ours: Ours, ups
 
 @pytest.mark.both_mounts
 async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(keep_alive=0.05)
+    ours = start(server__keep_alive=0.05)
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
     raw = await _until(ours, b": keep-alive\n\n", more)
@@ -91,7 +91,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream:
 
 
 async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(keep_alive=0.05, keepalive_event=True)
+    ours = start(server__keep_alive=0.05, server__keepalive_event=True)
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
     raw = await _until(ours, b"event: keepalive\n", more)
@@ -106,7 +106,7 @@ def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
     body = {**BODY, "model": MODEL, "max_output_tokens": 2}
     with (
         running("benchmarks.upstream", "--tokens-per-second=1") as upstream,
-        running("responses_mw", "serve", f"--upstream={upstream.url}", "--keep-alive=0.1") as server,
+        running("responses_mw", "serve", f"--upstream={upstream.url}", "--server.keep-alive=0.1") as server,
     ):
         raw = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).content
     assert b": keep-alive\n\n" in raw
@@ -125,7 +125,7 @@ async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
 
 
 async def test_the_done_mark_can_be_left_out(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(sse_done=False)
+    ours = start(server__sse_done=False)
     upstream.stream(*HELLO)
     assert (await stream(ours, done=False)).terminal == "response.completed"
 
@@ -133,7 +133,7 @@ async def test_the_done_mark_can_be_left_out(start: Start, upstream: ScriptedUps
 async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
-    ours = start(reasoning_events="open_responses")
+    ours = start(server__reasoning_events="open_responses")
     upstream.stream(reasoning("Hm."), *HELLO)
     response = await ours.http.post("/v1/responses", json=BODY)
     thoughts = [line for line in response.text.splitlines() if line.startswith("event: response.reasoning")]
@@ -233,7 +233,7 @@ async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: Scripted
 
 @pytest.mark.both_mounts
 async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(idle_timeout=0.1)
+    ours = start(upstream__idle_timeout=0.1)
     answer = upstream.stream(text("Hel"), Signal())
     streamed = await stream(ours)
     _assert_cut(streamed)
@@ -243,7 +243,7 @@ async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: Scrip
 
 @pytest.mark.both_mounts
 async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(first_byte_timeout=0.2)
+    ours = start(upstream__first_byte_timeout=0.2)
     answer = upstream.stream(*HELLO, before=Signal())
     streamed = await stream(ours)
     assert streamed.terminal == "response.failed"
@@ -254,7 +254,7 @@ async def test_an_upstream_that_never_begins_fails(start: Start, upstream: Scrip
 @pytest.mark.both_mounts
 async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
     """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
-    ours = start(idle_timeout=0.1)
+    ours = start(upstream__idle_timeout=0.1)
     begin = Signal()
     upstream.stream(begin, *HELLO)
     request = asyncio.create_task(stream(ours))
@@ -265,7 +265,7 @@ async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: St
 
 @pytest.mark.both_mounts
 async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(idle_timeout=0.5)
+    ours = start(upstream__idle_timeout=0.5)
     pauses = [Signal() for _ in range(4)]
     upstream.stream(*[piece for pause in pauses for piece in (text("x"), pause)], finish())
     request = asyncio.create_task(stream(ours))

@@ -66,14 +66,14 @@ async def test_a_credential_may_hold_any_byte_that_a_header_can(ours: Ours, upst
 
 @pytest.mark.both_mounts
 async def test_the_key_that_is_set_replaces_the_callers(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream_api_key="ours")
+    ours = start(upstream__api_key="ours")
     upstream.whole(ANSWER)
     await ask(ours, authorization="Bearer mine")
     assert upstream.requests[0].headers["authorization"] == "Bearer ours"
 
 
 async def test_the_operators_refused_key_is_not_the_callers_fault(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream_api_key="secret-of-ours")
+    ours = start(upstream__api_key="secret-of-ours")
     for status in (401, 403):
         upstream.whole(error("bad key secret-of-ours", status), status)
         response = await ours.http.post("/v1/responses", json=BODY)
@@ -94,7 +94,7 @@ async def test_each_call_has_a_fresh_request_id(ours: Ours, upstream: ScriptedUp
 
 @pytest.mark.both_mounts
 async def test_an_extra_header_goes_on_where_it_is_listed(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(forward_headers=["x-mine"])
+    ours = start(upstream__forward_headers=["x-mine"])
     upstream.whole(ANSWER)
     await ask(ours, x_mine="1", traceparent="00-1-2-01")
     assert upstream.requests[0].headers["x-mine"] == "1"
@@ -130,7 +130,7 @@ async def test_connections_are_used_again(start_at: Callable[..., Ours], upstrea
 async def test_502_and_503_are_tried_again_within_the_grace(
     start: Start, upstream: ScriptedUpstream, status: int, streamed: bool
 ) -> None:
-    ours = start(status_grace=2)
+    ours = start(upstream__status_grace=2)
     upstream.whole(b"busy", status)
     upstream.whole(b"busy", status)
     upstream.stream(*HELLO) if streamed else upstream.whole(ANSWER)
@@ -142,7 +142,7 @@ async def test_502_and_503_are_tried_again_within_the_grace(
 
 @pytest.mark.both_mounts
 async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(status_grace=0)
+    ours = start(upstream__status_grace=0)
     upstream.whole({"error": "The model is currently scaling"}, 503, headers={"retry-after": "3"})
     response = await ours.http.post("/v1/responses", json=BODY)
     assert (response.status_code, response.headers["retry-after"]) == (503, "3")
@@ -152,7 +152,7 @@ async def test_the_last_503_is_told_with_its_retry_after(start: Start, upstream:
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 504])
 async def test_other_errors_are_not_tried_again(start: Start, upstream: ScriptedUpstream, status: int) -> None:
-    ours = start(status_grace=2)
+    ours = start(upstream__status_grace=2)
     upstream.whole(error("no", status), status)
     await ours.http.post("/v1/responses", json=BODY)
     assert len(upstream.requests) == 1
@@ -160,7 +160,7 @@ async def test_other_errors_are_not_tried_again(start: Start, upstream: Scripted
 
 @pytest.mark.both_mounts
 async def test_nothing_is_tried_again_once_something_came(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(status_grace=2)
+    ours = start(upstream__status_grace=2)
     upstream.stream(text("Hel"), error("busy", 503), done=False)
     assert (await stream(ours)).terminal == "response.failed"
     upstream.stream(error("busy", 503))
@@ -183,7 +183,7 @@ async def test_an_upstream_that_comes_within_the_grace_is_waited_for(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
     port = free_port()
-    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", status_grace=5, dialect="vllm")
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__status_grace=5, upstream__dialect="vllm")
     request = asyncio.create_task(stream(ours))
     await asyncio.sleep(0.1)
     async with raw_server(port, _answer_stream):
@@ -204,7 +204,7 @@ async def test_an_upstream_that_was_away_at_the_start_is_known_when_it_comes(
 
 async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Callable[..., Ours]) -> None:
     async with raw_server(0, _reset_within) as port:
-        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm")
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm")
         streamed = await stream(ours)
         assert (streamed.terminal, streamed.deltas) == ("response.failed", ["Hel"])
         response = await ours.http.post("/v1/responses", json=BODY)
@@ -213,14 +213,19 @@ async def test_a_connection_that_is_reset_within_the_answer_fails(start_at: Call
 
 async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Callable[..., Ours]) -> None:
     async with raw_server(0, _reset_before) as port:
-        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", dialect="vllm", status_grace=5)
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=5)
         response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
         assert response.status_code == 502
 
 
 async def test_a_connection_that_cannot_be_made_in_time_is_504(start_at: Callable[..., Ours]) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, _filled(listener):
-        ours = start_at("proxy", upstream=f"http://127.0.0.1:{listener.getsockname()[1]}", dialect="vllm", connect_timeout=0.1)
+        ours = start_at(
+            "proxy",
+            upstream=f"http://127.0.0.1:{listener.getsockname()[1]}",
+            upstream__dialect="vllm",
+            upstream__connect_timeout=0.1,
+        )
         response = await ours.http.post("/v1/responses", json=BODY)
         assert response.status_code == 504
 
@@ -319,7 +324,7 @@ async def test_the_dialect_is_detected(
 
 @pytest.mark.both_mounts
 async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(dialect="tgi")
+    ours = start(upstream__dialect="tgi")
     upstream.whole(ANSWER)
     await whole(ours)
     assert upstream.visits == []
@@ -330,7 +335,7 @@ async def test_a_dialect_that_is_set_is_not_asked_for(start: Start, upstream: Sc
 @pytest.mark.both_mounts
 async def test_an_upstream_that_lists_no_models_is_asked_in_openais_own_way(start: Start, upstream: ScriptedUpstream) -> None:
     upstream.pages["/v1/models"] = {"detail": "none of your business"}
-    ours = start(dialect="openai")
+    ours = start(upstream__dialect="openai")
     upstream.whole(ANSWER)
     await whole(ours, max_output_tokens=5)
     assert upstream.requests[0].json["max_completion_tokens"] == 5

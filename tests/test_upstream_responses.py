@@ -12,7 +12,8 @@ import redis
 
 import oracle
 import scripted
-from responses_mw import Settings, create_app
+from configured import make_settings
+from responses_mw import create_app
 from scripted import Answer, Asked, BrokenOff, ScriptedUpstream
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def upstream() -> ScriptedResponses:
 
 @pytest.fixture
 def relaying(start: Start) -> Ours:
-    return start(upstream_api="responses")
+    return start(upstream__api="responses")
 
 
 def item(text: str = "Hello", **members: Any) -> dict[str, Any]:
@@ -161,7 +162,7 @@ async def test_a_background_response_is_ours(start_at: Start, mount: str, upstre
     database = {"proxy": 8, "mounted": 9}[mount]  # a server that is just stopping must not run the job of the next one
     with redis.Redis.from_url(f"{redis_url}?db={database}") as client:
         client.flushdb()  # other tests have other secrets
-    ours = start_at(mount, upstream_api="responses", redis=f"{redis_url}?db={database}", secret_keys=["s" * 40])
+    ours = start_at(mount, upstream__api="responses", redis__url=f"{redis_url}?db={database}", auth__secret_keys=["s" * 40])
     upstream.stream(*answer(), done=False)
     created = await ours.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "background": True})
     assert created.json().get("status") == "queued", created.text
@@ -175,7 +176,7 @@ async def test_a_background_response_is_ours(start_at: Start, mount: str, upstre
 
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
 async def test_the_upstreams_status_is_passed_on(start: Start, upstream: ScriptedResponses, status: int) -> None:
-    relaying = start(upstream_api="responses", status_grace=2)
+    relaying = start(upstream__api="responses", upstream__status_grace=2)
     for _ in range(10):  # some are tried again
         upstream.whole({"error": {"message": "no good", "type": "t", "param": None, "code": None}}, status)
     answered = await relaying.http.post("/v1/responses", json={"input": "Hi", "model": "tiny", "stream": True})
@@ -213,8 +214,8 @@ async def test_unknown_events_pass_with_odd_names_too(relaying: Ours, upstream: 
 async def test_our_own_server_is_an_upstream_of_ours(start_at: Start, serve: Serve, redis_url: str) -> None:
     """Two of ours, one behind the other: what the inner one makes of chat chunks arrives whole, and chains at the outer."""
     model = ScriptedUpstream()
-    inner = serve(create_app(Settings(upstream=serve(model), redis=redis_url)))
-    outer = start_at("proxy", upstream=inner, upstream_api="responses")
+    inner = serve(create_app(make_settings(upstream__url=serve(model), redis__url=redis_url)))
+    outer = start_at("proxy", upstream=inner, upstream__api="responses")
     function = {"type": "function", "name": "get_time", "parameters": {"type": "object"}}
     model.stream(
         scripted.reasoning("Hm."), scripted.call("{}", name="get_time", call_id="call_1"), scripted.finish("tool_calls")
@@ -231,7 +232,7 @@ async def test_our_own_server_is_an_upstream_of_ours(start_at: Start, serve: Ser
 
 
 async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> None:
-    ours = start(upstream_api="responses", cache="exact")
+    ours = start(upstream__api="responses", cache__mode="exact")
     upstream.stream(*answer(), done=False)
     question = f"Who is there, {ours.url}?"
     first = await oracle.stream(ours, input=question)
@@ -277,7 +278,7 @@ async def test_a_count_carries_out_no_tool(relaying: Ours, upstream: ScriptedRes
 
 
 async def test_a_summary_that_the_upstream_failed_is_not_taken(start: Start, upstream: ScriptedResponses) -> None:
-    client = start(upstream_api="responses", secret_keys=KEYS).client.with_options(max_retries=0)
+    client = start(upstream__api="responses", auth__secret_keys=KEYS).client.with_options(max_retries=0)
     fault = {"code": "rate_limit_exceeded", "message": "Slow down."}
     upstream.whole(response(item("Of du"), status="failed", error=fault))
     with pytest.raises(openai.APIStatusError, match=r"Slow down\."):
@@ -285,7 +286,7 @@ async def test_a_summary_that_the_upstream_failed_is_not_taken(start: Start, ups
 
 
 async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: Start, upstream: ScriptedResponses) -> None:
-    ours = start(upstream_api="responses", secret_keys=KEYS)
+    ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     upstream.whole(response(item("Of ducks.")))
     upstream.whole(response(item(), usage=None))
@@ -295,7 +296,7 @@ async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: 
 
 
 async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstream: ScriptedResponses) -> None:
-    client = start(upstream_api="responses", secret_keys=KEYS, compaction_prompt="Sum it up.").client
+    client = start(upstream__api="responses", auth__secret_keys=KEYS, compaction__prompt="Sum it up.").client
     upstream.whole(response(item("Of ducks.")))
     compacted = await client.responses.compact(model="tiny", input=TALK)
     assert upstream.requests[0].json["input"][-1]["content"][0]["text"] == "Sum it up."
@@ -310,7 +311,7 @@ async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstr
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_above_the_threshold_the_summary_comes_first(start: Start, upstream: ScriptedResponses, stream: bool) -> None:
-    ours = start(upstream_api="responses", secret_keys=KEYS)
+    ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.pages["/v1/responses/input_tokens"] = COUNTED
     if stream:
         upstream.stream(*answer("Of ducks."), done=False)
@@ -336,7 +337,7 @@ async def test_above_the_threshold_the_summary_comes_first(start: Start, upstrea
 
 
 async def test_the_trigger_is_answered_with_the_compaction_alone(start: Start, upstream: ScriptedResponses) -> None:
-    ours = start(upstream_api="responses", secret_keys=KEYS)
+    ours = start(upstream__api="responses", auth__secret_keys=KEYS)
     upstream.stream(*answer("Of ducks."), done=False)
     streamed = await oracle.stream(ours, input=[*TALK, {"type": "compaction_trigger"}])
     assert [one["type"] for one in streamed.response["output"]] == ["compaction"]

@@ -131,10 +131,12 @@ async def open_admin(settings: Settings, checks: Mapping[str, Check], state: Sta
 
     Raises ``PortTaken``."""
     async with AsyncExitStack() as stack:
-        if state is not None and (settings.admin_port or telemetry.is_measuring()):
+        if state is not None and (settings.server.admin_port or telemetry.is_measuring()):
             await stack.enter_async_context(_watching(state))
-        if settings.admin_port:
-            await stack.enter_async_context(_serving(Admin(checks), _listener(settings.admin_host, settings.admin_port)))
+        if settings.server.admin_port:
+            await stack.enter_async_context(
+                _serving(Admin(checks), _listener(settings.server.admin_host, settings.server.admin_port))
+            )
         yield
 
 

@@ -25,7 +25,7 @@ _REFUSAL = ErrorResponse(
 class APIKeyMiddleware:
     """Pass requests that carry one of our API keys to `app`, and refuse all others.
 
-    The key goes no further: the upstream gets the operator's `upstream_api_key`, or none.
+    The key goes no further: the upstream gets the operator's `upstream.api_key`, or none.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:

@@ -110,7 +110,7 @@ class ConversationRoutes:
         return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
 
     def _parsed(self, value: Any) -> list[Item]:
-        check_number_of_tools(None, value, maximum=self._settings.max_tools)
+        check_number_of_tools(None, value, maximum=self._settings.limits.max_tools)
         return parse_input(checks.array(value, "items", max_length=MOST_ITEMS), "items")
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:

@@ -51,8 +51,8 @@ class RateLimits:
     """The configured limits, and the streams that this process counts. Without ``usage``, nothing is limited."""
 
     def __init__(self, usage: Usage | None, settings: Settings) -> None:
-        self.per_minute = settings.limit_requests_per_minute
-        self.maximums: dict[Kind, int] = {"streams": settings.limit_streams, "background": settings.limit_background}
+        self.per_minute = settings.limits.requests_per_minute
+        self.maximums: dict[Kind, int] = {"streams": settings.limits.streams, "background": settings.limits.background}
         self.usage = usage
         self._open: dict[str, set[str]] = {}
         if usage is None and self.are_set:

@@ -59,7 +59,7 @@ class Dispatcher:
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket" and not self.settings.websocket:
+        elif scope["type"] == "websocket" and not self.settings.websocket.enabled:
             refusal = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
             await ErrorResponse(refusal)(scope, receive, send)
         else:
@@ -72,9 +72,9 @@ class Dispatcher:
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):
             path = path[len(root) :]
-        if not path.startswith(self.settings.base_path):
+        if not path.startswith(self.settings.server.base_path):
             return None
-        path = path[len(self.settings.base_path) :]
+        path = path[len(self.settings.server.base_path) :]
         return path.rstrip("/") if any(path == ours or path.startswith(ours + "/") for ours in _OURS) else None
 
     # -- opening and closing -----------------------------------------------------------------------------------------

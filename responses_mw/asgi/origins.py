@@ -4,7 +4,7 @@ Any page can have a browser post to any address, without asking; what the browse
 credential would too, but an upstream that needs none leaves nothing else. What is no browser's request says nothing of a page
 and passes.
 
-1. A page of our own host passes, and one whose origin is among ``cors_origins``.
+1. A page of our own host passes, and one whose origin is among ``server.cors_origins``.
 2. ``Sec-Fetch-Site: same-origin`` is as good: a page cannot set it, and a proxy that rewrites ``Host`` leaves it alone.
 3. ``Origin: null`` (a sandboxed frame, a file) is an origin like any other: no host of ours, but it may be listed.
 
@@ -42,7 +42,7 @@ class Origins:
             return
         own = headers.get("host", "").lower()
         if not all(origin in self._allowed or _host(origin) == own for origin in origins) or (not origins and site in _FOREIGN):
-            message = "Pages of this origin may not do this: it is not among cors_origins."
+            message = "Pages of this origin may not do this: it is not among server.cors_origins."
             raise Forbidden(message, code="origin_not_allowed")
 
 

@@ -58,10 +58,9 @@ _CLOSE = {"connection": "close"}
 class ReverseProxy:
     """An ASGI application that passes every request to ``upstream`` (``http://vllm:8000``, with or without a base path).
 
-    ``base_path`` (``/openai``) is where our clients find what the upstream has at its root; paths beside it pass as they are.
-    ``passable`` limits what passes; without it, everything but CONNECT and TRACE does. ``body_timeout`` is the longest wait, in
-    seconds, for the next piece of a request's body. The ``client`` has time-outs of its own, and is closed at the end of the
-    lifespan.
+    ``base_path`` (``/openai``) is removed from the paths that have it. ``passable`` limits what passes; without it, everything
+    but CONNECT and TRACE does. ``body_timeout`` is the timeout, in seconds, for the next piece of a request's body. The
+    ``client`` has timeouts of its own, and is closed at the end of the lifespan.
 
     Answers 502 where the upstream cannot be reached, 504 where it does not answer in time, 408 where the client does not send
     its body, 400 where that is not framed as announced, 501 where a WebSocket is asked for. Raises ``UpstreamError`` where the

@@ -71,8 +71,8 @@ class Reader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limits = limits_of(settings)
-        self._inbound = Inbound(max(settings.max_inbound_bytes, settings.max_body_bytes))
-        self._forwarded = frozenset(["authorization", *settings.forward_headers])
+        self._inbound = Inbound(max(settings.limits.max_inbound_bytes, settings.limits.max_body_bytes))
+        self._forwarded = frozenset(["authorization", *settings.upstream.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
@@ -103,7 +103,7 @@ class Reader:
             raise BadRequest(
                 f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
             )
-        timeout = self._settings.body_timeout
+        timeout = self._settings.limits.body_timeout
         try:
             async with asyncio.timeout(timeout) as waiting:
                 return await self._whole(request, receiving, waiting)
@@ -112,7 +112,7 @@ class Reader:
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
         """The body; each piece of it moves the end of ``waiting``."""
-        longest, timeout = self._settings.max_body_bytes, self._settings.body_timeout
+        longest, timeout = self._settings.limits.max_body_bytes, self._settings.limits.body_timeout
         now = asyncio.get_running_loop().time
         chunks, size = [], 0
         async for chunk in request.stream():

@@ -44,8 +44,8 @@ class Routes:
         cache: Cache | None = None,
     ) -> None:
         reader = Reader(settings)
-        self._origins = origins = Origins(settings.cors_origins)
-        parser = RequestParser(Prompts(settings.prompts_dir), limits_of(settings))
+        self._origins = origins = Origins(settings.server.cors_origins)
+        parser = RequestParser(Prompts(settings.server.prompts_dir), limits_of(settings))
         websockets = WebSockets(runner, upstream, state, reader, parser, origins, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, parser, settings, cache)
         tokens = TokenRoutes(runner, upstream, reader, parser)

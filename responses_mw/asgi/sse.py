@@ -105,7 +105,7 @@ class EventStreamResponse(EventResponse):
             self._timer.cancel()
             if self._keeping_alive is not None:
                 self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
-        last = DONE_FRAME if self._settings.sse_done and self._complete else b""
+        last = DONE_FRAME if self._settings.server.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _message(self, events: Any) -> Message:
@@ -118,14 +118,14 @@ class EventStreamResponse(EventResponse):
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
         self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
+        self._timer = asyncio.get_running_loop().call_later(self._settings.server.keep_alive, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
         with suppress(OSError):  # the client left
             await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
-        if not self._settings.keepalive_event:
+        if not self._settings.server.keepalive_event:
             return KEEP_ALIVE
         return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
 

@@ -94,7 +94,7 @@ class Cache:
         self._sealer = sealer
         self._settings = settings
         self._releases: set[asyncio.Task[None]] = set()
-        deployment = f"{settings.cache_namespace}\0{settings.upstream}\0{settings.think_tag}"
+        deployment = f"{settings.cache.namespace}\0{settings.upstream.url}\0{settings.upstream.think_tag}"
         self._deployment = hashlib.sha256(deployment.encode()).hexdigest()
 
     def key(
@@ -120,14 +120,14 @@ class Cache:
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
-        """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``cache_wait``.
+        """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``cache.max_wait``.
 
         Raise what the ``gate`` raises. ``headers`` and ``scope`` are the caller's, for the embedding. Use ``flight`` around
         what follows a miss.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
-        wait = min(self._settings.cache_wait, STREAM_WAIT) if streamed else self._settings.cache_wait
+        wait = min(self._settings.cache.max_wait, STREAM_WAIT) if streamed else self._settings.cache.max_wait
         try:
             miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
             hit = await self._lookup(miss, wait, headers, scope)
@@ -169,7 +169,7 @@ class Cache:
         pause = _FIRST_PAUSE
         while True:
             known = self._scan.known(miss.key) if semantic and self._scan is not None else None
-            async with asyncio.timeout(self._settings.cache_timeout):
+            async with asyncio.timeout(self._settings.cache.timeout):
                 if miss.policy.write:
                     await self._store.register(miss.key.owner)
                 found = await self._store.lookup(miss.key, miss.token, LEASE, known)
@@ -188,7 +188,7 @@ class Cache:
         vector = miss.vector.result()
         if vector is None:
             return None
-        async with asyncio.timeout(self._settings.cache_timeout):
+        async with asyncio.timeout(self._settings.cache.timeout):
             matches = await self._scan.nearest(miss.key, vector, miss.policy.threshold, page=page)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
@@ -212,7 +212,7 @@ class Cache:
             return None
 
     def _refuses(self, stored: guard.Signature, asked: guard.Signature) -> bool:
-        reason = guard.difference(stored, asked, strict=self._settings.cache_guard == "strict")
+        reason = guard.difference(stored, asked, strict=self._settings.cache.guard == "strict")
         if reason is not None:
             self.counts["refused"] += 1
             logger.debug("the guard refused a semantic hit: %s", reason)
@@ -262,11 +262,11 @@ class Cache:
         signature = self._signature(miss) if miss.vector is not None else None
         entry = record.Entry(texts, record.unmarked(document["usage"]), policy.ttl, signature)
         data = record.pack(entry, key, self._sealer)
-        if len(data) > self._settings.cache_entry_bytes:
+        if len(data) > self._settings.cache.max_entry_bytes:
             await self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None
-        async with asyncio.timeout(self._settings.cache_timeout):
+        async with asyncio.timeout(self._settings.cache.timeout):
             verdict = await self._store.keep(
                 key,
                 data,
@@ -296,7 +296,7 @@ class Cache:
         miss.token = miss.vector = None
         if vector is not None:
             vector.cancel()
-        with anyio.move_on_after(self._settings.cache_timeout, shield=True):
+        with anyio.move_on_after(self._settings.cache.timeout, shield=True):
             if token is not None:  # first: others wait for it
                 await self._release(miss.key, token, mark)
             if vector is not None:

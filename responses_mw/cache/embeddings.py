@@ -52,22 +52,22 @@ class Embeddings:
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
         from .vectors import unit_vector
 
-        assert settings.cache_embedding_model is not None
+        assert settings.cache.embedding_model is not None
         self._unit_vector = unit_vector
         self._transport = transport
-        self._foreign = settings.cache_embedding_url is not None
-        self._url = httpx.URL((settings.cache_embedding_url or base) + _PATH)
-        self._timeout = settings.cache_embedding_timeout
-        self._dimensions = settings.cache_embedding_dimensions
-        self._parameters: dict[str, Any] = {"model": settings.cache_embedding_model}
+        self._foreign = settings.cache.embedding_url is not None
+        self._url = httpx.URL((settings.cache.embedding_url or base) + _PATH)
+        self._timeout = settings.cache.embedding_timeout
+        self._dimensions = settings.cache.embedding_dimensions
+        self._parameters: dict[str, Any] = {"model": settings.cache.embedding_model}
         if self._dimensions is not None:
             self._parameters["dimensions"] = self._dimensions
         self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
-        key = settings.cache_embedding_key or (None if self._foreign else settings.upstream_api_key)
+        key = settings.cache.embedding_api_key or (None if self._foreign else settings.upstream.api_key)
         if key:
             self._headers[b"authorization"] = b"Bearer " + key.get_secret_value().encode("latin-1")
-        server = settings.cache_embedding_url or ""  # another server may use the same name for another model
-        space = f"{VERSION}\0{server}\0{settings.cache_embedding_model}\0{self._dimensions}\0{settings.cache_namespace}"
+        server = settings.cache.embedding_url or ""  # another server may use the same name for another model
+        space = f"{VERSION}\0{server}\0{settings.cache.embedding_model}\0{self._dimensions}\0{settings.cache.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """Vectors are comparable only within one space."""
 
@@ -117,7 +117,7 @@ class Embedder:
     def __init__(self, embeddings: Embeddings | None, counts: Counter[str], settings: Settings) -> None:
         self._embeddings = embeddings
         self._counts = counts
-        self._max_text = settings.cache_max_text
+        self._max_text = settings.cache.max_text_length
         self._expected: OrderedDict[int, None] = OrderedDict()
         """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
         self._quiet_until = 0.0

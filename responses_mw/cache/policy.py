@@ -5,7 +5,7 @@
     X-Responses-Cache: semantic; ttl=600; threshold=0.98; no-store; refresh
 
 The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
-higher threshold. The operator's ``cache_max_mode``, ``cache_ttl`` and ``cache_threshold`` limit what it gets.
+higher threshold. The operator's ``cache.max_mode``, ``cache.ttl`` and ``cache.threshold`` limit what it gets.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool
     Raises ``BadRequest`` for an invalid value.
     """
     asked = {
-        **_permitted(_parse_header(header), trusted="header" in settings.cache_ask),
-        **_permitted(_parse_body(body), trusted="body" in settings.cache_ask),
+        **_permitted(_parse_header(header), trusted="header" in settings.cache.request_controls),
+        **_permitted(_parse_body(body), trusted="body" in settings.cache.request_controls),
     }
     return Policy(
-        mode=_lower(asked.get("mode", settings.cache), _highest(settings)),
-        ttl=min(asked.get("ttl", settings.cache_ttl), settings.cache_ttl),
-        threshold=max(asked.get("threshold", settings.cache_threshold), settings.cache_threshold),
+        mode=_lower(asked.get("mode", settings.cache.mode), _highest(settings)),
+        ttl=min(asked.get("ttl", settings.cache.ttl), settings.cache.ttl),
+        threshold=max(asked.get("threshold", settings.cache.threshold), settings.cache.threshold),
         read=not asked.get("refresh", False),
         write=not asked.get("no_store", False) and (stored or asked.get("mode", "off") != "off"),
     )
 
 
 def _permitted(asked: dict[str, Any], *, trusted: bool) -> dict[str, Any]:
-    """Drop a mode other than ``off`` if it was given in a way that ``cache_ask`` does not list."""
+    """Drop a mode other than ``off`` if it was given in a way that ``cache.request_controls`` does not list."""
     return asked if trusted or asked.get("mode") == "off" else {name: asked[name] for name in asked.keys() - {"mode"}}
 
 
 def _highest(settings: Settings) -> str:
-    highest = max(settings.cache, settings.cache_max_mode, key=MODES.index)
-    return highest if settings.cache_embedding_model else _lower(highest, "exact")
+    highest = max(settings.cache.mode, settings.cache.max_mode, key=MODES.index)
+    return highest if settings.cache.embedding_model else _lower(highest, "exact")
 
 
 def _lower(one: str, other: str) -> str:

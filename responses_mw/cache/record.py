@@ -4,7 +4,7 @@ Neither the question nor the instructions are stored; the keys contain hashes of
 replayed exactly. A hit is replayed as chat chunks, so ids, events and document are made as for an answer of the upstream.
 
     C<json>       in clear
-    S<envelope>   sealed with ``secret_keys``, bound to this entry of this owner
+    S<envelope>   sealed with ``auth.secret_keys``, bound to this entry of this owner
 """
 
 from __future__ import annotations

@@ -168,11 +168,11 @@ class Entries:
             "response": response,
             "space": vector.space,
             "ttl": ttl * 1000,
-            "index_ttl": (settings.cache_ttl + _MARGIN) * 1000,
-            "partition_entries": settings.cache_partition_entries,
-            "partition_bytes": settings.cache_partition_bytes,
-            "shard_entries": settings.cache_owner_entries // self._shards,
-            "shard_bytes": settings.cache_owner_bytes // self._shards,
+            "index_ttl": (settings.cache.ttl + _MARGIN) * 1000,
+            "partition_entries": settings.cache.max_partition_entries,
+            "partition_bytes": settings.cache.max_partition_bytes,
+            "shard_entries": settings.cache.max_owner_entries // self._shards,
+            "shard_bytes": settings.cache.max_owner_bytes // self._shards,
         }
         await self.register(key.owner)
         reply: bytes = await self._redis.script(_KEEP, [self._key(key)], [orjson.dumps(facts), record, vector.data])
@@ -202,7 +202,7 @@ class Entries:
         now = self._clock()
         if self._registered.get(owner, 0.0) > now:
             return
-        until = int(now) + self._settings.cache_ttl + int(_REGISTER_INTERVAL) + _MARGIN
+        until = int(now) + self._settings.cache.ttl + int(_REGISTER_INTERVAL) + _MARGIN
         await self._redis.pipeline([("ZADD", _OWNERS, "GT", until, owner)])
         if len(self._registered) >= _MAX_REGISTERED:
             self._registered.clear()
@@ -255,6 +255,6 @@ class Entries:
 
 def _shard_count(settings: Settings) -> int:
     """Return the number of shards of an owner. Entries stored under other limits may lie in other shards and are not found."""
-    by_entries = settings.cache_owner_entries // settings.cache_partition_entries
-    by_bytes = settings.cache_owner_bytes // settings.cache_partition_bytes
+    by_entries = settings.cache.max_owner_entries // settings.cache.max_partition_entries
+    by_bytes = settings.cache.max_owner_bytes // settings.cache.max_partition_bytes
     return max(1, min(by_entries, by_bytes, MAX_SHARDS))

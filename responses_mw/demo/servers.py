@@ -67,14 +67,16 @@ def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[Our
         valkey = stack.enter_context(ValkeyServer(config={"save": "", "maxmemory-policy": "noeviction"}))
         tools = {"cities": {"url": f"{stack.enter_context(_served(_cities()))}/mcp", "require_approval": "never"}}
         shared = {
-            "RESPONSES_MW_REDIS": valkey.connection_url,
-            "RESPONSES_MW_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
-            "RESPONSES_MW_MCP_SERVERS": json.dumps(tools),
+            "RESPONSES_MW_REDIS_URL": valkey.connection_url,
+            "RESPONSES_MW_AUTH_SECRET_KEYS": secrets.token_hex(32),  # credentials of background responses are stored encrypted
+            "RESPONSES_MW_TOOLS_MCP_SERVERS": json.dumps(tools),
         }
         metrics_port = _free_port("127.0.0.1", 0)
-        ours = stack.enter_context(our_server(upstream, host, port, shared | {"RESPONSES_MW_ADMIN_PORT": str(metrics_port)}))
+        ours = stack.enter_context(
+            our_server(upstream, host, port, shared | {"RESPONSES_MW_SERVER_ADMIN_PORT": str(metrics_port)})
+        )
         # The other replica runs no background responses itself, so that killing it interrupts none.
-        other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_WORKERS": "0"}))
+        other = stack.enter_context(our_server(upstream, "127.0.0.1", 0, shared | {"RESPONSES_MW_JOBS_CONCURRENCY": "0"}))
         yield ours, Deployment(ours.client, other.client, other.process.kill, f"http://127.0.0.1:{metrics_port}/metrics")
 
 

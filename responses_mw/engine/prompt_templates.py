@@ -1,4 +1,4 @@
-"""The prompt templates of ``prompts_dir``: a TOML or JSON file each, named by its id.
+"""The prompt templates of ``server.prompts_dir``: a TOML or JSON file each, named by its id.
 
     # support.toml: {"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}}
     current = "2"                       # for requests that name no version; needed where there are several
@@ -67,7 +67,7 @@ class Prompts:
         self._read: dict[Path, _Read] = {}
         if self._directory is not None:
             if not self._directory.is_dir():
-                raise UnfitPrompt(f"prompts_dir: {self._directory} is no directory")
+                raise UnfitPrompt(f"server.prompts_dir: {self._directory} is no directory")
             for path in sorted(self._directory.iterdir()):
                 if path.suffix in _SUFFIXES and _ID.fullmatch(path.stem):
                     self._read[path] = _Read(_stamp(path), _prompt(path))

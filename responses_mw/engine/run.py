@@ -141,4 +141,6 @@ class Run:
 
 def limits_of(settings: Settings) -> RequestLimits:
     """Return the limits of one request's contents."""
-    return RequestLimits(settings.max_input_items, settings.max_tools, settings.max_depth, settings.max_values)
+    return RequestLimits(
+        settings.limits.max_input_items, settings.limits.max_tools, settings.limits.max_depth, settings.limits.max_values
+    )

@@ -52,7 +52,7 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self._loop = ToolLoop(backend, self._compaction, settings)
-        self._timeouts = {RunMode.STREAMED: settings.status_grace, RunMode.WHOLE: None, RunMode.DETACHED: 0.0}
+        self._timeouts = {RunMode.STREAMED: settings.upstream.status_grace, RunMode.WHOLE: None, RunMode.DETACHED: 0.0}
         """How long a run waits for the first turn's answer before its first events, in seconds."""
 
     # -- what is run --------------------------------------------------------------------------------------------------

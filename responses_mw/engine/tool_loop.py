@@ -29,8 +29,8 @@ class ToolLoop:
     async def offer_tools(self, run: Run) -> None:
         """Connect to the tools that run here, and collect the functions that the model may call."""
         run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
-        if len(run.offered) > self._settings.max_tools:
-            message = f"The request and its history have more than {self._settings.max_tools} tools."
+        if len(run.offered) > self._settings.limits.max_tools:
+            message = f"The request and its history have more than {self._settings.limits.max_tools} tools."
             raise BadRequest(message, param="tools", code="array_above_max_length")
         if run.toolbox is not None:
             await run.toolbox.open()
@@ -73,7 +73,7 @@ class ToolLoop:
         events = self._end_turn(run, turn)
         if events:
             yield events
-        run.receive(turn.stream.received, self._settings.max_answer_bytes)
+        run.receive(turn.stream.received, self._settings.limits.max_answer_bytes)
         async for events in self._run_tool_calls(run):
             yield events
         run.turn = None
@@ -88,7 +88,7 @@ class ToolLoop:
 
     async def _begin_turn(self, run: Run) -> None:
         run.turns += 1
-        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._settings.max_turns
+        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._settings.tools.max_turns
         run.turn = await self._backend.begin(run.turn_request())
 
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:
@@ -110,7 +110,7 @@ class ToolLoop:
         run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
         for call in run.calls:
             result = await call
-            run.receive(result.size, self._settings.max_answer_bytes)
+            run.receive(result.size, self._settings.limits.max_answer_bytes)
             run.results[assembler.awaited["id"]] = result.content
             assembler.sources = toolbox.sources
             yield assembler.settle(result.members, failed=result.failed)

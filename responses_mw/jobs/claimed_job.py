@@ -57,7 +57,7 @@ class JobRunner:
         self._settings = settings
         self._limits = limits_of(settings)
         # A log holds every token as an event of some hundred bytes.
-        self._longest_log = 16 * settings.max_response_bytes
+        self._longest_log = 16 * settings.state.max_response_bytes
 
     async def run(self, held: Held) -> None:
         """Runs the job to its end, or until it is stopped. Raises ``Unsealable`` where another replica may have the key."""
@@ -94,10 +94,10 @@ class JobRunner:
             opened = self._sealer.open(job.credential, purpose=purpose(job.response_id), owner=job.owner)
         except Unsealable:
             # Embedded, it is of a key that ended with the process before: no replica has it.
-            shared = self._sealer.is_shared or self._settings.redis is not None
+            shared = self._sealer.is_shared or self._settings.redis.url is not None
             if shared and time.time() < job.document["created_at"] + KEY_COMES_WITHIN:
                 raise
-            message = "The credential that the response was created with is sealed by a key that secret_keys does not have."
+            message = "The response's credential is sealed with a key that is not in auth.secret_keys."
             raise Unauthorized(message) from None
         secrets: dict[str, Any] = orjson.loads(opened)
         return secrets

@@ -41,7 +41,7 @@ class Worker:
     ) -> None:
         self._state = state
         self._settings = settings
-        self._lease = settings.lease_seconds
+        self._lease = settings.jobs.lease
         self._name = random_part()
         self._flusher = EventLogWriter(state.jobs, self._lease)
         self._jobs = JobRunner(runner, state, sealer, self._flusher, settings, scope)
@@ -55,7 +55,7 @@ class Worker:
         self._sweeps_from = 0.0
 
     async def run(self) -> None:
-        """Works until ``stop``, and then for as long as the jobs take that it has, but not longer than ``drain_seconds``."""
+        """Run jobs until ``stop``, then finish the running ones within ``server.drain_timeout``."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._told_to_stop))
             for partition in self._state.queue.partitions:
@@ -96,7 +96,7 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._tasks) < self._settings.workers and not self._stopping.is_set()
+        return len(self._tasks) < self._settings.jobs.concurrency and not self._stopping.is_set()
 
     @property
     def _sweeps(self) -> bool:
@@ -149,7 +149,7 @@ class Worker:
 
     async def _take(self, response_id: str, why: str) -> None:
         asked = asyncio.get_running_loop().time()
-        attempts = self._settings.max_attempts
+        attempts = self._settings.jobs.max_attempts
         taken = await self._state.jobs.take(response_id, why, worker=self._name, lease=self._lease, max_attempts=attempts)
         if taken.verdict == "held":
             await self._state.queue.renew([response_id], taken.left)
@@ -172,7 +172,7 @@ class Worker:
             with job_span(job.response_id, job.owner):
                 await self._jobs.run(held)
         except Unsealable:
-            logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
+            logger.warning("response %s needs a key that auth.secret_keys does not have here", job.response_id)
             await self._state.jobs.release(job)  # who looks when the lease in the queue is over may have it
         finally:
             if self._held.get(job.response_id) is held:  # a run that was lost may end after this worker has it again
@@ -235,7 +235,7 @@ class Worker:
             if not held.has_begun:
                 held.stop(DRAINED)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+            await asyncio.wait(self._tasks, timeout=self._settings.server.drain_timeout)
         for held in list(self._held.values()):
             held.stop(SHUT_DOWN)
         if self._tasks:

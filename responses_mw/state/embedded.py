@@ -27,7 +27,7 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start the server and yield a client of it; stop both at the end.
 
-    With ``data_dir`` data is kept in that directory, without it nothing outlives the server. ``timeout`` is that of
+    With ``redis.data_dir`` data is kept in that directory, without it nothing outlives the server. ``timeout`` is that of
     ``connect``. Raises EmbeddedFailed, and ModuleNotFoundError where neither package is installed. The server dies with the
     calling thread, however that ends.
     """

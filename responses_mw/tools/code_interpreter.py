@@ -22,7 +22,7 @@ AUTO = "auto"
 
 _NAMES = ("python", "code_interpreter")
 _SANDBOX_MARGIN = 5.0
-"""Seconds added to ``tool_timeout``: the sandbox limits calls itself and reports so."""
+"""Seconds added to ``tools.timeout``: the sandbox limits calls itself and reports so."""
 _MAX_ID = 128
 _GIB = 1024**3
 _MEMORY_LIMITS = {"1g": _GIB, "4g": 4 * _GIB, "16g": 16 * _GIB, "64g": 64 * _GIB}
@@ -36,8 +36,8 @@ _LOST = "(The container of earlier calls is gone, with its variables and files. 
 
 def check_code_interpreter(tool: Tool, path: str, settings: Settings) -> Tool:
     """Check a ``code_interpreter`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
-    if settings.sandbox_url is None:
-        checks.unsupported(f"{path}.type", "no sandbox is configured (setting sandbox_url).")
+    if settings.tools.sandbox_url is None:
+        checks.unsupported(f"{path}.type", "no sandbox is configured (setting tools.sandbox_url).")
     check_installed(path)
     if tool.get("allowed_callers"):
         checks.unsupported(f"{path}.allowed_callers", "it is not supported yet.")
@@ -91,14 +91,19 @@ class CodeInterpreter:
         from .connection import MCPConnection
         from .session import MCPLimits, MCPTarget
 
-        assert settings.sandbox_url is not None
+        assert settings.tools.sandbox_url is not None
         headers = {**(trace_headers or {}), CONTAINER_OWNER_HEADER: container_owner(owner)}
-        if settings.sandbox_token is not None:
-            headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
-        target = MCPTarget("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
-        self._max_bytes = settings.max_tool_output_bytes
+        if settings.tools.sandbox_token is not None:
+            headers["authorization"] = f"Bearer {settings.tools.sandbox_token.get_secret_value()}"
+        target = MCPTarget(
+            "code_interpreter", settings.tools.sandbox_url, headers, allow_private=True, credentials_of_caller=False
+        )
+        self._max_bytes = settings.tools.max_output_bytes
         limits = MCPLimits(
-            settings.tool_timeout + _SANDBOX_MARGIN, settings.connect_timeout, self._max_bytes, settings.mcp_max_tools
+            settings.tools.timeout + _SANDBOX_MARGIN,
+            settings.upstream.connect_timeout,
+            self._max_bytes,
+            settings.tools.max_mcp_tools,
         )
         self._connection = MCPConnection(target, limits)
         self._memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}

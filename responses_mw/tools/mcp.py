@@ -20,7 +20,7 @@ from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.types import Tool
-from ..settings import EVERY_TOOL, OF_EACH_CALL, Settings, ToolServer
+from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, Settings, ToolServer
 from .guard import Resolve, fault_of, resolve
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
 # Set by the connection, its transport or the protocol, or hop-by-hop.
-_RESERVED_HEADERS = OF_EACH_CALL | {
+_RESERVED_HEADERS = PER_REQUEST_HEADERS | {
     CONTAINER_OWNER_HEADER,
     "accept",
     "keep-alive",
@@ -83,19 +83,17 @@ def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None
     if len(named) == 2:
         message = f"Only one of '{path}.server_url' and '{path}.connector_id' can be given."
         raise BadRequest(message, param=f"{path}.connector_id", code="invalid_value")
-    if "connector_id" in tool and tool["connector_id"] not in settings.connectors:
+    if "connector_id" in tool and tool["connector_id"] not in settings.tools.connectors:
         why = f"no connector '{tool['connector_id'][:64]}' is configured (setting connectors)."
         checks.unsupported(f"{path}.connector_id", why)
     if not named and _configured(tool, settings) is None:
-        message = (
-            f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (setting mcp_servers)."
-        )
+        message = f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (setting tools.mcp_servers)."
         raise BadRequest(message, param=f"{path}.server_url", code="missing_required_parameter")
 
 
 def _server_url(settings: Settings, value: Any, path: str) -> str:
     url = checks.string(value, path, max_length=_MAX_URL)
-    fault = fault_of(url, allow_private=settings.allow_private_urls)
+    fault = fault_of(url, allow_private=settings.tools.allow_private_urls)
     if fault is not None:
         raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
     return url
@@ -191,18 +189,21 @@ class MCPServers:
 
         server = _configured(tool, self._settings)
         headers = {**(trace_headers or {}), **_headers_of(tool, server)}
-        if server is not None and server.url.rstrip("/") == self._settings.sandbox_url:
+        if server is not None and server.url.rstrip("/") == self._settings.tools.sandbox_url:
             headers[CONTAINER_OWNER_HEADER] = container_owner(owner)
         target = MCPTarget(
             label=tool["server_label"],
             url=tool["server_url"] if server is None else server.url,
             headers=headers,
-            allow_private=server is not None or self._settings.allow_private_urls,
+            allow_private=server is not None or self._settings.tools.allow_private_urls,
             credentials_of_caller=server is None or any(name in tool for name in _SECRET),
         )
         settings = self._settings
         limits = MCPLimits(
-            settings.tool_timeout, settings.connect_timeout, settings.max_tool_output_bytes, settings.mcp_max_tools
+            settings.tools.timeout,
+            settings.upstream.connect_timeout,
+            settings.tools.max_output_bytes,
+            settings.tools.max_mcp_tools,
         )
         return MCPConnection(target, limits, resolve=self._resolve)
 
@@ -236,11 +237,11 @@ def _configured(tool: Tool, settings: Settings) -> ToolServer | None:
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
-        return settings.connectors.get(tool["connector_id"])
+        return settings.tools.connectors.get(tool["connector_id"])
     label = tool["server_label"]
-    if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
-        return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
-    return settings.mcp_servers.get(label)
+    if label == SANDBOX_LABEL and label not in settings.tools.mcp_servers and settings.tools.sandbox_url is not None:
+        return ToolServer(url=settings.tools.sandbox_url, authorization=settings.tools.sandbox_token, require_approval="never")
+    return settings.tools.mcp_servers.get(label)
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:

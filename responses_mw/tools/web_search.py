@@ -33,9 +33,9 @@ _COUNTRY = r"[A-Za-z]{2}"
 def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
     """Check an entry of ``tools``. Raises ``BadRequest``."""
     checked = checks.members(tool, path, _MEMBERS, others="refuse")
-    if settings.web_search == "none" and checked.get("external_web_access", True):
+    if settings.search.provider == "none" and checked.get("external_web_access", True):
         checks.unsupported(
-            f"{path}.type", "this server has no web search; its operator can configure one (setting 'web_search')."
+            f"{path}.type", "this server has no web search; its operator can configure one (setting 'search.provider')."
         )
     return checked
 
@@ -86,7 +86,7 @@ class WebSearch:
 
     def __init__(self, tool: Tool, provider: SearchProvider, settings: Settings, earlier: Iterable[Item] = ()) -> None:
         self._provider = provider
-        self._options = _options(tool, settings.web_search_results)
+        self._options = _options(tool, settings.search.max_results)
         self._excerpt = _SIZES[tool.get("search_context_size", "medium")][1]
         self.sources: list[dict[str, Any]] = sources_of(earlier)
         self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
@@ -221,8 +221,8 @@ class WebSearchEntry(ToolEntry):
             await self._access.aclose()
 
     async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call ``web_search_tool``, a tool of one of the operator's servers, which the operator has approved by naming it."""
-        label, _, name = (self._context.settings.web_search_tool or "").partition("/")
+        """Call ``search.mcp_tool``, a tool of one of the operator's servers, which the operator has approved by naming it."""
+        label, _, name = (self._context.settings.search.mcp_tool or "").partition("/")
         if self._access is None:
             self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)
         return await self._access.call(name, arguments, approved=True)

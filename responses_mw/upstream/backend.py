@@ -160,7 +160,7 @@ def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes 
 
 def _address(settings: Settings) -> tuple[str | None, int | None]:
     """Host and port of the upstream for spans; None for an application in this process."""
-    if settings.upstream is None:
+    if settings.upstream.url is None:
         return None, None
-    parts = urlsplit(settings.upstream)
+    parts = urlsplit(settings.upstream.url)
     return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

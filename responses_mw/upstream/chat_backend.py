@@ -124,9 +124,9 @@ def builder_options(
 
     return Options(
         summary=request.wants_summary,
-        open_reasoning=settings.reasoning_events == "open_responses",
+        open_reasoning=settings.server.reasoning_events == "open_responses",
         logprobs=request.wants_logprobs,
-        think_tag=settings.think_tag,
+        think_tag=settings.upstream.think_tag,
         single_call=request.parallel_tool_calls is False,
         max_calls=request.max_tool_calls,
         include=request.include,

@@ -42,11 +42,11 @@ class Upstream:
         self._base = base
         self._urls: dict[str, httpx.URL] = {}  # of our paths, which are few: to parse one costs as much as to send to it
         self._settings = settings
-        self._key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
-        self._dialect = DIALECTS.get(settings.dialect)
+        self._key = settings.upstream.api_key.get_secret_value() if settings.upstream.api_key else None
+        self._dialect = DIALECTS.get(settings.upstream.dialect)
         self._only_model: str | None = None
         self._only_model_until = 0.0
-        path = "/v1/responses" if settings.upstream_api == "responses" else "/v1/chat/completions"
+        path = "/v1/responses" if settings.upstream.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._ask, self._fault, chat_path=path)
         self.lengths: dict[str, tuple[float, int | None]] = {}
         """How many tokens each model takes, and until when that is taken to hold; kept by ``room``."""
@@ -163,9 +163,9 @@ class Upstream:
         settings = self._settings
         return kind(
             send,
-            first_byte_timeout=settings.first_byte_timeout,
-            idle_timeout=settings.idle_timeout,
-            max_bytes=settings.max_answer_bytes,
+            first_byte_timeout=settings.upstream.first_byte_timeout,
+            idle_timeout=settings.upstream.idle_timeout,
+            max_bytes=settings.limits.max_answer_bytes,
         )
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
@@ -178,7 +178,7 @@ class Upstream:
         """``response``, whole; of a fault that is refused, without its body: the status alone tells enough."""
         is_fault = response.status_code >= 300
         try:
-            async with asyncio.timeout(self._settings.first_byte_timeout):
+            async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
                 body = await read_whole(response, MOST_OF_A_FAULT if is_fault else MOST)
         except BodyRefused as error:
             if not is_fault:
@@ -193,7 +193,7 @@ class Upstream:
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Sends until there is an answer: a connection that fails, a 502 or a 503 is tried again while the grace lasts."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.status_grace
+        until = loop.time() + self._settings.upstream.status_grace
         pause = _FIRST_BACK_OFF
         while True:
             last = loop.time() + pause > until
@@ -216,18 +216,18 @@ class Upstream:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
-        timeout = {"connect": self._settings.connect_timeout}
+        timeout = {"connect": self._settings.upstream.connect_timeout}
         encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's may hold any byte
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
-        async with asyncio.timeout(self._settings.first_byte_timeout):
+        async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
             return await self._transport.handle_async_request(request)
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
-            async with asyncio.timeout(self._settings.idle_timeout):
+            async with asyncio.timeout(self._settings.upstream.idle_timeout):
                 body = response.content if response.is_closed else await read_whole(response, MOST_OF_A_FAULT)
         except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status alone tells enough

@@ -76,7 +76,7 @@ class ResponsesBackend(Backend):
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> ResponsesPassthrough:
-        is_open = self._settings.reasoning_events == "open_responses"
+        is_open = self._settings.server.reasoning_events == "open_responses"
         return ResponsesPassthrough(document, ids, self._echo, open_reasoning=is_open)
 
     def replay_builder(

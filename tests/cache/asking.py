@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from configured import make_settings
 from protocol.replay import check
 from responses_mw import Settings
 from responses_mw.cache import Cache, Hit, Key, Miss, Policy, mark
@@ -30,7 +31,7 @@ SEMANTIC = Policy("semantic", 60, 0.95)
 
 
 def settings(**given: Any) -> Settings:
-    return Settings(**{"cache_embedding_model": "embed", "upstream": "http://upstream", **given})
+    return make_settings(**{"cache__embedding_model": "embed", "upstream__url": "http://upstream", **given})
 
 
 def asked(question: str = "What is the capital of France?", **fields: Any) -> CreateResponse:

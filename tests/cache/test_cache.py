@@ -102,7 +102,7 @@ async def test_an_answer_that_was_kept_without_a_vector_is_found_by_its_text_onl
 async def test_a_text_that_is_too_long_is_not_compared_by_its_meaning(
     open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
-    cache = open_cache(plain_server.url, cache_max_text=10)
+    cache = open_cache(plain_server.url, cache__max_text_length=10)
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     assert embedding_server.requests == []
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
@@ -263,7 +263,7 @@ async def test_an_answer_that_was_cut_or_refused_is_not_kept(cache: Cache, docum
 
 
 async def test_an_answer_that_is_too_large_is_not_kept(open_cache: OpenCache, plain_server: Server, server: Plain) -> None:
-    cache = open_cache(plain_server.url, cache_entry_bytes=1000)
+    cache = open_cache(plain_server.url, cache__max_entry_bytes=1000)
     await ask(cache, key(cache), answer="x" * 1000)
     assert server.keys("rmw:{c:*}:b:*") == []
     await ask(cache, key(cache), answer="x" * 100)
@@ -314,7 +314,7 @@ async def test_an_exact_hit_of_a_replica_that_knew_nothing_of_it_gives_its_embed
         left.set()
 
     assert server.dbsize() == 0
-    slow = {"upstream": serve(silent, lifespan="off"), "cache_namespace": "the same", "cache_embedding_timeout": 60}
+    slow = {"upstream__url": serve(silent, lifespan="off"), "cache__namespace": "the same", "cache__embedding_timeout": 60}
     one, other = open_cache(plain_server.url, **slow), open_cache(plain_server.url, **slow)
     await ask(one, key(one), EXACT, answer="Paris.")
     server.client_pause(20_000, all=False)
@@ -374,7 +374,7 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
         writer.close()
 
     listener = await asyncio.start_server(hang, "127.0.0.1", 0)
-    cache = open_cache(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", cache_timeout=0.05)
+    cache = open_cache(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", cache__timeout=0.05)
     async with asyncio.timeout(15):  # less than the client's
         assert await ask(cache, key(cache)) == "nothing"
     never.set()
@@ -384,7 +384,7 @@ async def test_a_redis_that_hangs_is_a_miss_in_time(open_cache: OpenCache) -> No
 async def test_a_redis_that_hangs_when_an_answer_is_kept_does_not_hold_it_up(
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
-    cache = open_cache(plain_server.url, cache_timeout=0.5)
+    cache = open_cache(plain_server.url, cache__timeout=0.5)
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
     server.client_pause(20_000, all=False)
@@ -543,7 +543,7 @@ async def test_nor_is_that_of_an_owner_who_had_none_when_all_were_purged(
 async def test_of_a_partition_that_is_full_the_oldest_go(
     open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
 ) -> None:
-    cache = open_cache(url, cache_partition_entries=3)
+    cache = open_cache(url, cache__max_partition_entries=3)
     for n in range(5):
         await ask(cache, key(cache, f"Question {n}?"), SEMANTIC, answer=str(n))
     assert (await cache.stats()).entries == 3
@@ -557,12 +557,12 @@ async def test_bytes_of_a_partition_and_of_an_owner_are_bounded_too(
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
     assert server.dbsize() == 0
-    narrow = open_cache(plain_server.url, cache_partition_bytes=3000)
+    narrow = open_cache(plain_server.url, cache__max_partition_bytes=3000)
     for n in range(6):
         await ask(narrow, key(narrow, f"Question {n}?"), answer="x" * 1000)
     assert (await narrow.stats(ALICE)).entries == 2
     await narrow.purge()
-    owned = open_cache(plain_server.url, cache_owner_bytes=5000)
+    owned = open_cache(plain_server.url, cache__max_owner_bytes=5000)
     for n in range(9):
         await ask(owned, key(owned, "Question?", instructions=str(n)), answer="x" * 1000)
     stats = await owned.stats(ALICE)
@@ -575,7 +575,7 @@ async def test_an_owner_has_all_the_room_of_a_small_bound_in_however_many_partit
     open_cache: OpenCache, plain_server: Server, server: Plain, partitions: str
 ) -> None:
     assert server.dbsize() == 0
-    cache = open_cache(plain_server.url, cache_owner_entries=20)
+    cache = open_cache(plain_server.url, cache__max_owner_entries=20)
     for n in range(30):
         instructions = str(n) if partitions == "many" else "the same"
         await ask(cache, key(cache, f"Question {n}?", instructions=instructions), answer=str(n))
@@ -586,7 +586,7 @@ async def test_a_large_bound_of_an_owner_is_shared_by_shards_that_each_hold_a_fu
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
     assert server.dbsize() == 0
-    cache = open_cache(plain_server.url, cache_owner_entries=35, cache_partition_entries=10)
+    cache = open_cache(plain_server.url, cache__max_owner_entries=35, cache__max_partition_entries=10)
     for n in range(15):
         await ask(cache, key(cache, f"Question {n}?"), answer=str(n))
     assert (await cache.stats(ALICE)).entries == 10, "a partition has its whole bound"

@@ -23,7 +23,7 @@ async def test_everything_works_in_a_cluster(
     cluster: list[Server],
     embedding_server: EmbeddingServer,
 ) -> None:
-    cache = open_cache(cluster_url(cluster), cache_partition_entries=2)
+    cache = open_cache(cluster_url(cluster), cache__max_partition_entries=2)
     embedding_server.near(Q, SAME, 0.97)
     for owner in (ALICE, BOB):
         for n in range(4):

@@ -29,7 +29,7 @@ async def test_it_tells_what_is_kept_and_empties_it_for_one_owner_or_for_all(cac
     redis = f"--redis={plain_server.url}"
     status, printed = await run("stats", redis)
     assert (status, "2 entries of 2 owners, in 2 partitions" in printed) == (0, True)
-    status, printed = await run("purge", redis, "--allow-eviction", f"--owner={ALICE}")
+    status, printed = await run("purge", redis, "--redis.allow-eviction", f"--owner={ALICE}")
     assert (status, "1 entries removed" in printed) == (0, True)
     assert await ask(cache, key(cache, owner=ALICE)) == "nothing"
     assert await ask(cache, key(cache, owner=BOB)) == "told again: Paris."
@@ -38,7 +38,7 @@ async def test_it_tells_what_is_kept_and_empties_it_for_one_owner_or_for_all(cac
 
 
 async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs() -> None:
-    arguments = ["serve", "--upstream=http://127.0.0.1:1", "--port=0", "--cache=semantic", "--cache-embedding-model=e"]
+    arguments = ["serve", "--upstream=http://127.0.0.1:1", "--port=0", "--cache.mode=semantic", "--cache.embedding-model=e"]
     program = f"import sys; sys.modules['numpy'] = None\nfrom responses_mw.cli import main; main({arguments})"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

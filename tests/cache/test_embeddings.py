@@ -34,7 +34,7 @@ CALLER = {"authorization": "Bearer the caller's", "x-session-id": "7"}
 async def test_the_upstream_is_asked_as_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_dimensions=16))
+    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16))
     vector = await embeddings.embed("Hi", CALLER)
     assert float(np.linalg.norm(vector)) == pytest.approx(1)
     ((headers, body),) = embedding_server.requests
@@ -45,7 +45,7 @@ async def test_the_upstream_is_asked_as_the_caller(
 async def test_the_operators_key_takes_the_place_of_the_callers(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(upstream_api_key="operator")).embed(
+    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(upstream__api_key="operator")).embed(
         "Hi", CALLER
     )
     assert embedding_server.requests[0][0]["authorization"] == "Bearer operator"
@@ -56,9 +56,9 @@ async def test_another_server_never_sees_a_header_of_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, key: str | None
 ) -> None:
     given = settings(
-        cache_embedding_url=serve(embedding_server, lifespan="off") + "/v1/",
-        cache_embedding_key=key,
-        upstream_api_key="for the upstream",
+        cache__embedding_url=serve(embedding_server, lifespan="off") + "/v1/",
+        cache__embedding_api_key=key,
+        upstream__api_key="for the upstream",
     )
     await Embeddings(transport, "http://upstream", given).embed("Hi", CALLER)
     headers, _ = embedding_server.requests[0]
@@ -79,7 +79,7 @@ async def test_an_answer_that_is_no_vector_is_no_embedding(
 ) -> None:
     embedding_server.answer = answer
     with pytest.raises(NoEmbedding):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_dimensions=16)).embed(
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16)).embed(
             "Hi"
         )
 
@@ -89,7 +89,7 @@ async def test_an_answer_without_end_is_no_embedding(
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
     with pytest.raises(NoEmbedding, match="more than"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache_embedding_timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_timeout=20)).embed("Hi")
 
 
 async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
@@ -99,7 +99,7 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
         await send({"type": "http.response.body", "body": gzip.compress(b" " * 100)})
 
     with pytest.raises(NoEmbedding, match="gzip"):
-        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache_embedding_timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__embedding_timeout=20)).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
@@ -117,15 +117,15 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
 
     begun = time.monotonic()
     with pytest.raises(NoEmbedding, match="Timeout"):
-        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache_embedding_timeout=0.05)).embed("Hi")
+        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__embedding_timeout=0.05)).embed("Hi")
     assert time.monotonic() - begun < 5
 
 
 def test_spaces_differ_by_server_model_size_and_namespace() -> None:
     transport = httpx.AsyncHTTPTransport()
     given: list[dict[str, Any]] = [
-        {}, {"cache_embedding_model": "other"}, {"cache_embedding_dimensions": 8}, {"cache_namespace": "b"},
-        {"cache_embedding_url": "http://another"},
+        {}, {"cache__embedding_model": "other"}, {"cache__embedding_dimensions": 8}, {"cache__namespace": "b"},
+        {"cache__embedding_url": "http://another"},
     ]  # fmt: skip
     spaces = {Embeddings(transport, "http://u", settings(**one)).space for one in given}
     assert len(spaces) == 5

@@ -97,10 +97,10 @@ async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
     assert server.dbsize() == 0
-    cache = open_cache(plain_server.url, cache_wait=0.2)
+    cache = open_cache(plain_server.url, cache__max_wait=0.2)
     await begun(cache)
     assert isinstance(await (await waiting(cache)), Miss)
-    patient = open_cache(plain_server.url, cache_wait=60)
+    patient = open_cache(plain_server.url, cache__max_wait=60)
     since = time.monotonic()
     assert isinstance(await (await waiting(patient, streamed=True)), Miss)
     assert time.monotonic() - since < 10
@@ -193,7 +193,7 @@ async def test_a_look_up_that_is_cancelled_leaves_no_flight(
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    cache = open_cache(plain_server.url, upstream=serve(silent, lifespan="off"), cache_embedding_timeout=60)
+    cache = open_cache(plain_server.url, upstream__url=serve(silent, lifespan="off"), cache__embedding_timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await asked.wait()
     async with asyncio.timeout(60):

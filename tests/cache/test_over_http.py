@@ -43,7 +43,7 @@ def told(response: httpx.Response) -> str:
 async def test_a_repeated_question_is_answered_without_the_upstream(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str]
 ) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
     first = await post(ours, question)
     again = await post(ours, question)
@@ -91,7 +91,7 @@ async def test_header_and_body_turn_it_on_and_off_and_bad_values_are_refused(
 
 
 async def test_other_credentials_get_other_answers(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     for name in ("alice", "bob"):
         upstream.whole(completion({"content": f"{name}'s"}))
         for _ in range(2):
@@ -103,11 +103,11 @@ async def test_what_means_the_same_is_answered_too(
 ) -> None:
     embedding_server.near(Q, SAME, 0.97)
     ours = start(
-        cache="semantic",
-        cache_embedding_model="embed",
-        cache_embedding_url=serve(embedding_server, lifespan="off"),
-        cache_embedding_timeout=20,
-        cache_timeout=20,
+        cache__mode="semantic",
+        cache__embedding_model="embed",
+        cache__embedding_url=serve(embedding_server, lifespan="off"),
+        cache__embedding_timeout=20,
+        cache__timeout=20,
     )
     upstream.whole(completion({"content": "Paris."}))
     await post(ours, question)
@@ -119,7 +119,7 @@ async def test_what_means_the_same_is_answered_too(
 async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str]
 ) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     go = Signal()
     answer = upstream.whole(completion({"content": "Paris."}), before=go)
     asking = [asyncio.create_task(post(ours, question)) for _ in range(5)]
@@ -131,7 +131,7 @@ async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
 
 
 async def test_a_deleted_response_is_not_told_again(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
     first = (await post(ours, question)).json()
     await ours.client.responses.delete(first["id"])
@@ -142,7 +142,7 @@ async def test_a_deleted_response_is_not_told_again(start: Start, upstream: Scri
 async def test_what_the_cache_could_not_forget_is_not_deleted(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str], redis_url: str
 ) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
     path = f"/v1/responses/{(await post(ours, question)).json()['id']}"
     key = {"authorization": "Bearer key"}
@@ -161,7 +161,7 @@ async def test_what_the_cache_could_not_forget_is_not_deleted(
 async def test_what_could_call_a_tool_or_was_cut_is_asked_each_time(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str]
 ) -> None:
-    ours = start(cache="exact")
+    ours = start(cache__mode="exact")
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
     for n in range(2):
         upstream.whole(completion({"content": str(n)}))

@@ -21,7 +21,7 @@ def policy(body: Any = None, header: str | None = None, *, stored: bool = True, 
 
 def test_it_is_off_unless_somebody_asks() -> None:
     assert policy().is_off
-    assert policy(cache="exact").mode == "exact"
+    assert policy(cache__mode="exact").mode == "exact"
     assert policy("exact").mode == "exact"
     assert policy(header="semantic").mode == "semantic"
 
@@ -39,10 +39,10 @@ def test_where_both_speak_the_body_counts() -> None:
 
 
 def test_a_request_gets_no_more_than_the_operator_allows() -> None:
-    assert policy("semantic", cache_max_mode="exact").mode == "exact"
-    assert policy("semantic", cache_max_mode="off").is_off
-    assert policy("semantic", cache_embedding_model=None).mode == "exact"
-    got = policy({"mode": "semantic", "ttl": 10**6, "threshold": 0.1}, cache_ttl=100)
+    assert policy("semantic", cache__max_mode="exact").mode == "exact"
+    assert policy("semantic", cache__max_mode="off").is_off
+    assert policy("semantic", cache__embedding_model=None).mode == "exact"
+    got = policy({"mode": "semantic", "ttl": 10**6, "threshold": 0.1}, cache__ttl=100)
     assert (got.ttl, got.threshold) == (100, 0.95)
 
 
@@ -50,7 +50,7 @@ def test_a_request_gets_no_more_than_the_operator_allows() -> None:
 def test_a_way_that_the_operator_does_not_listen_to_can_only_ask_for_less(ways: list[str]) -> None:
     def asking(way: str, mode: str) -> Policy:
         body = {"mode": mode, "ttl": 7} if way == "body" else None
-        return policy(body, f"{mode}; ttl=7" if way == "header" else None, cache="exact", cache_ask=ways)
+        return policy(body, f"{mode}; ttl=7" if way == "header" else None, cache__mode="exact", cache__request_controls=ways)
 
     for way in ("body", "header"):
         assert asking(way, "semantic").mode == ("semantic" if way in ways else "exact")
@@ -59,15 +59,21 @@ def test_a_way_that_the_operator_does_not_listen_to_can_only_ask_for_less(ways: 
 
 
 def test_what_is_not_stored_is_cached_only_where_the_request_itself_asks() -> None:
-    assert not policy(stored=False, cache="exact").write
-    assert policy(stored=False, cache="exact").read
+    assert not policy(stored=False, cache__mode="exact").write
+    assert policy(stored=False, cache__mode="exact").read
     assert policy("exact", stored=False).write
-    assert not policy({"ttl": 5}, stored=False, cache="exact").write
+    assert not policy({"ttl": 5}, stored=False, cache__mode="exact").write
 
 
 def test_refresh_does_not_read_and_no_store_does_not_write() -> None:
-    assert (policy({"refresh": True}, cache="exact").read, policy({"refresh": True}, cache="exact").write) == (False, True)
-    assert (policy({"no_store": True}, cache="exact").read, policy({"no_store": True}, cache="exact").write) == (True, False)
+    assert (policy({"refresh": True}, cache__mode="exact").read, policy({"refresh": True}, cache__mode="exact").write) == (
+        False,
+        True,
+    )
+    assert (policy({"no_store": True}, cache__mode="exact").read, policy({"no_store": True}, cache__mode="exact").write) == (
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,17 @@ class Effects:
 def settings_of(effects: str) -> dict[str, Any]:
     """Settings by which every effect is possible; ``effects`` is the URL of their server."""
     return {
-        "mcp_servers": {"tools": {"url": f"{effects}/mcp", "require_approval": "never"}},
-        "allow_private_urls": True,
-        "sandbox_url": f"{effects}/sandbox",
-        "sandbox_token": "t" * 32,
-        "web_search": "searxng",
-        "web_search_url": f"{effects}/search",
-        "cache_embedding_model": "m",
-        "cache_embedding_url": f"{effects}/embeddings",
-        "secret_keys": ["s" * 40],
-        "workers": 0,
-        "status_grace": 5,
+        "tools__mcp_servers": {"tools": {"url": f"{effects}/mcp", "require_approval": "never"}},
+        "tools__allow_private_urls": True,
+        "tools__sandbox_url": f"{effects}/sandbox",
+        "tools__sandbox_token": "t" * 32,
+        "search__provider": "searxng",
+        "search__url": f"{effects}/search",
+        "cache__embedding_model": "m",
+        "cache__embedding_url": f"{effects}/embeddings",
+        "auth__secret_keys": ["s" * 40],
+        "jobs__concurrency": 0,
+        "upstream__status_grace": 5,
     }
 
 

@@ -70,10 +70,10 @@ EFFECTS = [
     Effect("nothing", {"model": "tiny", "input": "Hi"}, None, ("compact",)),
 ]
 LIMITS = {
-    "limit_requests_per_minute": 1000,
-    "limit_streams": 1000,
-    "limit_background": 1000,
-    "limit_stored_bytes": 2**30,
+    "limits__requests_per_minute": 1000,
+    "limits__streams": 1000,
+    "limits__background": 1000,
+    "limits__stored_bytes": 2**30,
 }
 MADE_UP = [{}, {"authorization": "Bearer wrong"}]
 

@@ -48,7 +48,7 @@ async def streamed(ours: Ours, held: Signal, **members: Any) -> oracle.Event:
 async def test_a_stream_that_is_refused_late_is_not_stored(
     start: Start, upstream: ScriptedUpstream, keys: Plain, status: int
 ) -> None:
-    ours, held = start(status_grace=0), Signal()
+    ours, held = start(upstream__status_grace=0), Signal()
     upstream.queue(late(status, held))
     before = snapshot(keys)
     last = await streamed(ours, held)
@@ -59,7 +59,7 @@ async def test_a_stream_that_is_refused_late_is_not_stored(
 
 
 async def test_of_who_is_accepted_a_failure_is_stored(start: Start, upstream: ScriptedUpstream) -> None:
-    ours, held = start(status_grace=0), Signal()
+    ours, held = start(upstream__status_grace=0), Signal()
     upstream.queue(late(500, held))
     last = await streamed(ours, held)
     assert (last["type"], last["response"]["store"]) == ("response.failed", True)
@@ -72,7 +72,7 @@ async def test_a_failure_of_who_nobody_has_accepted_is_not_stored(start_with: Ca
     upstream, held = Knowing(), Signal()
     upstream.before_refusal = held
     upstream.refusal = 500
-    ours = start_with("proxy", upstream, status_grace=0)
+    ours = start_with("proxy", upstream, upstream__status_grace=0)
     before = snapshot(keys)
     last = await streamed(ours, held)
     assert (last["type"], last["response"]["store"]) == ("response.failed", False)
@@ -81,7 +81,7 @@ async def test_a_failure_of_who_nobody_has_accepted_is_not_stored(start_with: Ca
 
 async def test_a_credential_that_is_revoked_ends_what_a_websocket_may(start_with: Callable[..., Ours], keys: Plain) -> None:
     upstream = Knowing()
-    ours = start_with("proxy", upstream, status_grace=0)
+    ours = start_with("proxy", upstream, upstream__status_grace=0)
     async with opened(ours, key="good") as socket:
         first = await socket.response("Hi")
         upstream.keys = set()
@@ -96,7 +96,7 @@ async def test_a_credential_that_is_revoked_ends_what_a_websocket_may(start_with
 
 
 async def test_a_plain_request_asks_the_upstream_once(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(dialect="vllm")  # or it would be asked for
+    ours = start(upstream__dialect="vllm")  # or it would be asked for
     for stream in (False, True):
         upstream.stream(*HELLO)
         answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "stream": stream}, headers=WRONG)
@@ -107,7 +107,7 @@ async def test_a_plain_request_asks_the_upstream_once(start: Start, upstream: Sc
 
 async def test_the_upstreams_refusal_is_not_the_callers_where_the_key_is_ours(start: Start, upstream: ScriptedUpstream) -> None:
     line = f"alice:sha256:{sha256(b'key-of-alice').hexdigest()}"
-    ours = start(api_keys=[line])
+    ours = start(auth__api_keys=[line])
     upstream.whole(error("who are you", 401), 401)
     answer = await ours.http.post(
         "/v1/responses", json={"model": "tiny", "input": "Hi"}, headers={"authorization": "Bearer key-of-alice"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw import Settings
+from configured import make_settings
 from responses_mw.errors import Unauthorized, UpstreamError
 from responses_mw.upstream import Caller, Standing, Upstream, verification
 from responses_mw.upstream.transports.asgi import ASGITransport
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def before(app: Any, **settings: Any) -> Upstream:
-    return Upstream(ASGITransport(app), "http://localhost", Settings(**settings))
+    return Upstream(ASGITransport(app), "http://localhost", make_settings(**settings))
 
 
 def caller(key: str | None = "good", **headers: str) -> Caller:
@@ -70,7 +70,7 @@ def failing(path: str, status: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 302])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
 async def test_what_is_neither_an_acceptance_nor_a_refusal_lets_nobody_in(path: str, status: int) -> None:
-    upstream = before(failing(path, status), status_grace=0)
+    upstream = before(failing(path, status), upstream__status_grace=0)
     with pytest.raises(UpstreamError) as raised:
         await upstream.verify(caller())
     assert raised.value.status in (status, 502)

@@ -46,7 +46,7 @@ LEAST: dict[str, Any] = {
     "networkPolicy": {"enabled": False},
     "serviceAccount": {"create": False},
     "topologySpread": {"enabled": False},
-    "settings": {"log_format": "human"},
+    "settings": {"server": {"log_format": "human"}},
 }
 SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST}
 
@@ -113,9 +113,9 @@ def test_lint_finds_nothing(values: Any) -> None:
         ({**REQUIRED, "redis": {"url": "unix:///run/redis.sock"}}, "a socket is not shared by pods"),
         ({**REQUIRED, "redis": {"url": "localhost:6379"}}, "redis.url"),
         ({**REQUIRED, "upstream": {"url": "vllm:8000"}}, "upstream.url"),
-        ({**REQUIRED, "settings": {"tttl": 1}}, "tttl"),
-        ({**REQUIRED, "settings": {"upstream_api_key": "s3cret"}}, "upstream_api_key"),
-        ({**REQUIRED, "settings": {"ttl": 0}}, "settings.ttl"),
+        ({**REQUIRED, "settings": {"state": {"tttl": 1}}}, "tttl"),
+        ({**REQUIRED, "settings": {"upstream": {"api_key": "s3cret"}}}, "api_key"),
+        ({**REQUIRED, "settings": {"state": {"ttl": 0}}}, "settings.state.ttl"),
         ({**REQUIRED, "replicas": 3}, "replicas"),
         ({**REQUIRED, "secretKeys": ["short"]}, "secretKeys"),
         ({**REQUIRED, "adminPort": 8080}, "adminPort"),

@@ -82,7 +82,7 @@ def test_a_sandbox_with_namespaces_is_never_root_on_the_node(runtime: str) -> No
 SECRETS: dict[str, Any] = {
     **REQUIRED,
     "secretKeys": ["s3cret" * 6],
-    "secretSettings": {"upstream_api_key": "s3cret-upstream", "web_search_key": "s3cret-search"},
+    "secretSettings": {"upstream": {"api_key": "s3cret-upstream"}, "search": {"api_key": "s3cret-search"}},
     "mcpServers": {"docs": {"url": "https://docs.example.com/mcp", "authorization": "s3cret-token"}},
     "connectors": {"mail": {"url": "https://mail.example.com/mcp", "authorization": "s3cret-token"}},
     "sandbox": {"enabled": True, "token": "s3cret-sandbox-token"},
@@ -95,12 +95,12 @@ def test_secrets_lie_in_secrets_only() -> None:
     found = {one["kind"] for one in rendered.objects if "s3cret" in str(one)}
     assert found == {"Secret"}
     assert rendered("Secret")["stringData"].keys() == {
-        "RESPONSES_MW_REDIS",
-        "RESPONSES_MW_SECRET_KEYS",
+        "RESPONSES_MW_REDIS_URL",
+        "RESPONSES_MW_AUTH_SECRET_KEYS",
         "RESPONSES_MW_UPSTREAM_API_KEY",
-        "RESPONSES_MW_WEB_SEARCH_KEY",
-        "RESPONSES_MW_MCP_SERVERS",
-        "RESPONSES_MW_CONNECTORS",
+        "RESPONSES_MW_SEARCH_API_KEY",
+        "RESPONSES_MW_TOOLS_MCP_SERVERS",
+        "RESPONSES_MW_TOOLS_CONNECTORS",
     }
 
 
@@ -112,7 +112,7 @@ def test_an_existing_secret_takes_the_place_of_ours() -> None:
 
 def test_a_secret_key_that_is_not_given_is_made_long_enough_and_kept() -> None:
     secret = render(REQUIRED)("Secret", "-keys")
-    assert len(secret["stringData"]["RESPONSES_MW_SECRET_KEYS"]) >= 32
+    assert len(secret["stringData"]["RESPONSES_MW_AUTH_SECRET_KEYS"]) >= 32
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert [one["metadata"]["name"] for one in render(SECRETS).kind("Secret")] == [NAME + "-sandbox", NAME]
 
@@ -127,7 +127,9 @@ def pod_annotations(component: str, *values: dict[str, Any]) -> dict[str, str]:
 def test_pods_begin_anew_when_a_setting_changes() -> None:
     before = pod_annotations("proxy", SECRETS)
     assert pod_annotations("proxy", SECRETS) == before
-    assert pod_annotations("proxy", SECRETS, {"settings": {"ttl": 60}})["checksum/config"] != before["checksum/config"]
+    assert (
+        pod_annotations("proxy", SECRETS, {"settings": {"state": {"ttl": 60}}})["checksum/config"] != before["checksum/config"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_pods_begin_anew_when_a_setting_changes() -> None:
     [
         {"redis": {"url": "redis://:an0ther@redis:6379/0"}},
         {"secretKeys": ["k" * 32]},
-        {"secretSettings": {"upstream_api_key": "an0ther"}},
+        {"secretSettings": {"upstream": {"api_key": "an0ther"}}},
         {"mcpServers": {"docs": {"authorization": "an0ther"}}},
         {"connectors": {"mail": {"authorization": "an0ther"}}},
         {"sandbox": {"token": "t" * 16}},
@@ -172,24 +174,30 @@ def test_pods_whose_secrets_are_the_users_own_begin_anew_only_when_told() -> Non
 
 
 def test_settings_arrive_as_the_server_reads_them() -> None:
-    given = {"ttl": 604800, "max_chain_bytes": 1073741824, "idle_timeout": 0.5, "sse_done": False, "cors_origins": ["a", "b"]}
+    given = {
+        "state": {"ttl": 604800, "max_history_bytes": 1073741824},
+        "upstream": {"idle_timeout": 0.5},
+        "server": {"sse_done": False, "cors_origins": ["a", "b"]},
+        "limits": {"max_body_bytes": "64MiB"},
+    }
     data = settings(render({**REQUIRED, "settings": given}))
-    assert data["RESPONSES_MW_UPSTREAM"] == "http://vllm:8000"
-    assert data["RESPONSES_MW_TTL"] == "604800"
-    assert data["RESPONSES_MW_MAX_CHAIN_BYTES"] == "1073741824"
-    assert data["RESPONSES_MW_IDLE_TIMEOUT"] == "0.5"
-    assert data["RESPONSES_MW_SSE_DONE"] == "false"
-    assert data["RESPONSES_MW_CORS_ORIGINS"] == '["a","b"]'
+    assert data["RESPONSES_MW_UPSTREAM_URL"] == "http://vllm:8000"
+    assert data["RESPONSES_MW_STATE_TTL"] == "604800"
+    assert data["RESPONSES_MW_STATE_MAX_HISTORY_BYTES"] == "1073741824"
+    assert data["RESPONSES_MW_UPSTREAM_IDLE_TIMEOUT"] == "0.5"
+    assert data["RESPONSES_MW_SERVER_SSE_DONE"] == "false"
+    assert data["RESPONSES_MW_LIMITS_MAX_BODY_BYTES"] == "64MiB"
+    assert data["RESPONSES_MW_SERVER_CORS_ORIGINS"] == '["a","b"]'
     assert all(isinstance(value, str) for value in data.values())
 
 
 def test_with_workers_the_proxies_run_no_jobs_unless_told() -> None:
     values = {**REQUIRED, "worker": {"enabled": True, "concurrency": 7}}
-    assert "RESPONSES_MW_WORKERS" not in settings(render(REQUIRED))
-    assert settings(render(values))["RESPONSES_MW_WORKERS"] == "0"
-    assert settings(render(values, {"settings": {"workers": 3}}))["RESPONSES_MW_WORKERS"] == "3"
+    assert "RESPONSES_MW_JOBS_CONCURRENCY" not in settings(render(REQUIRED))
+    assert settings(render(values))["RESPONSES_MW_JOBS_CONCURRENCY"] == "0"
+    assert settings(render(values, {"settings": {"jobs": {"concurrency": 3}}}))["RESPONSES_MW_JOBS_CONCURRENCY"] == "3"
     worker = container(render(values).pods()["worker"])
-    assert {"name": "RESPONSES_MW_WORKERS", "value": "7"} in worker["env"]
+    assert {"name": "RESPONSES_MW_JOBS_CONCURRENCY", "value": "7"} in worker["env"]
     assert worker["args"] == ["worker"]
 
 
@@ -204,10 +212,10 @@ def test_traces_go_where_they_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drain", "proxy", "worker"), [({}, 80, 45), ({"drain_seconds": 0}, 20, 15), ({"drain_seconds": 90.5}, 201, 106)]
+    ("drain", "proxy", "worker"), [({}, 80, 45), ({"drain_timeout": 0}, 20, 15), ({"drain_timeout": 90.5}, 201, 106)]
 )
 def test_a_pod_has_the_time_that_it_needs_to_stop(drain: dict[str, float], proxy: int, worker: int) -> None:
-    pods = render({**REQUIRED, "settings": drain, "worker": {"enabled": True}}).pods()
+    pods = render({**REQUIRED, "settings": {"server": drain}, "worker": {"enabled": True}}).pods()
     assert pods["proxy"]["spec"]["terminationGracePeriodSeconds"] == proxy
     assert pods["worker"]["spec"]["terminationGracePeriodSeconds"] == worker
     assert container(pods["proxy"])["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
@@ -224,7 +232,7 @@ def test_probes_ask_the_admin_port_and_only_readiness_asks_for_redis_and_upstrea
             paths = {kind: probe["path"] for kind, probe in probes.items()}
             assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
             [admin] = [port["containerPort"] for port in pod["ports"] if port["name"] == "admin"]
-            assert settings(rendered)["RESPONSES_MW_ADMIN_PORT"] == str(admin)
+            assert settings(rendered)["RESPONSES_MW_SERVER_ADMIN_PORT"] == str(admin)
 
 
 @pytest.mark.parametrize(
@@ -315,9 +323,9 @@ def test_our_pods_reach_the_sandbox_and_the_names_of_things_whatever_else_is_sai
         ({"telemetry": {"endpoint": "http://collector:4318"}}, [4318, 6379, 8000]),
         ({"mcpServers": {"docs": {"url": "https://docs.example.com/mcp"}}}, [443, 6379, 8000]),
         ({"networkPolicy": {"egressPorts": [443, 8000]}}, [443, 6379, 8000]),
-        ({"settings": {"cache_embedding_url": "http://embeddings:8001"}}, [6379, 8000, 8001]),
-        ({"settings": {"web_search": "searxng", "web_search_url": "http://searxng:8888"}}, [6379, 8000, 8888]),
-        ({"settings": {"web_search": "brave"}}, [443, 6379, 8000]),
+        ({"settings": {"cache": {"embedding_url": "http://embeddings:8001"}}}, [6379, 8000, 8001]),
+        ({"settings": {"search": {"provider": "searxng", "url": "http://searxng:8888"}}}, [6379, 8000, 8888]),
+        ({"settings": {"search": {"provider": "brave"}}}, [443, 6379, 8000]),
         ({"telemetry": {"env": {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4319"}}}, [4319, 6379, 8000]),
         ({"connectors": {"mail": {"url": "http://mail:8002/mcp"}}}, [6379, 8000, 8002]),
         ({"upstream": {"url": "http://vllm"}}, [80, 6379]),

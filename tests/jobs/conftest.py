@@ -31,6 +31,6 @@ def replica(start_at: Start, mount: str, database: str) -> Replica:
     """Starts a replica; all of a test share their state and their secret."""
 
     def replica(**settings: Any) -> Ours:
-        return start_at(mount, **{"redis": database, "secret_keys": [SECRET], **settings})
+        return start_at(mount, **{"redis__url": database, "auth__secret_keys": [SECRET], **settings})
 
     return replica

@@ -205,12 +205,12 @@ async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Repli
 
 
 async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(workers=0)
+    ours = replica(jobs__concurrency=0)
     conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
     response_id = (await create(ours, conversation=conversation))["id"]
     items = (await ours.http.get(f"/v1/conversations/{conversation}/items?order=asc")).json()["data"]
     await ours.http.delete(f"/v1/conversations/{conversation}/items/{items[0]['id']}")
-    document = await ended(replica(lease_seconds=60), response_id)
+    document = await ended(replica(jobs__lease=60), response_id)
     assert (document["status"], document["error"]["code"]) == ("failed", "invalid_prompt")
     assert "No tool call found" in document["error"]["message"]
     assert [event["type"] for event in await streamed(ours, response_id)] == [*TYPES[:3], "response.failed"]
@@ -218,7 +218,7 @@ async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Re
 
 
 async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(max_response_bytes=20_000)
+    ours = replica(state__max_response_bytes=20_000)
     upstream.stream(text("x" * 30_000), finish())
     document = await ended(ours, (await create(ours))["id"])
     assert (document["status"], document["completed_at"]) == ("failed", None)
@@ -258,7 +258,7 @@ async def test_nothing_is_stored_for_a_credential_that_the_upstream_refuses(
 ) -> None:
     locked = Echo()
     locked.keys = {"good"}
-    ours = start_at("proxy", upstream=serve(locked), redis=database, secret_keys=[SECRET])
+    ours = start_at("proxy", upstream=serve(locked), redis__url=database, auth__secret_keys=[SECRET])
     headers = {"authorization": "Bearer bad"}
     answer = await ours.http.post("/v1/responses", json={**BODY, "stream": stream}, headers=headers)
     assert answer.status_code == 401
@@ -267,14 +267,14 @@ async def test_nothing_is_stored_for_a_credential_that_the_upstream_refuses(
 
 
 async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str, database: str) -> None:
-    answer = await start_at(mount, redis=database).http.post("/v1/responses", json=BODY)
+    answer = await start_at(mount, redis__url=database).http.post("/v1/responses", json=BODY)
     assert answer.status_code == 400
     assert "secret_keys" in answer.json()["error"]["message"]
 
 
 @pytest.mark.both_mounts
 async def test_the_embedded_store_needs_no_shared_secret(start_at: Start, mount: str, upstream: ScriptedUpstream) -> None:
-    ours = start_at(mount, redis=None)
+    ours = start_at(mount, redis__url=None)
     upstream.stream(*HELLO)
     assert (await ended(ours, (await create(ours))["id"]))["output_text"] == "Hello"
 
@@ -356,7 +356,7 @@ async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, u
 
 
 async def test_a_log_that_has_expired_is_an_error(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(log_ttl=1)
+    ours = replica(jobs__log_ttl=1)
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
     await ended(ours, response_id)
@@ -394,7 +394,7 @@ def mid_answer(upstream: ScriptedUpstream) -> Answer:
 async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
     replica: Replica, upstream: ScriptedUpstream, script: Any
 ) -> None:
-    here, there = replica(lease_seconds=120), replica(workers=0)  # a heartbeat would come too late
+    here, there = replica(jobs__lease=120), replica(jobs__concurrency=0)  # a heartbeat would come too late
     answer = script(upstream)
     follower = create_streamed(there)
     await follower.until(b"output_text.delta" if script is mid_answer else b"response.in_progress")
@@ -412,7 +412,7 @@ async def test_a_cancel_from_another_replica_ends_the_upstream_call_at_once(
 
 
 async def test_a_queued_response_that_is_cancelled_never_runs(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(workers=0)
+    ours = replica(jobs__concurrency=0)
     response_id = (await create(ours))["id"]
     assert (await cancel(ours, response_id)).json()["status"] == "cancelled"
     assert [event["type"] for event in await streamed(ours, response_id)] == [
@@ -469,7 +469,7 @@ async def test_a_replica_whose_secrets_are_not_those_of_the_others_refuses(
 ) -> None:
     upstream.stream(*HELLO)
     await ended(one := replica(), (await create(one))["id"])
-    answer = await replica(secret_keys=["another secret than all the other replicas have"]).http.post(
+    answer = await replica(auth__secret_keys=["another secret than all the other replicas have"]).http.post(
         "/v1/responses", json={"model": "tiny", "input": "Hi", "background": True}
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")

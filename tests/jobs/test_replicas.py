@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from benchmarks.processes import free_port
+from configured import flag
 from conftest import Ours
 from responses_mw.jobs.claimed_job import KEY_COMES_WITHIN
 from responses_mw.state.codec import pack, unpack
@@ -46,7 +47,7 @@ class Server:
     """``responses-mw serve`` or ``worker`` as a process of its own."""
 
     def __init__(self, command: str, settings: dict[str, Any]) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items() if value is not None]
+        flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]
         self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
         self.port = settings.get("port", 0)
         assert self.process.stdout is not None
@@ -78,7 +79,12 @@ def run(database: str, upstream_url: str) -> Iterator[Run]:
     with ExitStack() as stack:
 
         def run(command: str = "serve", **settings: Any) -> Server:
-            defaults = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "lease_seconds": LEASE}
+            defaults = {
+                "upstream__url": upstream_url,
+                "redis__url": database,
+                "auth__secret_keys": SECRET,
+                "jobs__lease": LEASE,
+            }
             if command == "serve":
                 settings["port"] = free_port()
             server = Server(command, {**defaults, **settings})
@@ -109,7 +115,7 @@ def record(response_id: str) -> str:
 async def test_a_worker_that_is_killed_in_mid_answer_ends_its_response_as_failed(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    other, doomed = replica(workers=0, lease_seconds=LEASE), run()
+    other, doomed = replica(jobs__concurrency=0, jobs__lease=LEASE), run()
     response_id = await begun(doomed, upstream)
     follower = follow(other, response_id)
     doomed.signal(signal.SIGKILL)
@@ -131,7 +137,7 @@ async def test_a_worker_that_is_killed_before_the_first_output_is_replaced(
     async with aclosing(await doomed.ours()) as ours:
         response_id = (await create(ours))["id"]
     await answer.asked.wait()
-    other = replica(lease_seconds=LEASE)
+    other = replica(jobs__lease=LEASE)
     upstream.stream(*HELLO)
     doomed.signal(signal.SIGKILL)
     assert (await ended(other, response_id))["output_text"] == "Hello"
@@ -143,7 +149,7 @@ async def test_a_worker_that_is_killed_before_the_first_output_is_replaced(
 async def test_a_worker_that_was_stalled_writes_nothing_when_it_wakes_up(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    other, stalled = replica(workers=0, lease_seconds=LEASE), run()
+    other, stalled = replica(jobs__concurrency=0, jobs__lease=LEASE), run()
     go = Signal()
     response_id = await begun(stalled, upstream, go=go)
     stalled.signal(signal.SIGSTOP)
@@ -163,7 +169,7 @@ async def test_what_died_with_all_replicas_is_settled_by_the_first_that_comes_ba
     response_id = await begun(doomed, upstream)
     doomed.signal(signal.SIGKILL)
     await asyncio.sleep(LEASE)
-    assert (await ended(replica(lease_seconds=LEASE), response_id))["status"] == "failed"
+    assert (await ended(replica(jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
 async def test_a_get_settles_what_no_worker_looks_after(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
@@ -171,7 +177,7 @@ async def test_a_get_settles_what_no_worker_looks_after(run: Run, replica: Repli
     response_id = await begun(doomed, upstream)
     doomed.signal(signal.SIGKILL)
     await asyncio.sleep(1.2 * LEASE)
-    assert (await get(replica(workers=0, lease_seconds=LEASE), response_id))["status"] == "failed"
+    assert (await get(replica(jobs__concurrency=0, jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
 async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]:
@@ -186,9 +192,9 @@ async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]
 async def test_a_worker_without_room_ends_what_another_lost(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
-    doomed = run(workers=1)
+    doomed = run(jobs__concurrency=1)
     lost = await begun(doomed, upstream)
-    full = replica(workers=1, lease_seconds=LEASE)
+    full = replica(jobs__concurrency=1, jobs__lease=LEASE)
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
@@ -202,12 +208,12 @@ async def test_a_worker_without_room_ends_what_another_lost(
 async def test_what_another_lost_before_its_first_output_waits_for_room_and_then_begins(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
-    doomed = run(workers=1)
+    doomed = run(jobs__concurrency=1)
     answer = upstream.stream(*HELLO, before=Signal())
     async with aclosing(await doomed.ours()) as ours:
         lost = (await create(ours))["id"]
     await answer.asked.wait()
-    full = replica(workers=1, lease_seconds=LEASE)
+    full = replica(jobs__concurrency=1, jobs__lease=LEASE)
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
@@ -221,7 +227,7 @@ async def test_what_another_lost_before_its_first_output_waits_for_room_and_then
 
 
 async def test_a_worker_alone_runs_what_servers_took(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(workers=0)
+    ours = replica(jobs__concurrency=0)
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
     worker = run("worker")
@@ -236,7 +242,7 @@ async def test_a_worker_alone_runs_what_servers_took(run: Run, replica: Replica,
 async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_followers(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    other, leaving = replica(workers=0), run()
+    other, leaving = replica(jobs__concurrency=0), run()
     go = Signal()
     response_id = await begun(leaving, upstream, go=go)
     async with aclosing(await leaving.ours()) as ours:
@@ -257,12 +263,12 @@ async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_fo
 async def test_what_has_no_output_yet_is_handed_to_another_worker_at_once(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    leaving = run(lease_seconds=60)
+    leaving = run(jobs__lease=60)
     answer = upstream.stream(*HELLO, before=Signal())
     async with aclosing(await leaving.ours()) as ours:
         response_id = (await create(ours))["id"]
     await answer.asked.wait()
-    other = replica(lease_seconds=60)
+    other = replica(jobs__lease=60)
     upstream.stream(*HELLO)
     leaving.signal(signal.SIGTERM)
     assert (await ended(other, response_id))["output_text"] == "Hello"  # long before the lease is over
@@ -271,7 +277,7 @@ async def test_what_has_no_output_yet_is_handed_to_another_worker_at_once(
 
 
 async def test_what_takes_too_long_fails_when_the_time_is_over(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
-    other, leaving = replica(workers=0), run(drain_seconds=0.2, lease_seconds=60)
+    other, leaving = replica(jobs__concurrency=0), run(server__drain_timeout=0.2, jobs__lease=60)
     response_id = await begun(leaving, upstream)
     leaving.signal(signal.SIGTERM)
     document = await ended(other, response_id)
@@ -286,7 +292,7 @@ async def test_what_takes_too_long_fails_when_the_time_is_over(run: Run, replica
 async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
     replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
-    ours = replica(lease_seconds=LEASE)
+    ours = replica(jobs__lease=LEASE)
     answer = upstream.stream(text("Hel"), Signal(), text("lo"), finish())
     follower = create_streamed(ours)
     await follower.until(b'"Hel"')
@@ -303,7 +309,7 @@ async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
 async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_looks_at_it(
     replica: Replica, upstream: ScriptedUpstream, database: str, looks: Any
 ) -> None:
-    ours = replica(workers=0)
+    ours = replica(jobs__concurrency=0)
     response_id = (await create(ours))["id"]
     with redis.Redis.from_url(database) as client:
         client.delete(*client.keys("rmw:{q1p*"))
@@ -323,23 +329,23 @@ async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_loo
 async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
     replica: Replica, upstream: ScriptedUpstream, others: list[str]
 ) -> None:
-    ours = replica(workers=0)
+    ours = replica(jobs__concurrency=0)
     response_id = (await create(ours))["id"]
-    strange = replica(secret_keys=others, lease_seconds=0.3)
+    strange = replica(auth__secret_keys=others, jobs__lease=0.3)
     await asyncio.sleep(0.5)
     assert (await get(strange, response_id))["status"] in RUNNING
     upstream.stream(*HELLO)
-    assert (await ended(replica(lease_seconds=0.3), response_id))["output_text"] == "Hello"
+    assert (await ended(replica(jobs__lease=0.3), response_id))["output_text"] == "Hello"
     assert len(upstream.requests) == 1
 
 
 async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: ScriptedUpstream, database: str) -> None:
-    response_id = (await create(replica(workers=0)))["id"]
+    response_id = (await create(replica(jobs__concurrency=0)))["id"]
     with redis.Redis.from_url(database) as client:
         document = unpack(client.hget(record(response_id), "document"))
         document["created_at"] -= int(KEY_COMES_WITHIN)
         client.hset(record(response_id), "document", pack(orjson.dumps(document)))
-    strange = replica(secret_keys=["a secret that belongs to somebody else"], lease_seconds=0.3)
+    strange = replica(auth__secret_keys=["a secret that belongs to somebody else"], jobs__lease=0.3)
     document = await ended(strange, response_id)
     assert document["status"] == "failed"
     assert document["error"]["code"] == "server_error"
@@ -368,7 +374,7 @@ async def test_a_creation_that_took_so_long_that_the_job_was_given_up_is_to_be_t
     try:
         async with listener:
             url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-            ours = await asyncio.to_thread(replica, redis=url, workers=0)
+            ours = await asyncio.to_thread(replica, redis__url=url, jobs__concurrency=0)
             answer = await ours.http.post("/v1/responses", json=BODY)
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) >= 1
@@ -389,8 +395,8 @@ def test_chaos_in_its_short_form() -> None:
 async def test_a_credential_that_nobody_can_open_any_more_ends_the_job(
     run: Run, upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
-    embedded = {"redis": None, "secret_keys": None, "data_dir": str(tmp_path)}
-    before = run(workers=0, **embedded)
+    embedded = {"redis__url": None, "auth__secret_keys": None, "redis__data_dir": str(tmp_path)}
+    before = run(jobs__concurrency=0, **embedded)
     async with aclosing(await before.ours()) as ours:
         response_id = (await create(ours))["id"]
     before.signal(signal.SIGTERM)

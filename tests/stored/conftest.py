@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from benchmarks.processes import free_port
+from configured import flag
 from conftest import Ours
 from state.making import everything
 from state.servers import Plain, Server
@@ -92,7 +93,7 @@ def start_process() -> Iterator[StartProcess]:
 
     def start(upstream_url: str, **settings: str) -> tuple[Ours, subprocess.Popen[bytes]]:
         port = free_port()
-        flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+        flags = [part for name, value in settings.items() for part in (flag(name), value)]
         command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         processes.append(process)

@@ -277,7 +277,7 @@ async def test_a_response_that_is_not_stored_adds_nothing(on_a: AsyncOpenAI, ups
 async def test_a_conversation_that_is_full_is_told_before_the_model_is_asked(
     start_at: Start, keys: Plain, upstream: Echo
 ) -> None:
-    client = start_at("proxy", max_chain_items=4).client
+    client = start_at("proxy", state__max_history_items=4).client
     conversation = await client.conversations.create(items=asked("zero"))
     await respond_in(client, "one", conversation.id)
     with pytest.raises(openai.APIStatusError, match="is full") as error:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import oracle
+from configured import flag
 from state.test_topologies import cluster, cluster_url  # noqa: F401 (a fixture is found by its name)
 
 from .echo import said, text_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """``responses-mw serve --check``"""
-    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    flags = [part for name, value in settings.items() for part in (flag(name), value)]
     command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--upstream", upstream_url, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -39,7 +40,7 @@ def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str
 
 
 async def test_without_redis_a_store_is_started_with_the_server(start_at: Start, upstream: Echo) -> None:
-    ours = start_at("proxy", redis=None)
+    ours = start_at("proxy", redis__url=None)
     first = await respond(ours.client, "one")
     await respond(ours.client, "two", first.id)
     assert said(upstream.messages) == ["one", "one!", "two"]
@@ -56,13 +57,13 @@ async def test_with_a_data_directory_all_is_there_after_a_restart(
     tmp_path: Path,
     end: signal.Signals,
 ) -> None:
-    ours, process = start_process(upstream_url, data_dir=str(tmp_path / "data"))
+    ours, process = start_process(upstream_url, redis__data_dir=str(tmp_path / "data"))
     first = await oracle.whole(ours, input="one")
     conversation = (await ours.http.post("/v1/conversations", json={"items": asked("zero")})).json()["id"]
     await ours.aclose()
     os.kill(process.pid, end)
     process.wait(60)
-    ours, _ = start_process(upstream_url, data_dir=str(tmp_path / "data"))
+    ours, _ = start_process(upstream_url, redis__data_dir=str(tmp_path / "data"))
     assert (await ours.http.get(f"/v1/responses/{first['id']}")).json() == first
     await oracle.whole(ours, input="two", previous_response_id=first["id"])
     assert said(upstream.messages) == ["one", "one!", "two"]
@@ -71,8 +72,8 @@ async def test_with_a_data_directory_all_is_there_after_a_restart(
 
 
 def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstream_url: str, tmp_path: Path) -> None:
-    start_process(upstream_url, data_dir=str(tmp_path))
-    checked = check(upstream_url, data_dir=str(tmp_path))
+    start_process(upstream_url, redis__data_dir=str(tmp_path))
+    checked = check(upstream_url, redis__data_dir=str(tmp_path))
     assert checked.returncode == 1
     assert "in use" in checked.stderr
     assert "Traceback" not in checked.stderr
@@ -83,7 +84,7 @@ def test_a_data_directory_in_use_is_refused(start_process: StartProcess, upstrea
 
 def test_a_check_says_what_the_store_is_and_what_it_lacks(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey("--maxmemory", "100mb")
-    checked = check(upstream_url, redis=valkey.url)
+    checked = check(upstream_url, redis__url=valkey.url)
     assert checked.returncode == 0, checked.stderr
     assert "state:    Valkey" in checked.stdout
     assert "noeviction" in checked.stdout
@@ -100,14 +101,14 @@ def test_a_check_of_an_embedded_store_says_so(upstream_url: str) -> None:
 def test_a_check_fails_where_the_store_does_not_answer(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey()
     valkey.kill()
-    checked = check(upstream_url, redis=valkey.url)
+    checked = check(upstream_url, redis__url=valkey.url)
     assert checked.returncode == 1
     assert "state:    The state store is unavailable" in checked.stderr
 
 
 def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: StartServer, upstream_url: str) -> None:
     valkey = start_valkey("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-    refused = check(upstream_url, redis=valkey.url)
+    refused = check(upstream_url, redis__url=valkey.url)
     assert refused.returncode == 1
     assert "allkeys-lru" in refused.stderr
     assert "allow_eviction" in refused.stderr
@@ -116,7 +117,11 @@ def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: 
     assert served.returncode != 0
     assert "allkeys-lru" in served.stderr
     allowed = subprocess.run(
-        [*command[:4], "--check", "--allow-eviction", *command[4:]], capture_output=True, text=True, timeout=60, check=False
+        [*command[:4], "--check", "--redis.allow-eviction", *command[4:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert allowed.returncode == 0, allowed.stderr
 
@@ -130,7 +135,7 @@ async def test_two_replicas_share_a_cluster_of_three_nodes(
     upstream: Echo,
 ) -> None:
     url = cluster_url(cluster)
-    a, b = start_at("proxy", redis=url).client, start_at("mounted", redis=url).client
+    a, b = start_at("proxy", redis__url=url).client, start_at("mounted", redis__url=url).client
     for number in range(12):
         root = await respond(a, f"root {number}")
         left, right = await respond(b, "left", root.id), await respond(a, "right", root.id)
@@ -155,7 +160,7 @@ async def test_every_route_is_served_in_a_cluster(
 ) -> None:
     url = cluster_url(cluster)
     keys = ("k" * 32,)
-    a, b = (start_at(how, redis=url, secret_keys=keys).client for how in ("proxy", "mounted"))
+    a, b = (start_at(how, redis__url=url, auth__secret_keys=keys).client for how in ("proxy", "mounted"))
     for _ in range(4):
         conversation = await a.conversations.create(items=asked("zero"), metadata={"k": "v"})
         assert (await b.conversations.update(conversation.id, metadata={"k": "w"})).metadata == {"k": "w"}

@@ -139,7 +139,7 @@ async def test_no_credential_is_stored(a: Ours, keys: Plain) -> None:
 
 
 async def test_the_tenant_that_a_gateway_tells_is_the_owner_whatever_the_credential(start_at: Start, keys: Plain) -> None:
-    ours = start_at("proxy", tenant_header="X-Tenant")
+    ours = start_at("proxy", auth__tenant_header="X-Tenant")
     one, other = {**ALICE, "x-tenant": "one"}, {**ALICE, "x-tenant": "two"}
     ids = await things_of(ours, one)
     path = f"/v1/responses/{ids['response']}"
@@ -157,12 +157,12 @@ NO_TENANT = {
 
 
 @pytest.mark.parametrize("sent", NO_TENANT.values(), ids=NO_TENANT.keys())
-@pytest.mark.parametrize("limits", [{}, {"limit_requests_per_minute": 9, "limit_streams": 9}], ids=["", "limits"])
+@pytest.mark.parametrize("limits", [{}, {"limits__requests_per_minute": 9, "limits__streams": 9}], ids=["", "limits"])
 async def test_without_one_tenant_nothing_is_answered(
     start_at: Start, keys: Plain, sent: list[tuple[str, str]], limits: dict[str, int]
 ) -> None:
     """A gateway that forgot it must not have all share one owner; nor may one that adds to the caller's own let him choose."""
-    ours = start_at("proxy", tenant_header="X-Tenant", **limits)
+    ours = start_at("proxy", auth__tenant_header="X-Tenant", **limits)
     ids = await things_of(ours, {"x-tenant": "victim"})
     before = everything(keys)
     for method, path, body in [REQUESTS[0], REQUESTS[9], ("POST", "/v1/responses", RESPOND), ("POST", "/v1/conversations", {})]:
@@ -192,7 +192,7 @@ async def test_credentials_without_a_scheme_that_differ_in_capitals_are_two_owne
 
 
 async def test_a_tenant_named_like_a_credential_is_not_its_owner(start_at: Start, keys: Plain) -> None:
-    by_key, by_tenant = start_at("proxy"), start_at("proxy", tenant_header="x-tenant")
+    by_key, by_tenant = start_at("proxy"), start_at("proxy", auth__tenant_header="x-tenant")
     ids = await things_of(by_key, ALICE)
     answer = await by_tenant.http.get(f"/v1/responses/{ids['response']}", headers={"x-tenant": ALICE["authorization"]})
     assert answer.status_code == 404

@@ -28,7 +28,7 @@ FILLING = {"model": "tiny", "input": "x" * 7_000}
 
 @pytest.fixture
 def ours(start: Start, keys: Plain) -> Ours:
-    return start(limit_stored_bytes=15_000, secret_keys=[SECRET], uvicorn={"ws": "websockets-sansio"})
+    return start(limits__stored_bytes=15_000, auth__secret_keys=[SECRET], uvicorn={"ws": "websockets-sansio"})
 
 
 def refusals() -> float:
@@ -69,7 +69,7 @@ def assert_refused(answer: httpx.Response) -> None:
 async def test_who_has_reached_the_quota_is_refused_on_any_replica_before_the_upstream_is_asked(
     ours: Ours, start: Start, upstream: Echo
 ) -> None:
-    owner, other = random_part(), start(limit_stored_bytes=15_000, secret_keys=[SECRET])
+    owner, other = random_part(), start(limits__stored_bytes=15_000, auth__secret_keys=[SECRET])
     response = await fill(ours, owner)
     asked, refused = len(upstream.requests), refusals()
     for replica in (ours, other):
@@ -149,7 +149,7 @@ async def test_a_response_on_a_websocket_is_refused_too_and_one_that_is_not_stor
 
 
 async def test_a_background_response_whose_log_goes_beyond_the_quota_fails(start: Start, keys: Plain, upstream: Echo) -> None:
-    ours, owner = start(limit_stored_bytes=1_500_000, secret_keys=[SECRET]), random_part()
+    ours, owner = start(limits__stored_bytes=1_500_000, auth__secret_keys=[SECRET]), random_part()
     upstream.stream(*[text("y" * 100_000)] * 40, *HELLO)
     created = await post(ours, owner, **BODY, background=True)
     path = f"/v1/responses/{created.json()['id']}"

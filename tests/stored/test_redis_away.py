@@ -47,7 +47,7 @@ def valkey(start_valkey: StartServer) -> Server:
 
 @pytest.fixture
 def ours(start_at: Start, valkey: Server) -> Ours:
-    return start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT)
+    return start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT)
 
 
 def stop(valkey: Server) -> None:
@@ -147,7 +147,7 @@ async def test_a_read_only_redis_is_read_and_writes_are_a_503(ours: Ours, valkey
 
 async def test_a_redis_that_is_away_at_the_start_is_used_when_it_comes(start_at: Start, tmp_path: Path) -> None:
     valkey = Server(tmp_path / "late")
-    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT)
+    ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT)
     assert (await timely(oracle.whole(ours, input="Hi")))["store"] is False
     valkey.start()
     try:
@@ -160,7 +160,7 @@ async def test_a_redis_that_is_away_at_the_start_is_used_when_it_comes(start_at:
 async def test_where_state_is_required_nothing_is_answered_unstored(
     start_at: Start, valkey: Server, upstream: Echo, fault: Callable[[Server], None]
 ) -> None:
-    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT, state_required=True)
+    ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT, state__required=True)
     fault(valkey)
     for _ in range(3):
         for extra in ({}, {"stream": True}):
@@ -193,7 +193,7 @@ async def wait_for(condition: Callable[[], bool]) -> None:
 async def test_a_redis_that_restarts_during_a_run_has_the_response_in_the_end(
     start_at: Start, valkey: Server, upstream: Echo
 ) -> None:
-    ours = start_at("proxy", redis=valkey.url, state_timeout=5)
+    ours = start_at("proxy", redis__url=valkey.url, redis__timeout=5)
     go_on = Signal()
     upstream.stream(text("Hel"), go_on, text("lo"), finish(), usage())
     streaming = asyncio.create_task(oracle.stream(ours, input="Hi"))
@@ -209,7 +209,7 @@ async def test_a_redis_that_restarts_during_a_run_has_the_response_in_the_end(
 
 async def test_a_commit_whose_answer_is_lost_is_repeated_and_written_once(start_at: Start, valkey: Server) -> None:
     async with wire(valkey.port) as between:
-        ours = start_at("proxy", redis=between.url, state_timeout=2)
+        ours = start_at("proxy", redis__url=between.url, redis__timeout=2)
         await oracle.whole(ours, input="one")  # from now on a create is one round trip
         with valkey.client() as client:
             before = pushes(client)
@@ -257,7 +257,7 @@ async def recovered_after_full(ours: Ours) -> Ours:
 
 
 async def test_where_state_is_required_a_full_redis_is_a_503(start_at: Start, valkey: Server) -> None:
-    ours = start_at("proxy", redis=valkey.url, state_timeout=TIMEOUT, state_required=True)
+    ours = start_at("proxy", redis__url=valkey.url, redis__timeout=TIMEOUT, state__required=True)
     with valkey.client() as client:
         client.config_set("maxmemory", "1")
     answer = await timely(ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi"}))
@@ -275,8 +275,8 @@ async def test_a_server_that_is_killed_during_a_run_leaves_nothing_half_written(
     upstream: Echo,
     upstream_url: str,
 ) -> None:
-    ours, process = start_process(upstream_url, redis=valkey.url)
-    other = start_at("proxy", redis=valkey.url)
+    ours, process = start_process(upstream_url, redis__url=valkey.url)
+    other = start_at("proxy", redis__url=valkey.url)
     first = await oracle.whole(ours, input="one")
     with valkey.client() as client:
         before = everything(client)

@@ -39,7 +39,7 @@ TURN = {
 @pytest.fixture
 def replica(start_at: Start, keys: Plain) -> Replica:
     """Starts a replica with the given secrets."""
-    return lambda *secret_keys: start_at("proxy", secret_keys=list(secret_keys))
+    return lambda *secret_keys: start_at("proxy", auth__secret_keys=list(secret_keys))
 
 
 async def thought(client: AsyncOpenAI, upstream: Echo, *, store: bool = False) -> list[Any]:

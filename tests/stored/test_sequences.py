@@ -11,8 +11,9 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configured import make_settings
 from conftest import lifespan
-from responses_mw import ResponsesMiddleware, Settings
+from responses_mw import ResponsesMiddleware
 from state.making import everything
 
 from .echo import Echo, said
@@ -139,7 +140,7 @@ def texts(listed: httpx.Response) -> list[str]:
 
 async def run(steps: list[Step], redis_url: str) -> World:
     upstream = Echo()
-    app: ASGIApp = ResponsesMiddleware(upstream, Settings(redis=redis_url))
+    app: ASGIApp = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
     transport = httpx.ASGITransport(app)
     async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://ours") as http:
         world = World(http, upstream)

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.processes import free_port
+from configured import flag
 from conftest import Ours
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Command:
     """A process that runs `responses-mw serve` or `worker`."""
 
     def __init__(self, command: str, settings: dict[str, Any], environment: dict[str, str], log: Path) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        flags = [f"{flag(name)}={value}" for name, value in settings.items()]
         self._log = log
         with log.open("wb") as written:
             self.process = subprocess.Popen(
@@ -136,7 +137,7 @@ class Command:
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             )
         self.ours = Ours(f"http://127.0.0.1:{settings.get('port', 0)}")
-        self.admin = Ours(f"http://127.0.0.1:{settings['admin_port']}")
+        self.admin = Ours(f"http://127.0.0.1:{settings['server__admin_port']}")
 
     async def is_ready(self, path: str = "/readyz") -> Command:
         """Wait until the process is ready or, with `/livez`, alive."""
@@ -202,8 +203,14 @@ async def start(upstream_url: str, database: str, environment: dict[str, str], t
     async with AsyncExitStack() as stack:
 
         def start(command: str, variables: dict[str, str] | None = None, **settings: Any) -> Command:
-            ports = {"admin_port": free_port()} | ({"port": free_port()} if command == "serve" else {})
-            common = {"upstream": upstream_url, "redis": database, "secret_keys": SECRET, "log_format": "json", **ports}
+            ports = {"server__admin_port": free_port()} | ({"port": free_port()} if command == "serve" else {})
+            common = {
+                "upstream__url": upstream_url,
+                "redis__url": database,
+                "auth__secret_keys": SECRET,
+                "server__log_format": "json",
+                **ports,
+            }
             log = tmp_path / f"{command}-{time.monotonic_ns()}.log"
             started = Command(command, {**common, **settings}, {**environment, **(variables or {})}, log)
             stack.callback(started.end)

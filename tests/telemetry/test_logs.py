@@ -224,7 +224,7 @@ async def _forget(_: Any) -> None:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("form", ["json", "human"])
 async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: ScriptedUpstream, start: Start, form: str) -> None:
-    front = await start("serve", log_format=form).is_ready()
+    front = await start("serve", server__log_format=form).is_ready()
     upstream.stream(*HELLO)
     created = await front.ours.client.with_options(api_key=SECRET).responses.create(model="tiny", input=PROMPT)
     await front.ours.http.get("/v1/unknown?q=secret")

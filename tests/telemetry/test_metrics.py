@@ -212,8 +212,8 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.timeout(120)
 async def test_the_admin_port_serves_metrics_without_a_collector(upstream: ScriptedUpstream, start: Start) -> None:
-    lonely = start("serve", redis="redis://127.0.0.1:1", limit_requests_per_minute=2)
-    front = await start("serve", cache="exact", limit_requests_per_minute=2).is_ready()
+    lonely = start("serve", redis__url="redis://127.0.0.1:1", limits__requests_per_minute=2)
+    front = await start("serve", cache__mode="exact", limits__requests_per_minute=2).is_ready()
     await exercised(front, upstream)
     await lonely.is_ready("/livez")
     upstream.stream(*HELLO)
@@ -282,12 +282,12 @@ def total(families: dict[str, Any], name: str, **labels: str) -> float:
 
 @pytest.mark.timeout(120)
 async def test_a_worker_process_reports_running_and_waiting_jobs(upstream: ScriptedUpstream, start: Start) -> None:
-    front = await start("serve", workers=0).is_ready()
+    front = await start("serve", jobs__concurrency=0).is_ready()
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
     for _ in range(3):
         await front.ours.client.responses.create(model="tiny", input="hi", background=True)
-    worker = await start("worker", workers=1).is_ready()
+    worker = await start("worker", jobs__concurrency=1).is_ready()
     try:
         async with asyncio.timeout(60):
             while total(families := await scraped(worker), "responses_mw_queue_depth") < 2:

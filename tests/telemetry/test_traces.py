@@ -35,8 +35,8 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
 ) -> None:
     app, told = remembering(weather().streamable_http_app(stateless_http=True))
     tools = json.dumps({"weather": {"url": serve(app) + "/mcp", "require_approval": "never"}})
-    front = start("serve", workers=0, mcp_servers=tools)
-    worker = start("worker", {"OTEL_SERVICE_NAME": "the-worker"}, mcp_servers=tools)
+    front = start("serve", jobs__concurrency=0, tools__mcp_servers=tools)
+    worker = start("worker", {"OTEL_SERVICE_NAME": "the-worker"}, tools__mcp_servers=tools)
     await front.is_ready()
     await worker.is_ready()
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c1"), finish("tool_calls"), usage(30, 10))

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
 from sandbox.conftest import launcher, levels
 
 TOKEN = "a-token-of-the-sandbox"
-CONFIGURED = Settings(sandbox_url="http://sandbox:8090")
+CONFIGURED = make_settings(tools__sandbox_url="http://sandbox:8090")
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def settings() -> Iterator[Settings]:
     """Settings that name a running sandbox, which wants a token."""
     with ExitStack() as stack:
         sandbox = launcher(stack)(levels()[0], token=TOKEN)
-        yield Settings(sandbox_url=sandbox.url, sandbox_token=TOKEN)
+        yield make_settings(tools__sandbox_url=sandbox.url, tools__sandbox_token=TOKEN)
 
 
 def logs(text: str) -> list[dict[str, str]]:
@@ -102,7 +103,7 @@ async def test_code_that_takes_too_long_is_a_failure(settings: Settings) -> None
 
 
 async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
-    async with CodeInterpreter(Settings(sandbox_url=free_url)) as interpreter:
+    async with CodeInterpreter(make_settings(tools__sandbox_url=free_url)) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed
     assert "cannot be reached" in result.content
@@ -110,7 +111,7 @@ async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
 
 
 async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_it(settings: Settings) -> None:
-    wrong = Settings(sandbox_url=settings.sandbox_url, sandbox_token="wrong")
+    wrong = make_settings(tools__sandbox_url=settings.tools.sandbox_url, tools__sandbox_token="wrong")
     async with CodeInterpreter(wrong) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed

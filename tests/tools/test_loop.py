@@ -21,7 +21,7 @@ NOBODY = {"require_approval": "never"}
 
 @pytest.fixture
 def ours(start: Start) -> Ours:
-    return start(allow_private_urls=True)
+    return start(tools__allow_private_urls=True)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ async def test_more_calls_than_allowed_are_left_out_and_a_final_answer_is_asked_
 async def test_the_last_turn_is_asked_for_without_tools(
     start: Start, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
-    ours = start(allow_private_urls=True, max_turns=2)
+    ours = start(tools__allow_private_urls=True, tools__max_turns=2)
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"))
     upstream.stream(*HELLO)
     assert (await stream(ours, tools=[server])).terminal == "response.completed"

@@ -22,7 +22,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "get_weather", "argu
 
 @pytest.fixture
 def ours(start: Start) -> Ours:
-    return start(allow_private_urls=True, secret_keys=["k" * 40], compaction_prompt="Sum it up.")
+    return start(tools__allow_private_urls=True, auth__secret_keys=["k" * 40], compaction__prompt="Sum it up.")
 
 
 @pytest.fixture

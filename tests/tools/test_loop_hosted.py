@@ -33,7 +33,7 @@ def _asks(name: str, **arguments: Any) -> tuple[Chunk, ...]:
 
 @pytest.fixture
 def searching(start: Start, serve: Serve) -> Ours:
-    return start(web_search="searxng", web_search_url=serve(SearchServer(SEARXNG)))
+    return start(search__provider="searxng", search__url=serve(SearchServer(SEARXNG)))
 
 
 @pytest.mark.both_mounts
@@ -127,8 +127,8 @@ async def test_search_without_access_to_the_web_is_not_offered(start: Start, ups
 def sandbox() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         yield {
-            "sandbox_url": launcher(stack)(levels()[0], token="a-token-of-the-sandbox").url,
-            "sandbox_token": "a-token-of-the-sandbox",
+            "tools__sandbox_url": launcher(stack)(levels()[0], token="a-token-of-the-sandbox").url,
+            "tools__sandbox_token": "a-token-of-the-sandbox",
         }
 
 
@@ -182,7 +182,7 @@ async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
 
 async def test_tools_without_what_they_need_are_refused_by_name(start: Start) -> None:
     ours = start()
-    for tool, setting in ((SEARCH, "web_search"), (PYTHON, "sandbox_url")):
+    for tool, setting in ((SEARCH, "search.provider"), (PYTHON, "sandbox_url")):
         response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool]})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "tools[0].type"
@@ -193,7 +193,7 @@ async def test_tools_run_in_background_with_secrets_that_are_sealed(
     start: Start, serve: Serve, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     other = f"{redis_url}?db=1"  # a server of the test before, which is still stopping and has no such key, would take the job
-    ours = start(allow_private_urls=True, secret_keys=[SECRET], redis=other)
+    ours = start(tools__allow_private_urls=True, auth__secret_keys=[SECRET], redis__url=other)
     url = serve(Bearer(weather().streamable_http_app(stateless_http=True))) + "/mcp"
     tool = {"type": "mcp", "server_label": "g", "server_url": url, "require_approval": "never", "authorization": TOKEN}
     upstream.stream(*_asks("get_weather", city="Paris"), finish("tool_calls"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw import Settings
+from configured import make_settings
 from responses_mw.crypto import Sealer
 from responses_mw.errors import BadRequest
 from responses_mw.tools import Tools
@@ -28,10 +28,10 @@ OPERATOR = {
     "allowed_tools": ["a", "b"],
     "require_approval": "never",
 }
-SETTINGS = Settings(
-    mcp_servers={"own": OPERATOR, "open": {**OPERATOR, "allowed_tools": ["*"]}},
-    connectors={"connector_x": OPERATOR},
-    sandbox_url="http://10.0.0.2",
+SETTINGS = make_settings(
+    tools__mcp_servers={"own": OPERATOR, "open": {**OPERATOR, "allowed_tools": ["*"]}},
+    tools__connectors={"connector_x": OPERATOR},
+    tools__sandbox_url="http://10.0.0.2",
 )
 
 
@@ -128,7 +128,7 @@ def test_what_is_wrong_is_told_with_its_path_and_without_secrets(given: dict[str
 
 def test_private_urls_can_be_allowed() -> None:
     given = tool(server_url="http://127.0.0.1:8000/mcp")
-    assert check_mcp_tool(given, "tools[0]", Settings(allow_private_urls=True)) == given
+    assert check_mcp_tool(given, "tools[0]", make_settings(tools__allow_private_urls=True)) == given
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,9 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = [{"label": "own", "url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}]
-    async with MCPServers(Settings(mcp_servers=servers)).open(configured(), trace_headers={"traceparent": "t"}) as connection:
+    async with MCPServers(make_settings(tools__mcp_servers=servers)).open(
+        configured(), trace_headers={"traceparent": "t"}
+    ) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
     received = json.loads(result.content)
@@ -220,14 +222,14 @@ async def test_a_configured_server_is_reached_by_its_label_with_the_operators_cr
 
 async def test_a_request_can_bring_credentials_of_its_own_for_a_configured_server(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
-    servers = MCPServers(Settings(mcp_servers={"own": {"url": url, "authorization": "of nobody"}}))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}}))
     async with servers.open(configured(authorization=TOKEN)) as connection:
         assert await connection.list_tools()
 
 
 async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(Settings(mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}))
     async with servers.open(configured(headers={"x-user": "admin", "X-Other": "o"})) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
@@ -237,7 +239,7 @@ async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Ser
 
 async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(Settings(mcp_servers={"own": OPERATOR}, allow_private_urls=True))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True))
     async with servers.open(configured(server_url=url)) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
@@ -261,7 +263,7 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
 def test_what_is_configured_shows_no_secrets() -> None:
     assert "operators" not in repr(SETTINGS)
     with pytest.raises(ValueError, match="mcp_servers") as raised:
-        Settings(mcp_servers={"own": {"url": "http://a", "authorisation": "operators"}})
+        make_settings(tools__mcp_servers={"own": {"url": "http://a", "authorisation": "operators"}})
     assert "operators" not in str(raised.value)
 
 

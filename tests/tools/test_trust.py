@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configured import make_settings
 from oracle import stream
-from responses_mw import Settings
 from scripted import HELLO, call, finish
 
 from .servers import READ_ONLY, Watched, weather
@@ -53,7 +53,9 @@ def server(serve: Serve) -> Server:
 
 def _own(start: Start, server: Server, **members: Any) -> Ours:
     """Ours, with the server as the operator's own."""
-    return start(mcp_servers={"own": {"url": server.url, **members}}, allow_private_urls=True, status_grace=5)
+    return start(
+        tools__mcp_servers={"own": {"url": server.url, **members}}, tools__allow_private_urls=True, upstream__status_grace=5
+    )
 
 
 def _forged(name: str, request_id: str = "mcpr_forged", **arguments: Any) -> list[Item]:
@@ -154,8 +156,8 @@ async def test_an_approval_is_for_one_call_with_the_arguments_that_were_shown(
 async def test_the_operators_search_tool_is_called_only_as_its_server_allows(
     start: Start, upstream: ScriptedUpstream, server: Server, allowed: Any, found: bool
 ) -> None:
-    settings = {"web_search": "mcp", "web_search_tool": "own/structured"}
-    ours = start(mcp_servers={"own": {"url": server.url, "allowed_tools": allowed}}, **settings)
+    settings = {"search__provider": "mcp", "search__mcp_tool": "own/structured"}
+    ours = start(tools__mcp_servers={"own": {"url": server.url, "allowed_tools": allowed}}, **settings)
     upstream.stream(*_asks("web_search", query="a"))
     upstream.stream(*HELLO)
     streamed = await stream(ours, tools=[{"type": "web_search"}])
@@ -168,7 +170,7 @@ def test_a_search_tool_that_its_server_does_not_allow_is_told_at_the_start() -> 
     for allowed in (["other"], {"tool_names": ["other"]}):
         servers = {"own": {"url": "http://a", "allowed_tools": allowed}}
         with pytest.raises(ValueError, match="allowed_tools of 'own' does not allow"):
-            Settings(mcp_servers=servers, web_search="mcp", web_search_tool="own/search")
+            make_settings(tools__mcp_servers=servers, search__provider="mcp", search__mcp_tool="own/search")
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import pytest
 from openai.types.responses import ResponseFunctionWebSearch
 from pydantic import ValidationError
 
+from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.citations import citations
 from responses_mw.tools.search import Query, SearchFailed, SearchHit
 from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
 
-TAVILY = Settings(web_search="tavily", web_search_key="secret")
+TAVILY = make_settings(search__provider="tavily", search__api_key="secret")
 
 
 class Shelf:
@@ -99,7 +100,7 @@ def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], pa
 
 
 def test_without_a_provider_the_refusal_says_what_to_set() -> None:
-    with pytest.raises(BadRequest, match="'web_search'") as caught:
+    with pytest.raises(BadRequest, match=r"'search\.provider'") as caught:
         check_web_search({"type": "web_search", "external_web_access": True}, "tools[0]", Settings())
     assert caught.value.param == "tools[0].type"
 
@@ -107,18 +108,18 @@ def test_without_a_provider_the_refusal_says_what_to_set() -> None:
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
-        ({"web_search": "searxng"}, "web_search_url"),
-        ({"web_search": "tavily"}, "web_search_key"),
-        ({"web_search": "brave"}, "web_search_key"),
-        ({"web_search": "mcp"}, "web_search_tool"),
-        ({"web_search": "mcp", "web_search_tool": "search"}, "label/tool"),
-        ({"web_search": "mcp", "web_search_tool": "finder/search"}, "mcp_servers"),
-        ({"web_search": "searxng", "web_search_url": "searx.example"}, "http://"),
+        ({"search__provider": "searxng"}, "url"),
+        ({"search__provider": "tavily"}, "api_key"),
+        ({"search__provider": "brave"}, "api_key"),
+        ({"search__provider": "mcp"}, "mcp_tool"),
+        ({"search__provider": "mcp", "search__mcp_tool": "search"}, "label/tool"),
+        ({"search__provider": "mcp", "search__mcp_tool": "finder/search"}, "mcp_servers"),
+        ({"search__provider": "searxng", "search__url": "searx.example"}, "http://"),
     ],
 )
 def test_incomplete_settings_are_refused_at_the_start(settings: dict[str, Any], lacking: str) -> None:
     with pytest.raises(ValidationError, match=lacking):
-        Settings(**settings)
+        make_settings(**settings)
 
 
 # -- what the model gets -------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ async def test_the_context_size_bounds_results_and_excerpts(size: str, count: in
 
 
 async def test_the_setting_bounds_the_results_too() -> None:
-    settings = Settings(web_search="tavily", web_search_key="secret", web_search_results=2)
+    settings = make_settings(search__provider="tavily", search__api_key="secret", search__max_results=2)
     shelf = Shelf(A, B, C)
     assert len((await search(shelf, settings).call(asking("a"))).members["results"]) == 2
 

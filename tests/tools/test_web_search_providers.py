@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
@@ -46,8 +47,8 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
 
     def make(name: str, **settings: Any) -> SearchProvider:
         server.answer = SHAPES[name] if server.answer is None else server.answer
-        settings = {"web_search_url": serve(server) + "/", "web_search_key": "secret-key", **settings}
-        made = open_provider(Settings(web_search=name, **settings), http)
+        settings = {"search__url": serve(server) + "/", "search__api_key": "secret-key", **settings}
+        made = open_provider(make_settings(search__provider=name, **settings), http)
         assert made is not None
         return made
 
@@ -212,13 +213,13 @@ async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
 async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
     server.silent = True
     with pytest.raises(SearchFailed, match="in time"):
-        await provider(name, web_search_timeout=0.05).search(Query("a"))
+        await provider(name, search__timeout=0.05).search(Query("a"))
 
 
 async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    made = open_provider(Settings(web_search="searxng", web_search_url=url), http)
+    made = open_provider(make_settings(search__provider="searxng", search__url=url), http)
     assert made is not None
     with pytest.raises(SearchFailed, match="cannot be reached"):
         await made.search(Query("a"))
@@ -261,8 +262,10 @@ def mcp(result: ToolResult, asked: list[dict[str, Any]] | None = None) -> Search
 
 
 def mcp_by(call: CallMCP) -> SearchProvider:
-    settings = Settings(
-        web_search="mcp", web_search_tool="finder/search", mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}}
+    settings = make_settings(
+        search__provider="mcp",
+        search__mcp_tool="finder/search",
+        tools__mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}},
     )
     made = open_provider(settings, httpx.AsyncClient(verify=False), call)
     assert made is not None

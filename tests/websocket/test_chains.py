@@ -138,7 +138,7 @@ async def test_a_response_that_is_not_generated_can_be_continued(ws: Ours, upstr
 async def test_the_oldest_of_too_many_bytes_are_forgotten(start_ws: Start, upstream: ScriptedUpstream) -> None:
     for _ in range(4):
         upstream.stream(*HELLO)
-    async with opened(start_ws(websocket_held_bytes=10_000)) as socket:
+    async with opened(start_ws(websocket__max_unstored_bytes=10_000)) as socket:
         old = await socket.response("x" * 6000, store=False)
         new = await socket.response("x" * 6000, store=False)
         assert is_unknown(await socket.error(previous_response_id=old["id"]), old["id"])
@@ -163,7 +163,7 @@ async def test_a_call_and_its_output_meet_on_the_connection(ws: Ours, upstream: 
 async def test_what_could_not_be_stored_can_be_continued_on_its_connection(
     start_at: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
-    ours = start_at("proxy", uvicorn=UVICORN, redis="redis://127.0.0.1:1", state_timeout=0.2)
+    ours = start_at("proxy", uvicorn=UVICORN, redis__url="redis://127.0.0.1:1", redis__timeout=0.2)
     upstream.stream(*HELLO)
     upstream.stream(*HELLO)
     async with opened(ours) as socket:
@@ -175,7 +175,7 @@ async def test_what_could_not_be_stored_can_be_continued_on_its_connection(
 
 async def test_an_answer_of_the_cache_comes_on_a_connection_too(start_ws: Start, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
-    async with opened(start_ws(cache="exact")) as socket:
+    async with opened(start_ws(cache__mode="exact")) as socket:
         first = await socket.response("One")
         second = await socket.response("One")
     assert first["id"] != second["id"]

@@ -123,7 +123,7 @@ async def test_a_lane_has_one_response_at_a_time_in_order(ws: Ours, upstream: Sc
 
 
 async def test_a_refusal_of_the_upstream_is_an_error_with_its_status(start_ws: Start, upstream: ScriptedUpstream) -> None:
-    ws = start_ws(status_grace=5)
+    ws = start_ws(upstream__status_grace=5)
     upstream.whole(error("no such thing", 400), 400)
     upstream.whole(error("slow down", 429), 429, headers={"retry-after": "7"})
     async with opened(ws) as socket:
@@ -193,7 +193,7 @@ async def test_a_frame_may_be_binary(ws_proxy: Ours, upstream: ScriptedUpstream)
 
 
 async def test_a_frame_that_is_too_large_is_a_413(start_ws: Start, upstream: ScriptedUpstream) -> None:
-    async with opened(start_ws(max_body_bytes=1000)) as socket:
+    async with opened(start_ws(limits__max_body_bytes=1000)) as socket:
         refused = await socket.error("x" * 1000)
     assert (refused["status"], refused["error"]["code"]) == (413, "request_too_large")
     assert not upstream.requests
@@ -254,14 +254,14 @@ async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
 @pytest.mark.both_mounts
 async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        async with opened(start_ws(websocket=False)):
+        async with opened(start_ws(websocket__enabled=False)):
             pass
     assert caught.value.response.status_code == 426
 
 
 @pytest.mark.parametrize(("origin", "is_welcome"), [("https://mine.example", True), ("https://other.example", False)])
 async def test_a_page_of_another_origin_may_not_connect(start_ws: Start, origin: str, is_welcome: bool) -> None:
-    ours = start_ws(cors_origins=["https://mine.example"])
+    ours = start_ws(server__cors_origins=["https://mine.example"])
     if is_welcome:
         async with opened(ours, origin=origin):
             return
@@ -278,7 +278,7 @@ async def test_a_page_of_the_server_itself_may_connect(ws_proxy: Ours) -> None:
 
 
 async def test_an_owner_has_so_many_connections(start_ws: Start) -> None:
-    ours = start_ws(websocket_connections=1)
+    ours = start_ws(websocket__max_connections=1)
     async with opened(ours):
         with pytest.raises(InvalidStatus) as caught:
             async with opened(ours):
@@ -294,7 +294,7 @@ async def test_an_owner_has_so_many_connections(start_ws: Start) -> None:
 async def test_a_connection_has_so_many_lanes(start_ws: Start, upstream: ScriptedUpstream) -> None:
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
-    async with opened(start_ws(websocket_lanes=1)) as socket:
+    async with opened(start_ws(websocket__max_lanes=1)) as socket:
         await socket.create(stream_id="a")
         await socket.receive()
         await socket.create(stream_id="b")
@@ -308,7 +308,7 @@ async def test_a_connection_has_so_many_lanes(start_ws: Start, upstream: Scripte
 async def test_the_time_of_a_connection_ends_with_its_last_response(start_ws: Start, upstream: ScriptedUpstream) -> None:
     held = Signal()
     upstream.stream(text("Hel"), held, *HELLO)
-    async with opened(start_ws(websocket_seconds=0.5)) as socket:
+    async with opened(start_ws(websocket__max_lifetime=0.5)) as socket:
         await socket.create()
         events = [await socket.receive()]
         while events[-1]["type"] != "error":  # the time is over when a new response is refused
@@ -363,7 +363,7 @@ async def test_a_wrong_key_of_the_official_client_is_told(ws_proxy: Ours, upstre
 
 async def test_an_upgrade_without_the_tenant_is_a_400(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        async with opened(start_ws(tenant_header="x-tenant")):
+        async with opened(start_ws(auth__tenant_header="x-tenant")):
             pass
     assert caught.value.response.status_code == 400
     assert b"x-tenant" in (caught.value.response.body or b"")

@@ -5,7 +5,7 @@
 {{- fail "upstream.url is required: the Chat Completions server, e.g. --set upstream.url=http://vllm:8000" -}}
 {{- end -}}
 {{- if and (not $values.redis.url) (not $values.existingSecret) -}}
-{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or existingSecret, a Secret with the key RESPONSES_MW_REDIS" -}}
+{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
 {{- end -}}
 {{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
 {{- fail "existingSecret takes the place of redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}

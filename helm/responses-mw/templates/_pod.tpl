@@ -54,11 +54,11 @@ spec:
       {{- if or $values.sandbox.enabled (eq .component "worker") }}
       env:
         {{- if eq .component "worker" }}
-        - name: RESPONSES_MW_WORKERS
+        - name: RESPONSES_MW_JOBS_CONCURRENCY
           value: {{ $values.worker.concurrency | quote }}
         {{- end }}
         {{- if $values.sandbox.enabled }}
-        - name: RESPONSES_MW_SANDBOX_TOKEN
+        - name: RESPONSES_MW_TOOLS_SANDBOX_TOKEN
           valueFrom:
             secretKeyRef:
               name: {{ include "responses-mw.sandboxSecret" $root }}

@@ -13,40 +13,46 @@
 
 {{/* The server's settings that are no secrets, as NAME: "value". */}}
 {{- define "responses-mw.settings" -}}
-{{- $settings := dict "upstream" .Values.upstream.url "host" "0.0.0.0" "port" 8080 -}}
-{{- $_ := set $settings "admin_host" "0.0.0.0" -}}
-{{- $_ := set $settings "admin_port" .Values.adminPort -}}
+{{- $settings := dict "upstream" (dict "url" .Values.upstream.url) -}}
+{{- $_ := set $settings "server" (dict "admin_host" "0.0.0.0" "admin_port" .Values.adminPort) -}}
 {{- if .Values.worker.enabled -}}
-{{- $_ := set $settings "workers" 0 -}}
+{{- $_ := set $settings "jobs" (dict "concurrency" 0) -}}
 {{- end -}}
 {{- if .Values.sandbox.enabled -}}
-{{- $_ := set $settings "sandbox_url" (printf "http://%s-sandbox:8090/mcp" (include "responses-mw.fullname" .)) -}}
+{{- $_ := set $settings "tools" (dict "sandbox_url" (printf "http://%s-sandbox:8090/mcp" (include "responses-mw.fullname" .))) -}}
 {{- end -}}
 {{- if .Values.apiKeys.existingSecret -}}
-{{- $_ := set $settings "api_keys_file" (printf "/etc/responses-mw/%s" .Values.apiKeys.key) -}}
-{{- end -}}
-{{- range $name, $value := merge (deepCopy .Values.settings) $settings }}
-RESPONSES_MW_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }}
+{{- $_ := set $settings "auth" (dict "api_keys_file" (printf "/etc/responses-mw/%s" .Values.apiKeys.key)) -}}
+{{- end }}
+RESPONSES_MW_HOST: "0.0.0.0"
+RESPONSES_MW_PORT: "8080"
+{{- include "responses-mw.variables" (merge (deepCopy .Values.settings) $settings) }}
+{{- end }}
+
+{{/* Settings by group and name, as NAME: "value". */}}
+{{- define "responses-mw.variables" -}}
+{{- range $group, $settings := . }}
+{{- range $name, $value := $settings }}
+RESPONSES_MW_{{ upper $group }}_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{/* The settings that are secrets, as NAME: "value". */}}
 {{- define "responses-mw.secrets" -}}
 {{- if .Values.redis.url }}
-RESPONSES_MW_REDIS: {{ .Values.redis.url | quote }}
+RESPONSES_MW_REDIS_URL: {{ .Values.redis.url | quote }}
 {{- end }}
 {{- with .Values.secretKeys }}
-RESPONSES_MW_SECRET_KEYS: {{ toJson . | quote }}
+RESPONSES_MW_AUTH_SECRET_KEYS: {{ toJson . | quote }}
 {{- end }}
 {{- with .Values.mcpServers }}
-RESPONSES_MW_MCP_SERVERS: {{ toJson . | quote }}
+RESPONSES_MW_TOOLS_MCP_SERVERS: {{ toJson . | quote }}
 {{- end }}
 {{- with .Values.connectors }}
-RESPONSES_MW_CONNECTORS: {{ toJson . | quote }}
+RESPONSES_MW_TOOLS_CONNECTORS: {{ toJson . | quote }}
 {{- end }}
-{{- range $name, $value := .Values.secretSettings }}
-RESPONSES_MW_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }}
-{{- end }}
+{{- include "responses-mw.variables" .Values.secretSettings }}
 {{- end }}
 
 {{/* The standard variables of OpenTelemetry. Metrics are scraped from the admin port, unless telemetry.env says otherwise. */}}
@@ -67,7 +73,8 @@ RESPONSES_MW_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }
 {{- end }}
 
 {{- define "responses-mw.drainSeconds" -}}
-{{- ternary (get .Values.settings "drain_seconds") 30 (hasKey .Values.settings "drain_seconds") -}}
+{{- $server := .Values.settings.server | default dict -}}
+{{- ternary (get $server "drain_timeout") 30 (hasKey $server "drain_timeout") -}}
 {{- end }}
 
 {{/*
@@ -75,9 +82,10 @@ The ports of all that is configured: those that the URLs name, or their scheme's
 do not see, and the master that Sentinels name has a port of its own.
 */}}
 {{- define "responses-mw.ports" -}}
-{{- $settings := .Values.settings -}}
-{{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $settings "cache_embedding_url") (get $settings "web_search_url") -}}
-{{- if and (has (get $settings "web_search") (list "tavily" "brave")) (not (get $settings "web_search_url")) -}}
+{{- $cache := .Values.settings.cache | default dict -}}
+{{- $search := .Values.settings.search | default dict -}}
+{{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $cache "embedding_url") (get $search "url") -}}
+{{- if and (has (get $search "provider") (list "tavily" "brave")) (not (get $search "url")) -}}
 {{- $urls = append $urls "https://the-providers-own" -}}
 {{- end -}}
 {{- range concat (values (.Values.mcpServers | default dict)) (values (.Values.connectors | default dict)) -}}

@@ -81,7 +81,7 @@ class WebSocketConnection:
         """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
         try:
             async with anyio.create_task_group() as group:
-                with anyio.move_on_after(self._settings.websocket_seconds) as time:
+                with anyio.move_on_after(self._settings.websocket.max_lifetime) as time:
                     await self._read(group)
                 if time.cancelled_caught:
                     await self._wind_up(group)
@@ -110,7 +110,7 @@ class WebSocketConnection:
         group.cancel_scope.cancel()
 
     def _limit_reached(self) -> BadRequest:
-        minutes = f"{self._settings.websocket_seconds / 60:g} minutes"
+        minutes = f"{self._settings.websocket.max_lifetime / 60:g} minutes"
         message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
         return BadRequest(message, code="websocket_connection_limit_reached")
 
@@ -125,7 +125,7 @@ class WebSocketConnection:
     async def _take(self, data: bytes, group: TaskGroup) -> None:
         lane = None
         try:
-            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.max_body_bytes)
+            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.limits.max_body_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
                 await self._tell(frames.steer_failed_text(frame, lane))
@@ -140,7 +140,7 @@ class WebSocketConnection:
             raise self._limit_reached()
         lane = self._lanes.get(create.lane)
         if lane is None:
-            most = self._settings.websocket_lanes
+            most = self._settings.websocket.max_lanes
             if len(self._lanes) >= most:
                 raise RateLimited(f"The connection has {most} responses under way.")
             self._lanes[create.lane] = deque()

@@ -48,7 +48,9 @@ class WebSockets:
         self._settings = settings
         self._open: Counter[str] = Counter()
         """The number of open connections of each owner."""
-        self._memory = Memory(owner_bytes=settings.websocket_held_bytes, total_bytes=settings.websocket_total_held_bytes)
+        self._memory = Memory(
+            owner_bytes=settings.websocket.max_unstored_bytes, total_bytes=settings.websocket.max_total_unstored_bytes
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = scope.get(HOST_SCOPE, scope)
@@ -76,7 +78,7 @@ class WebSockets:
         settings = self._settings
         admission = partial(admitted, scope, self._upstream.verify)
         with self._memory.share(caller.owner) as share:
-            held = ConnectionHistory(self._state, share, required=settings.state_required)
+            held = ConnectionHistory(self._state, share, required=settings.state.required)
             connection = WebSocketConnection(
                 self._runner, held, share, self._parser.parse, admission, caller, settings, receive, send
             )
@@ -84,10 +86,10 @@ class WebSockets:
 
     @contextmanager
     def _counted(self, owner: str) -> Iterator[None]:
-        maximum = self._settings.websocket_connections
+        maximum = self._settings.websocket.max_connections
         if self._open[owner] >= maximum:
             raise RateLimited(f"You have {maximum} WebSocket connections open.")
-        if self._open.total() >= self._settings.websocket_total_connections:
+        if self._open.total() >= self._settings.websocket.max_total_connections:
             raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
         self._open[owner] += 1
         try:

@@ -19,12 +19,12 @@ __all__ = ["CallMCP", "Place", "Query", "SearchFailed", "SearchHit", "SearchProv
 def open_provider(settings: Settings, http: httpx.AsyncClient, call_mcp: CallMCP | None = None) -> SearchProvider | None:
     """Open the provider that the settings name, or return None.
 
-    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``web_search_tool`` names.
+    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``search.mcp_tool`` names.
     """
-    if settings.web_search == "none":
+    if settings.search.provider == "none":
         return None
-    key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    options = ProviderOptions(http, settings.web_search_url, key, settings.web_search_timeout, call_mcp)
-    module = import_module(f".{settings.web_search}", __name__)
+    key = settings.search.api_key.get_secret_value() if settings.search.api_key else ""
+    options = ProviderOptions(http, settings.search.url, key, settings.search.timeout, call_mcp)
+    module = import_module(f".{settings.search.provider}", __name__)
     provider: SearchProvider = module.Provider(options)
     return provider

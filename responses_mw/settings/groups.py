@@ -1,0 +1,358 @@
+"""Groups of settings. A class takes the groups it uses, not all settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from .tool_servers import ToolServers
+from .types import GIB, KIB, MIB, Duration, Names, Secrets, Size, WholeDuration, check_url
+
+MIN_SECRET_LENGTH = 32
+
+PER_REQUEST_HEADERS = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that describe a single request and its transport. They must not be copied to another request."""
+
+
+class Group(BaseModel):
+    """A frozen group of settings that rejects unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+class UpstreamSettings(Group):
+    """The Chat Completions server behind the middleware."""
+
+    url: str | None = Field(
+        None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"
+    )
+    api_key: SecretStr | None = Field(
+        None, description="API key for the upstream, replacing the caller's; used for proxied requests only with API keys"
+    )
+    api: Literal["chat", "responses"] = Field(
+        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state stays here)"
+    )
+    dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
+        "auto", description="type of the upstream server; auto detects it"
+    )
+    forward_headers: Names = Field(
+        ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
+        description="request headers forwarded to the upstream, in addition to authorization",
+    )
+    think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
+    connect_timeout: Duration = Field(5.0, gt=0, description="timeout for connecting to the upstream")
+    first_byte_timeout: Duration = Field(600.0, gt=0, description="timeout for the first byte of the upstream's answer")
+    idle_timeout: Duration = Field(120.0, gt=0, description="maximum silence of the upstream within an answer")
+    max_connections: int = Field(
+        10_000, gt=0, description="maximum connections to the upstream; proxied requests have as many of their own"
+    )
+    status_grace: Duration = Field(
+        0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _strip_version(cls, value: str | None) -> str | None:
+        return strip_version(value)
+
+    @field_validator("forward_headers")
+    @classmethod
+    def _check_forward_headers(cls, value: list[str]) -> list[str]:
+        names = [name.lower() for name in value]
+        if own := sorted((PER_REQUEST_HEADERS | {"x-request-id"}).intersection(names)):
+            raise ValueError(f"cannot contain {', '.join(own)}: each upstream request has its own")
+        return names
+
+
+class ServerSettings(Group):
+    """How clients are answered, and how the process is observed."""
+
+    base_path: str = Field("", description="path prefix before /v1, e.g. /openai")
+    cors_origins: Names = Field([], description="origins allowed to call, in addition to the server's own; * allows all")
+    reasoning_events: Literal["openai", "open_responses"] = Field(
+        "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
+    )
+    sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
+    keep_alive: Duration = Field(15.0, gt=0, description="silence after which a comment is sent on a stream")
+    keepalive_event: bool = Field(
+        False, description="send a 'keepalive' event instead of the comment (for Codex; some old SDKs reject it)"
+    )
+    drain_timeout: Duration = Field(30.0, ge=0, description="time that a stopping process waits for background responses")
+    prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
+    admin_host: str = Field("127.0.0.1", description="address of the admin port")
+    admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum level of log records")
+    log_format: Literal["human", "json"] = Field("human", description="format of log records")
+
+    @field_validator("base_path")
+    @classmethod
+    def _check_base_path(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("must begin with a slash")
+        return value.rstrip("/")
+
+
+class WebSocketSettings(Group):
+    """WebSockets at ``/v1/responses``."""
+
+    enabled: bool = Field(True, description="serve WebSockets at /v1/responses; otherwise an upgrade is refused with 426")
+    max_lifetime: Duration = Field(3600.0, gt=0, description="maximum lifetime of a connection; a running response ends first")
+    max_connections: int = Field(1000, gt=0, description="maximum connections of an owner to this process")
+    max_total_connections: int = Field(5000, gt=0, description="maximum connections of all owners to this process")
+    max_lanes: int = Field(32, gt=0, description="maximum concurrent responses of a connection")
+    max_unstored_bytes: Size = Field(
+        64 * MIB, gt=0, description="maximum memory for unstored responses and waiting requests of an owner"
+    )
+    max_total_unstored_bytes: Size = Field(
+        256 * MIB, gt=0, description="maximum memory for unstored responses and waiting requests of all owners"
+    )
+
+
+class RedisSettings(Group):
+    """Where the state is stored."""
+
+    url: SecretStr | None = Field(
+        None,
+        description="Redis URL: redis://, rediss://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)",
+    )
+    data_dir: str | None = Field(None, description="data directory of the embedded Valkey (unset: in memory only)")
+    allow_eviction: bool = Field(False, description="start even if Redis may evict state (maxmemory-policy is not noeviction)")
+    timeout: Duration = Field(2.0, gt=0, description="timeout of a Redis call")
+
+
+class StateSettings(Group):
+    """Stored responses and conversations."""
+
+    required: bool = Field(False, description="refuse requests that cannot be stored with 503, instead of answering unstored")
+    ttl: WholeDuration = Field(
+        7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends its history's"
+    )
+    max_response_bytes: Size = Field(16 * MIB, gt=0, description="maximum size of a stored response")
+    max_history_bytes: Size = Field(64 * MIB, gt=0, description="maximum size of the history read for a response")
+    max_history_items: int = Field(10_000, gt=0, description="maximum number of items in a history")
+    local_cache_bytes: Size = Field(
+        64 * MIB, ge=0, description="maximum memory for recently read histories in this process; 0 disables it"
+    )
+
+
+class AuthSettings(Group):
+    """Credentials, owners and encryption."""
+
+    api_keys_file: str | None = Field(
+        None, description="file of API keys, one name:sha256:hash per line; requests without a key are then refused"
+    )
+    api_keys: Names = Field([], description="API keys in the format of the file, in addition to it")
+    proxy_paths: Names = Field(
+        ["/v1/", "GET /health", "GET /ping", "GET /version"],
+        description="paths proxied to the upstream when there are API keys: a final slash includes all paths below; "
+        "a method before the path restricts it, otherwise GET, HEAD, OPTIONS and POST are proxied",
+    )
+    tenant_header: str | None = Field(
+        None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
+    )
+    tenant_keys: Names = Field([], description="names of the API keys that may use tenant_header (unset: all)")
+    secret_keys: Secrets = Field(
+        [], description="secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"
+    )
+
+    @field_validator("secret_keys")
+    @classmethod
+    def _check_length(cls, value: list[SecretStr]) -> list[SecretStr]:
+        if any(len(secret.get_secret_value()) < MIN_SECRET_LENGTH for secret in value):
+            raise ValueError(f"each must have at least {MIN_SECRET_LENGTH} characters")
+        return value
+
+    @field_validator("proxy_paths")
+    @classmethod
+    def _check_paths(cls, value: list[str]) -> list[str]:
+        if not all(re.fullmatch(r"([A-Z]+ )?/[!-~]*", line) for line in value):
+            raise ValueError("each must be a path that begins with a slash, or a method and such a path")
+        return value
+
+    @model_validator(mode="after")
+    def _check_tenants(self) -> Self:
+        if self.tenant_keys and not self.tenant_header:
+            raise ValueError("tenant_keys needs tenant_header")
+        return self
+
+
+class JobSettings(Group):
+    """Background responses."""
+
+    concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
+    lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
+    max_attempts: int = Field(
+        3, gt=0, description="maximum attempts for a background response whose worker is lost before its first output"
+    )
+    queue_partitions: int = Field(8, gt=0, description="partitions of the job queue, equal on all replicas")
+    log_ttl: WholeDuration = Field(
+        24 * 3600, gt=0, description="time for which the events of a finished background response can be streamed"
+    )
+
+
+class CacheSettings(Group):
+    """The response cache."""
+
+    mode: Literal["off", "exact", "semantic"] = Field(
+        "off", description="cache mode: equal requests (exact), or also requests with the same meaning (semantic)"
+    )
+    max_mode: Literal["off", "exact", "semantic"] = Field(
+        "semantic", description="highest cache mode that a request may select"
+    )
+    request_controls: Names = Field(
+        ["body", "header"], description="where a request may select a cache mode; selecting off is always allowed"
+    )
+    ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
+    max_wait: Duration = Field(
+        5.0, ge=0, description="maximum wait for an equal request in progress; a stream waits at most 1 s"
+    )
+    timeout: Duration = Field(0.25, gt=0, description="timeout of the cache's Redis calls; then it is a miss")
+    namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
+    max_entry_bytes: Size = Field(MIB, gt=0, description="maximum size of a cached answer")
+    max_partition_entries: int = Field(
+        10_000, gt=0, description="maximum number of cached answers that differ only in the last user text (a partition)"
+    )
+    max_partition_bytes: Size = Field(64 * MIB, gt=0, description="maximum size of a partition")
+    max_owner_entries: int = Field(160_000, gt=0, description="maximum number of cached answers of an owner")
+    max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
+    threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
+    guard: Literal["strict", "loose"] = Field(
+        "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
+    )
+    max_text_length: int = Field(1000, gt=0, description="maximum length, in characters, of a text for semantic lookup")
+    memory_bytes: Size = Field(256 * MIB, gt=0, description="maximum memory for vectors and records of semantic lookup")
+    embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
+    embedding_url: str | None = Field(
+        None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
+    )
+    embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
+    embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (unset: the model's default)")
+    embedding_timeout: Duration = Field(0.3, gt=0, description="timeout of an embedding; then it is a miss")
+
+    @field_validator("embedding_url")
+    @classmethod
+    def _strip_version(cls, value: str | None) -> str | None:
+        return strip_version(value)
+
+    @field_validator("request_controls")
+    @classmethod
+    def _check_controls(cls, value: list[str]) -> list[str]:
+        if not set(value) <= {"body", "header"}:
+            raise ValueError("may contain body and header")
+        return value
+
+    @model_validator(mode="after")
+    def _check_embeddings(self) -> Self:
+        if self.mode == "semantic" and not self.embedding_model:
+            raise ValueError("mode: semantic requires embedding_model")
+        return self
+
+
+class ToolSettings(Group):
+    """Tools that the server runs: MCP servers and the code interpreter."""
+
+    mcp_servers: ToolServers = Field(
+        {}, description='MCP servers by label, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}'
+    )
+    connectors: ToolServers = Field({}, description="MCP servers by connector_id, in the format of mcp_servers")
+    allow_private_urls: bool = Field(
+        False, description="allow MCP server URLs in requests to lead to private addresses; every caller can then reach them"
+    )
+    sandbox_url: str | None = Field(
+        None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
+    )
+    sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
+    max_turns: int = Field(64, gt=0, description="maximum turns of a response; the last one offers no server tools")
+    timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call")
+    max_output_bytes: Size = Field(MIB, ge=KIB, description="maximum size of a tool's output for the model")
+    max_mcp_tools: int = Field(512, gt=0, description="maximum number of tools of an MCP server")
+
+    @field_validator("sandbox_url")
+    @classmethod
+    def _add_path(cls, value: str | None) -> str | None:
+        """Accept the URL with and without its /mcp."""
+        return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
+
+
+class SearchSettings(Group):
+    """The web search tool."""
+
+    provider: Literal["none", "searxng", "tavily", "brave", "mcp"] = Field(
+        "none", description="provider of the web_search tool; mcp: a search tool of a configured MCP server"
+    )
+    url: str | None = Field(None, description="URL of SearXNG, or a replacement for the URL of Tavily or Brave")
+    api_key: SecretStr | None = Field(None, description="API key for the search provider")
+    mcp_tool: str | None = Field(None, description="MCP tool that searches, as label/tool")
+    timeout: Duration = Field(15.0, gt=0, description="timeout of a search")
+    max_results: int = Field(10, gt=0, description="maximum number of search results given to the model")
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        return check_url(value).rstrip("/") if value is not None else None
+
+    @model_validator(mode="after")
+    def _check_complete(self) -> Self:
+        """Report at start what a search would lack later."""
+        required = {"searxng": "url", "tavily": "api_key", "brave": "api_key", "mcp": "mcp_tool"}.get(self.provider)
+        if required and not getattr(self, required):
+            raise ValueError(f"provider: {self.provider} needs {required}")
+        if self.provider == "mcp" and not re.fullmatch("[^/]+/.+", self.mcp_tool or "", re.DOTALL):
+            raise ValueError("mcp_tool must be label/tool")
+        return self
+
+
+class CompactionSettings(Group):
+    """Compaction of histories."""
+
+    prompt: str | None = Field(None, description="instruction to summarize a history (unset: a built-in one)")
+    threshold: int = Field(
+        100_000, gt=0, description="tokens above which context_management without a compact_threshold compacts"
+    )
+    max_tokens: int = Field(0, ge=0, description="maximum tokens of a summary; 0 leaves it to the model")
+
+
+class LimitSettings(Group):
+    """Limits of a request, of a response and of an owner."""
+
+    max_body_bytes: Size = Field(32 * MIB, gt=0, description="maximum size of a request body")
+    max_inbound_bytes: Size = Field(
+        256 * MIB, gt=0, description="maximum total size of large request bodies being received; more are refused with 503"
+    )
+    body_timeout: Duration = Field(60.0, gt=0, description="timeout for the next piece of a request body")
+    max_input_items: int = Field(10_000, gt=0, description="maximum number of input items")
+    max_tools: int = Field(1024, gt=0, description="maximum number of tools, including those in namespaces and input items")
+    max_depth: int = Field(64, gt=0, description="maximum nesting depth of a request's JSON")
+    max_values: int = Field(1_000_000, gt=0, description="maximum number of values (members and elements) in a request's JSON")
+    max_answer_bytes: Size = Field(
+        128 * MIB, gt=0, description="maximum bytes that the upstream and tools may send for a response"
+    )
+    requests_per_minute: int = Field(
+        0, ge=0, description="maximum responses that an owner may request per minute on all replicas; 0 is unlimited"
+    )
+    streams: int = Field(0, ge=0, description="maximum open streams of an owner; 0 is unlimited")
+    background: int = Field(0, ge=0, description="maximum unfinished background responses of an owner; 0 is unlimited")
+    stored_bytes: Size = Field(
+        0, ge=0, description="maximum size of an owner's stored responses and conversations; 0 is unlimited"
+    )
+
+
+def strip_version(value: str | None) -> str | None:
+    """Accept the URL of a server with and without its /v1."""
+    return check_url(value).rstrip("/").removesuffix("/v1") if value is not None else None
