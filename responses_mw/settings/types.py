@@ -14,9 +14,9 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 _NUMBER = r"\s*(\d+(?:\.\d+)?)\s*"
 _DURATION = re.compile(_NUMBER + r"(ms|s|m|h|d|w)\s*")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SECONDS: dict[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZE = re.compile(_NUMBER + r"(B|KB|MB|GB|KiB|MiB|GiB)\s*")
-_BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_BYTES: dict[str, float] = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 
 def _parse_duration(value: Any) -> Any:
