@@ -315,7 +315,7 @@ async def test_the_dialect_is_detected(
     ours = start()
     upstream.whole(ANSWER)
     await whole(ours)
-    assert f"the upstream is taken for {dialect}" in caplog.text
+    assert f"detected the dialect of the upstream: {dialect}" in caplog.text
     visits = len(upstream.visits)
     upstream.whole(ANSWER)
     await whole(ours)

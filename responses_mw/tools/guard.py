@@ -1,11 +1,11 @@
-"""A guard for URLs that a request names: they may lead to the public internet only.
+"""A transport for URLs that requests name: it reaches public internet addresses only.
 
-1. It is the address that is checked, not the name: however an address is written (decimal, octal, in hexadecimal, as IPv6), it
-   is looked at as the resolver gives it. Each of a host's addresses must be public.
-2. The connection is made to an address that was checked; the name is not resolved again, so that it cannot turn to another one
-   in between ("DNS rebinding"). Only the socket is opened differently: Host, SNI and the certificate's name stay the host's.
-3. Every connection is made here, so that those of redirects are checked like the first. Proxies of the environment are not
-   used: they would resolve by themselves.
+1. The resolved address is checked, not the name, however it is written (decimal, octal, hexadecimal, IPv6). Every address of a
+   host must be public.
+2. The connection is made to a checked address. The name is not resolved again, which prevents DNS rebinding. Host, SNI and the
+   certificate's name remain those of the host.
+3. Every connection is made here, so redirects are checked too. Proxies of the environment are not used: they would resolve
+   names themselves.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import httpcore
 import httpx
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, for a port; raises ``OSError`` where there are none."""
+"""Resolves a host and port to addresses. Raises ``OSError`` if there are none."""
 
-_KEPT_IDLE = 4.0
-_MOST_ADDRESSES = 8
+_KEEPALIVE_EXPIRY = 4.0
+_MAX_ADDRESSES = 8
 
-# Public by their registration, and yet not of the internet: clouds answer machines of their own here (Azure), or nobody should.
+# Registered as public, but not part of the internet: used inside clouds (Azure) or reserved.
 _NOT_PUBLIC_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
 _GLOBAL_UNICAST = ip_network("2000::/3")
-# IETF protocol assignments (with Teredo), documentation, 6to4, segment routing: nothing that is served today.
+# IETF protocol assignments (with Teredo), documentation, 6to4, segment routing.
 _NOT_PUBLIC_V6 = tuple(map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(httpx.ConnectError):
-    """The URL leads, or may lead, to what is not public. The message names the host only."""
+    """The URL may lead to an address that is not public. The message contains only the host."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether ``address`` is one of the public internet. Of one that wraps an IPv4 address (mapped, NAT64) the inner counts."""
+    """Return whether ``address`` is public. For a wrapped IPv4 address (mapped, NAT64) the inner address counts."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -54,12 +54,12 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_isatap(address: IPv6Address) -> bool:
-    """An interface id that tunnels to an IPv4 address (RFC 5214)."""
+    """Return whether the interface id tunnels to an IPv4 address (RFC 5214)."""
     return (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE
 
 
 def fault_of(url: str, *, allow_private: bool) -> str | None:
-    """What is wrong with a URL by itself, before its host is resolved; None if nothing is."""
+    """Return what is wrong with a URL before its host is resolved, or None."""
     try:
         parsed = httpx.URL(url)
         host, port = parsed.host, parsed.port
@@ -79,15 +79,15 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of ``host`` as the system resolves it."""
+    """Resolve ``host`` with the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def checked_addresses(host: str, port: int, *, allow_private: bool, resolve: Resolve = resolve) -> list[str]:
-    """The addresses that a connection to ``host`` may be made to, as literals.
+    """Return the addresses of ``host`` that may be connected to.
 
-    Raises ``AddressRefused`` if one is not public, ``httpx.ConnectError`` if there is none.
+    Raises ``AddressRefused`` if one is not public and ``httpx.ConnectError`` if there is none.
     """
     try:
         found = await resolve(host, port)
@@ -98,11 +98,11 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool, resolv
         raise httpx.ConnectError(f"The host '{host}' cannot be resolved")
     if not allow_private and not all(map(is_public, addresses)):
         raise AddressRefused(f"The host '{host}' is not at a public address")
-    return [str(address) for address in addresses[:_MOST_ADDRESSES]]
+    return [str(address) for address in addresses[:_MAX_ADDRESSES]]
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Opens the sockets: to addresses that were checked, one after the other until one takes the connection."""
+    """Opens sockets to checked addresses, trying one after another."""
 
     def __init__(self, *, allow_private: bool, resolve: Resolve) -> None:
         self._allow_private = allow_private
@@ -135,10 +135,10 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """httpx's way to the network, for URLs that a stranger chose. Connections are pooled by host, never shared between hosts.
+    """A transport for URLs chosen by callers. Connections are pooled by host and never shared between hosts.
 
-    ``allow_private`` lets it reach every address; ``resolve`` is the resolver, ``ssl_context`` what is trusted, if not the
-    system's own; ``connections`` is the most at a time. Raises ``AddressRefused``, and what httpx's own transport raises.
+    ``allow_private`` permits every address. ``ssl_context`` defaults to the system's. ``connections`` is the maximum open at a
+    time. Raises ``AddressRefused`` and the errors of httpx's own transport.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context or _system_tls(),
             max_connections=connections,
-            keepalive_expiry=_KEPT_IDLE,
+            keepalive_expiry=_KEEPALIVE_EXPIRY,
             network_backend=CheckedNetwork(allow_private=allow_private, resolve=resolve),
         )
 
@@ -174,13 +174,13 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             response = await self._pool.handle_async_request(core)
         except _FAULTS as error:
             raise _as_httpx(error) from error
-        return httpx.Response(response.status, headers=response.headers, stream=_Body(response))
+        return httpx.Response(response.status, headers=response.headers, stream=_GuardedBody(response))
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
 
-class _Body(httpx.AsyncByteStream):
+class _GuardedBody(httpx.AsyncByteStream):
     def __init__(self, response: httpcore.Response) -> None:
         self._response = response
 
@@ -199,12 +199,12 @@ _FAULTS = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolEr
 
 
 def _as_httpx(error: Exception) -> httpx.TransportError:
-    """httpcore names its errors as httpx does."""
+    """Convert an error of httpcore to that of httpx with the same name."""
     kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
     return kind(str(error))
 
 
 @cache
 def _system_tls() -> ssl.SSLContext:
-    """Made once: it reads all the authorities, which takes milliseconds."""
+    """Return the system's context, loaded once: reading all authorities takes milliseconds."""
     return ssl.create_default_context()

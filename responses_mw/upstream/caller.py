@@ -1,4 +1,4 @@
-"""Who asks, and what is known of him within one request."""
+"""The caller of a request, and whether its credential is accepted."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller has been accepted: by a key of ours, by the upstream's word lately, or by its answer to this request."""
+    """Whether a caller is accepted: by one of our keys, by a recent check at the upstream, or by its answer to this request."""
 
     is_known: bool = False
-    """He has a key of ours: what the upstream says is about the operator's credential, not about his."""
+    """The caller has one of our keys. A refusal by the upstream then concerns the operator's credential."""
     is_accepted: bool = False
     is_refused: bool = False
     _has_chatted: bool = False
 
     def chat_accepted(self) -> None:
-        """The upstream has begun an answer for him."""
+        """Record that the upstream began an answer for the caller."""
         self._has_chatted = self.is_accepted = True
         self.is_refused = False
 
     def chat_refused(self) -> None:
-        """The upstream has refused him in place of an answer. It counts only where there was none before."""
+        """Record that the upstream refused the caller. Ignored after an answer has begun."""
         if not (self.is_known or self._has_chatted):
             self.is_accepted, self.is_refused = False, True
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: ``owner`` is whose the request is; ``headers`` go on to the upstream; ``scope`` is the ASGI scope that a call
-    in this process inherits from."""
+    """The caller of a request.
+
+    ``owner`` owns what the request stores, ``headers`` are forwarded to the upstream, and in-process calls inherit ``scope``.
+    """
 
     owner: str = ANONYMOUS
     headers: dict[str, str] = field(default_factory=dict)
@@ -44,6 +46,6 @@ class Caller:
     standing: Standing = field(default_factory=Standing, compare=False)
 
     def again(self) -> Caller:
-        """The same caller in another request of his: he has to be accepted again, unless he has a key of ours."""
+        """Return the caller for another request. It must be accepted again unless it has one of our keys."""
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))

@@ -1,4 +1,4 @@
-"""Calls of the upstream: chat completions, and what it says of itself."""
+"""The client of the upstream: chat completions, models and other endpoints."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ Answer = TypeVar("Answer", bound=ChatStream)
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
-_MODELS_LAST = 30.0  # seconds for which what /v1/models answered is taken to hold
+_MODELS_LAST = 30.0  # seconds for which an answer of /v1/models is cached
 
 
 class Upstream:
-    """One Chat Completions server. ``base`` is its URL without ``/v1``; ``transport`` reaches it, by network or in process.
+    """One upstream server. ``base`` is its URL without ``/v1``; ``transport`` reaches it over the network or in process.
 
-    The transport is called without httpx's client around it: redirects, cookies and proxies would be wrong here, and each
-    request would pay for them.
+    The transport is used without httpx's client: redirects, cookies and proxies would be wrong here and cost time per request.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
         self._transport = transport
         self._base = base
-        self._urls: dict[str, httpx.URL] = {}  # of our paths, which are few: to parse one costs as much as to send to it
+        self._urls: dict[str, httpx.URL] = {}  # by path: parsing a URL costs as much as sending a request
         self._settings = settings
         self._key = settings.upstream.api_key.get_secret_value() if settings.upstream.api_key else None
         self._dialect = DIALECTS.get(settings.upstream.dialect)
@@ -49,7 +48,7 @@ class Upstream:
         path = "/v1/responses" if settings.upstream.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._ask, self._fault, chat_path=path)
         self.lengths: dict[str, tuple[float, int | None]] = {}
-        """How many tokens each model takes, and until when that is taken to hold; kept by ``room``."""
+        """Context length of each model, and its expiry. Maintained by ``ContextWindow``."""
 
     @property
     def transport(self) -> httpx.AsyncBaseTransport:
@@ -60,16 +59,18 @@ class Upstream:
         return self._base
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """The answer to ``body``. It is asked for when it is iterated; then raises ``UpstreamError`` for any status but a good
-        one, ``UpstreamUnreachable`` and ``UpstreamTimeout`` where there is none."""
+        """Return the answer to a chat request. Opening it sends the request.
+
+        It then raises ``UpstreamError`` for an error status, and ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        """
         return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
     def responses(self, body: dict[str, Any], caller: Caller) -> ResponsesStream:
-        """The answer of an upstream that speaks the Responses API itself to ``body``. As ``chat``, in everything."""
+        """Return the answer of a native Responses API to ``body``, like ``chat``."""
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
-        """What ``GET /v1/models`` lists."""
+        """Return the models that ``GET /v1/models`` lists."""
         response = await self._get("/v1/models", caller)
         if response.status_code >= 300:
             raise await self._fault(response, caller)
@@ -79,15 +80,15 @@ class Upstream:
             listed = None
         models = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(models, list):
-            raise UpstreamError("The upstream's /v1/models is no list of models.")
+            raise UpstreamError("The upstream's /v1/models is not a list of models.")
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
-        """What the server says of itself at ``path``: JSON. Raises ``UpstreamError``."""
+        """Return the JSON at ``path``. Raises ``UpstreamError``."""
         return await self._json(await self._get(path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
-        """The JSON answer to ``body``, of what is no completion. Raises ``UpstreamError``."""
+        """Post ``body`` to an endpoint other than completions and return the JSON answer. Raises ``UpstreamError``."""
         return await self._json(await self._ask("POST", path, caller, orjson.dumps(body)), caller)
 
     async def _json(self, response: httpx.Response, caller: Caller) -> Any:
@@ -99,24 +100,24 @@ class Upstream:
             raise UpstreamError("The upstream sent something that is not JSON.") from None
 
     async def dialect(self, caller: Caller) -> Dialect:
-        """The dialect that is set, or the one detected; asked again until the upstream has told."""
+        """Return the configured or detected dialect. Detection is repeated until the upstream answers."""
         if self._dialect is None:
             try:
                 models = await self.models(caller)
             except UpstreamError as error:
                 if error.status in (502, 503, 504):
                     raise
-                return OPENAI  # it lives, but does not tell this caller: the chat request will say why
+                return OPENAI  # it refuses this caller: the chat request will say why
 
             async def get(path: str) -> httpx.Response:
                 return await self._get(path, caller)
 
             self._dialect = await detect(models, get)
-            logger.info("the upstream is taken for %s", self._dialect.name)
+            logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """The model to ask for: ``wanted``, or the only one there is."""
+        """Return ``wanted``, or the only model there is. Raises ``BadRequest`` if there are several."""
         now = asyncio.get_running_loop().time()
         if wanted is not None:
             return wanted
@@ -131,15 +132,15 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """The gate before every side effect: returns for a caller whom the upstream accepts, or who has a key of ours.
+        """Return for a caller whom the upstream accepts or who has one of our keys. Call before every side effect.
 
-        It asks the upstream where it has not answered this very request, and remembers that for a while (``verification``).
-        Raises ``Unauthorized``, or ``UpstreamError`` where nobody knows.
+        Asks the upstream unless it has answered this request or recently accepted the credential (see ``verification``). Raises
+        ``Unauthorized``, or ``UpstreamError`` if neither is known.
         """
         await self._verification.verify(caller)
 
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
-        """Begins the answer of ``stream``, which says whether its caller is accepted. Raises ``UpstreamError``."""
+        """Open ``stream`` and record whether the upstream accepted its caller. Raises ``UpstreamError``."""
         try:
             await stream.open()
         except UpstreamError as error:
@@ -175,7 +176,7 @@ class Upstream:
         return await self._read(await self._send(method, path, caller, content))
 
     async def _read(self, response: httpx.Response) -> httpx.Response:
-        """``response``, whole; of a fault that is refused, without its body: the status alone tells enough."""
+        """Read the whole ``response``. An error's body is dropped if it is refused: the status is enough."""
         is_fault = response.status_code >= 300
         try:
             async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
@@ -191,7 +192,7 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Sends until there is an answer: a connection that fails, a 502 or a 503 is tried again while the grace lasts."""
+        """Send the request. Failed connections, 502 and 503 are retried within ``status_grace``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.upstream.status_grace
         pause = _FIRST_BACK_OFF
@@ -210,14 +211,14 @@ class Upstream:
             pause *= 2
 
     async def _try(self, method: str, path: str, caller: Caller, content: bytes) -> httpx.Response:
-        # Its own id for each call: vLLM makes it the id of the completion, and two with one id clash.
+        # A new id for each call: vLLM uses it as the id of the completion, which must be unique.
         headers = {**caller.headers, "x-request-id": ids.random_part(), "accept-encoding": "identity"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
-        timeout = {"connect": self._settings.upstream.connect_timeout}
-        encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's may hold any byte
+        timeout = {"connect": self._settings.connect_timeout}
+        encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's headers may contain any byte
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
@@ -230,6 +231,6 @@ class Upstream:
             async with asyncio.timeout(self._settings.upstream.idle_timeout):
                 body = response.content if response.is_closed else await read_whole(response, MOST_OF_A_FAULT)
         except (httpx.HTTPError, TimeoutError, BodyRefused):
-            body = b""  # the status alone tells enough
+            body = b""  # the status is enough
         own_key = self._key is not None or caller.standing.is_known
         return from_status(response.status_code, body, response.headers, own_key=own_key)

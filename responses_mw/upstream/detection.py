@@ -1,4 +1,4 @@
-"""Which dialect a running server speaks: what it says of itself, as a table of questions."""
+"""Detect the dialect of a running server from its list of models and a table of probes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 from ..protocol.chat.dialects import LITELLM, LLAMACPP, OLLAMA, OPENAI, SGLANG, TGI, TRANSFORMERS, VLLM, Dialect
 
 Get = Callable[[str], Awaitable[httpx.Response]]
-"""GETs a path of the upstream."""
+"""Sends a GET to a path of the upstream."""
 
 _OWNERS = {
     "vllm": VLLM,
@@ -20,7 +20,7 @@ _OWNERS = {
     "system": OPENAI,
     "openai-internal": OPENAI,
 }
-"""``owned_by`` of the models, where it names the server."""
+"""Dialects by ``owned_by`` of the models, for servers that name themselves there."""
 
 
 def _is_tgi(answer: Any) -> bool:
@@ -40,11 +40,11 @@ _PROBES: tuple[tuple[str, Callable[[Any], bool], Dialect], ...] = (
     ("/api/version", _is_ollama, OLLAMA),
     ("/health/liveliness", _is_litellm, LITELLM),
 )
-"""Asked one after the other where the owner says nothing."""
+"""Probed in order if the owner is unknown."""
 
 
 async def detect(models: list[dict[str, Any]], get: Get) -> Dialect:
-    """The dialect of the server that lists ``models``; OpenAI's own where nothing tells."""
+    """Return the dialect of the server that lists ``models``, or OpenAI's if nothing identifies it."""
     for model in models:
         owner = model.get("owned_by")
         if isinstance(owner, str) and owner in _OWNERS:

@@ -1,12 +1,12 @@
-"""Whether the upstream accepts a caller's credential, for what happens before it answers that caller, or without it.
+"""Check whether the upstream accepts a caller's credential, before any side effect.
 
-1. Two questions are asked with the caller's headers, and neither may be refused. The list of models has no effect anywhere; but
-   some servers (llama.cpp, TGI, OpenRouter) show it to everybody. So an empty chat request follows: a server that guards it
-   refuses it before it looks into it, and one that takes the credential calls it invalid. No model is run.
-2. Where the list tells nothing (403: keys may be for chats only; 404, 405, 501: there is none), an invalid request would prove
-   too little; and some servers fail on one. Then the smallest whole one is sent, and must be answered.
-3. Whatever is neither an acceptance nor a refusal (an overload, a server that is away) is an error: nobody is let in by it.
-4. What was accepted holds for 30 seconds, and so does what a chat of the caller's has proven. Refusals are not remembered.
+1. Two requests with the caller's headers must both be accepted. Listing the models has no side effect, but some servers
+   (llama.cpp, TGI, OpenRouter) show the list to everybody. So an empty chat request follows: a server that refuses the
+   credential answers 401 or 403, and one that accepts it reports an invalid request. No model runs.
+2. If the list is inconclusive (403: the key may be for chats only; 404, 405, 501: no such list), an invalid request would prove
+   too little, and some servers fail on one. Then the smallest valid request is sent, and must be answered.
+3. Anything that is neither an acceptance nor a refusal (an overload, an unreachable server) is an error and admits nobody.
+4. An acceptance, also by a chat of the caller, is valid for 30 seconds. Refusals are not remembered.
 """
 
 from __future__ import annotations
@@ -24,38 +24,37 @@ from ..errors import Unauthorized, UpstreamError
 from .caller import REFUSALS, Caller
 
 ACCEPTED_FOR = 30.0
-"""Seconds for which an accepted credential is taken to be good."""
+"""Seconds for which an accepted credential remains accepted."""
 MOST_ACCEPTED = 10_000
 
 _SILENT = frozenset({403, 404, 405, 501})
-"""Statuses of a list of models that tell nothing of the credential."""
+"""Statuses of the list of models that are inconclusive about the credential."""
 _INVALID = frozenset({400, 422})
-"""Statuses of a request that was looked into."""
+"""Statuses of a request whose body was validated."""
 _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
-"""Headers that differ from request to request and say nothing of who asks."""
+"""Headers that differ between requests of one caller."""
 _OF_THE_HOST = frozenset({"user", "auth", "session"})
-"""What a host's own middleware knows of a caller beside his headers, as members of the ASGI scope."""
+"""Members of the ASGI scope in which a host's middleware identifies the caller, besides the headers."""
 
 Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
-"""Sends a method and a body to a path for a caller; raises ``UpstreamError`` where there is no answer."""
+"""Sends a request for a caller. Raises ``UpstreamError`` if there is no answer."""
 FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
 
 
 class Verification:
-    """What one upstream says of credentials. ``chat_path`` is where it answers chats, or whole responses."""
+    """Checks credentials at one upstream. ``chat_path`` is its path for chats or responses."""
 
     def __init__(self, ask: Ask, fault_of: FaultOf, *, chat_path: str) -> None:
         self._ask = ask
         self._fault_of = fault_of
         self._chat_path = chat_path
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
-        """Until when each credential is taken to be good, the one used last at the end."""
+        """Expiry of each accepted credential, in order of last use."""
         self._model = "default"
-        """One that the upstream has answered for, for questions that name none."""
+        """A model that the upstream has answered for, used if no list names one."""
 
     async def verify(self, caller: Caller) -> None:
-        """Returns for a caller who is accepted. Raises ``Unauthorized`` for one who is not, ``UpstreamError`` where nobody
-        knows."""
+        """Return for an accepted caller. Raises ``Unauthorized`` if refused and ``UpstreamError`` if neither is known."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")
@@ -68,19 +67,19 @@ class Verification:
         standing.is_accepted = True
 
     def chat_accepted(self, caller: Caller, model: str) -> None:
-        """A chat of the caller's has been answered."""
+        """Record that a chat of the caller was answered."""
         caller.standing.chat_accepted()
         self._model = model
         self._remember(_key(caller))
 
     def chat_refused(self, caller: Caller) -> None:
-        """A chat of the caller's has been refused for his credential."""
+        """Record that a chat of the caller was refused because of its credential."""
         caller.standing.chat_refused()
         key = _key(caller)
         if key is not None:
             self._accepted.pop(key, None)
 
-    # -- what is remembered -------------------------------------------------------------------------------------------
+    # -- accepted credentials -----------------------------------------------------------------------------------------
 
     def _is_accepted(self, key: bytes) -> bool:
         if self._accepted.get(key, 0.0) <= _now():
@@ -96,7 +95,7 @@ class Verification:
         if len(self._accepted) > MOST_ACCEPTED:
             self._accepted.popitem(last=False)
 
-    # -- what is asked ------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _find_out(self, caller: Caller) -> None:
         listed = await self._ask("GET", "/v1/models", caller, b"")
@@ -123,13 +122,13 @@ class Verification:
         fault = await self._fault_of(response, caller)
         if fault.status in REFUSALS:
             return Unauthorized(fault.message)
-        if fault.status < 500 and fault.status != 429:  # it is about our question, not about the request
+        if fault.status < 500 and fault.status != 429:  # it concerns our probe, not the request
             return UpstreamError(f"The upstream does not tell whether it accepts the credential: {fault.message}")
         return fault
 
 
 def _key(caller: Caller) -> bytes | None:
-    """What the upstream may know the caller by, hashed; None where it is more than we see."""
+    """Hash everything the upstream may identify the caller by. None if the host identifies it by other means."""
     if caller.scope is not None and not _OF_THE_HOST.isdisjoint(caller.scope):
         return None
     told = sorted((name, value) for name, value in caller.headers.items() if name not in _NOT_CREDENTIALS)
@@ -137,7 +136,7 @@ def _key(caller: Caller) -> bytes | None:
 
 
 def _listed(response: httpx.Response) -> list[Any] | None:
-    """The models in an answer; None where it has none, or is no list: some servers have a page for every path."""
+    """Return the models in an answer, or None if it is not a list: some servers have a page for every path."""
     if response.status_code >= 300:
         return None
     try:
