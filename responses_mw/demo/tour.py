@@ -9,7 +9,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import httpx
 import openai
 from pydantic import BaseModel
 
@@ -56,7 +55,7 @@ def visit(site: Deployment) -> int:
         print(f"\n{_bold(f'{number}. {title}')}")
         try:
             print(f"   ok: {stop(site)}")
-        except (CheckFailed, openai.OpenAIError, httpx.HTTPError) as fault:
+        except (CheckFailed, openai.OpenAIError) as fault:
             failed += 1
             reason = f"expected {fault}" if isinstance(fault, CheckFailed) else f"{type(fault).__name__}: {fault}"
             print(f"\n   FAILED: {reason}")
@@ -223,7 +222,7 @@ def cache_hit(site: Deployment) -> str:
 
 def metrics(site: Deployment) -> str:
     _show("GET /metrics  # at the admin port")
-    lines = httpx.get(site.metrics_url, trust_env=False).text.splitlines()
+    lines = site.client.get(site.metrics_url, cast_to=str).splitlines()
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     tokens = [line for line in lines if line.startswith("gen_ai_client_token_usage") and "_sum{" in line]
     for line in tokens[:2]:
