@@ -1,19 +1,17 @@
 """Background responses: created here, run by any worker, followed and cancelled from any replica.
 
-    crew        what runs of all this in one process
-    background  what the routes ask for: create, follow, cancel, settle
+    service     what the routes use: create, follow, cancel, delete; and the tasks of this process
     follower    the readers of event logs in this process
-    worker      claims jobs, keeps their leases, drains
-    run         one job, from its taking to its end
-    flusher     writes the events of all running jobs
-    ending      the end of a job that its worker did not write: lost, or cancelled
+    worker      claims jobs, renews their leases, drains
+    job_runner  runs one claimed job to its end
+    event_log   writes the events of all running jobs
+    finalize    the end of a job that its worker did not write: lost or cancelled
 
-What lies in Redis, and which step is atomic, is in ``state``.
+The layout in Redis, and which step is atomic, is described in `state`.
 """
 
-from .background import Background
 from .follower import Followers
-from .service import JobService
+from .service import Background, JobService
 from .worker import Worker
 
 __all__ = ["Background", "Followers", "JobService", "Worker"]

@@ -1,4 +1,4 @@
-"""The events of all running jobs of this process on their way to the logs: a round trip for all, at most every 50 ms."""
+"""Writes the events of all running jobs of this process to their logs: one round trip for all, at most every 50 ms."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 0.05
 
-# Why a run is stopped: somebody else has the job; its worker stops, and hands it back, or must end it.
+# Reasons to stop a run: another worker has the job; this worker drains and returns it to the queue; or drains and finishes it.
 LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
-# created, queued and in_progress are no output.
-_NO_OUTPUT = 3
+_EVENTS_BEFORE_OUTPUT = 3
+"""`response.created`, `response.queued` and `response.in_progress`."""
 
 
-class Held:
-    """A job in this worker's hands: what is to be written to its log, and until when its lease lasts."""
+class ClaimedJob:
+    """A job that this worker holds: its pending events, and the state of its lease."""
 
     __slots__ = ("_count", "_pending", "ending", "job", "next_number", "renewed", "sending", "sent", "size", "stopped", "task")
 
     def __init__(self, job: Job, renewed: float) -> None:
-        """``renewed`` is when (the loop's time) its lease was asked for."""
+        """`renewed` is the loop's time when the lease was requested."""
         self.job = job
         self.renewed = renewed
         self.next_number = job.next_number
@@ -36,19 +36,19 @@ class Held:
         self.ending = False
         self.size = 0
         self.stopped: str | None = None
-        """Why the run is to stop, if it is."""
+        """The reason to stop the run, if it should stop."""
         self.task: asyncio.Task[None] | None = None
         self._pending: list[bytes] = []
         self._count = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether more was made than the events that tell that it runs."""
-        return self.next_number + self._count > _NO_OUTPUT
+        """Whether the run has produced output."""
+        return self.next_number + self._count > _EVENTS_BEFORE_OUTPUT
 
     @property
     def is_behind(self) -> bool:
-        """Whether something was made that does not stand in the log yet."""
+        """Whether there are events that are not in the log yet."""
         return self.sending is not None or self._count > 0
 
     def write(self, events: Iterable[Event]) -> None:
@@ -59,7 +59,7 @@ class Held:
             self.size += len(data)
 
     def batch(self, *, final: bool = False) -> Batch | None:
-        """What is pending, from now on under way; None if there is nothing."""
+        """Take the pending events as a batch; None if there are none."""
         if not self._count:
             return None
         first = self.next_number
@@ -69,7 +69,7 @@ class Held:
         return batch
 
     def stop(self, why: str) -> None:
-        """Ends the run, and with it the call of the upstream. The first reason counts."""
+        """Cancel the run, and with it the request to the upstream. Only the first reason counts."""
         if self.stopped is None:
             self.stopped = why
             if why == LOST:
@@ -80,30 +80,32 @@ class Held:
 
 
 class EventLogWriter:
+    """Collects the events of claimed jobs and appends them to the logs."""
+
     def __init__(self, jobs: Jobs, lease: float) -> None:
         self._jobs = jobs
         self._lease = lease
-        self._dirty: dict[Held, None] = {}
+        self._dirty: dict[ClaimedJob, None] = {}
         self._woken = asyncio.Event()
 
-    def write(self, held: Held, events: list[Event]) -> None:
-        """Has the events written to the job's log, soon."""
-        held.write(events)
-        self._dirty[held] = None
+    def write(self, claimed: ClaimedJob, events: list[Event]) -> None:
+        """Queue the events for the next round trip."""
+        claimed.write(events)
+        self._dirty[claimed] = None
         self._woken.set()
 
-    async def written(self, held: Held) -> None:
-        """Waits until all that was made so far stands in the log."""
-        while held.is_behind and held.stopped != LOST:
-            held.sent.clear()
-            await held.sent.wait()
+    async def written(self, claimed: ClaimedJob) -> None:
+        """Wait until all events so far are in the log."""
+        while claimed.is_behind and claimed.stopped != LOST:
+            claimed.sent.clear()
+            await claimed.sent.wait()
 
-    async def last(self, held: Held) -> None:
-        """Waits until nothing is under way, and takes no more: what is still pending goes with the job's end."""
-        held.ending = True
-        while held.sending is not None and held.stopped != LOST:
-            held.sent.clear()
-            await held.sent.wait()
+    async def last(self, claimed: ClaimedJob) -> None:
+        """Wait for the batch being sent and send no more: the pending events are stored with the response."""
+        claimed.ending = True
+        while claimed.sending is not None and claimed.stopped != LOST:
+            claimed.sent.clear()
+            await claimed.sent.wait()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -115,35 +117,35 @@ class EventLogWriter:
             await self._flush(dirty, began)
             await asyncio.sleep(max(0.0, began + INTERVAL - loop.time()))
 
-    async def _flush(self, dirty: Iterable[Held], began: float) -> None:
-        under_way = self._under_way(dirty)
-        if not under_way:
+    async def _flush(self, dirty: Iterable[ClaimedJob], began: float) -> None:
+        sending = self._sending(dirty)
+        if not sending:
             return
-        batches = [(held.job.response_id, held.job.token, batch) for held, batch in under_way.items()]
+        batches = [(claimed.job.response_id, claimed.job.token, batch) for claimed, batch in sending.items()]
         try:
             answers = await self._jobs.append(batches, self._lease)
-        except StateUnavailable:  # the same batch again: should it have been written, that changes nothing
-            self._dirty = {**dict.fromkeys(under_way), **self._dirty}
+        except StateUnavailable:  # send the same batch again: appending is idempotent
+            self._dirty = {**dict.fromkeys(sending), **self._dirty}
             self._woken.set()
             return
         except Exception:
             logger.exception("the events of %d background responses cannot be written", len(batches))
             answers = [False] * len(batches)
-        for (held, batch), appended in zip(under_way.items(), answers, strict=True):
-            held.sending = None
-            held.sent.set()
+        for (claimed, batch), appended in zip(sending.items(), answers, strict=True):
+            claimed.sending = None
+            claimed.sent.set()
             if appended:
-                held.renewed = began
+                claimed.renewed = began
                 EVENTS_APPENDED.add(batch.last - batch.first + 1)
             else:
-                held.stop(LOST)
+                claimed.stop(LOST)
 
-    def _under_way(self, dirty: Iterable[Held]) -> dict[Held, Batch]:
-        """What is to be sent now of each."""
-        under_way = {}
-        for held in dirty:
-            if held.sending is None and not held.ending:
-                held.sending = held.batch()
-            if held.sending is not None and held.stopped != LOST:
-                under_way[held] = held.sending
-        return under_way
+    def _sending(self, dirty: Iterable[ClaimedJob]) -> dict[ClaimedJob, Batch]:
+        """Return the batch to send for each job."""
+        sending = {}
+        for claimed in dirty:
+            if claimed.sending is None and not claimed.ending:
+                claimed.sending = claimed.batch()
+            if claimed.sending is not None and claimed.stopped != LOST:
+                sending[claimed] = claimed.sending
+        return sending

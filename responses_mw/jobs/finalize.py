@@ -1,4 +1,4 @@
-"""The end of a background response that the worker that ran it did not write: it was lost, or it was cancelled."""
+"""Writes the end of a background response in place of its worker: the worker was lost, or the response was cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST = "The server that was making this response was lost before the response wa
 
 
 async def write_end(state: State, taken: Taken) -> Document:
-    """Ends a job that was taken as ``lost`` or ``cancelled``."""
+    """Finalize a job that was taken as `lost` or `cancelled`."""
     assert taken.job is not None
     if taken.verdict == "cancelled":
         return await _write(state, taken.job, "cancelled", None)
@@ -27,7 +27,7 @@ async def write_end(state: State, taken: Taken) -> Document:
 
 
 async def write_failure(state: State, job: Job, message: str, code: str = "server_error") -> Document:
-    """Ends a job as failed. What its log holds is its output. Raises ``Fenced`` if somebody else has it now."""
+    """Finalize a job as failed, with the output in its log. Raises `Fenced` if another process holds it now."""
     return await _write(state, job, "failed", {"code": code, "message": message})
 
 
@@ -46,13 +46,13 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
 
 
 async def _log(state: State, job: Job) -> list[dict[str, Any]]:
-    """All events of the job's log. Nobody writes to it now but the holder of the token."""
+    """Read the events in the job's log. Only the holder of the token writes to it now."""
     events: list[dict[str, Any]] = []
     number = -1
     while number < job.next_number - 1:
         (batches,) = await state.jobs.logs([(job.response_id, number)])
         if not batches:
-            raise Fenced(job.response_id)  # it was deleted meanwhile
+            raise Fenced(job.response_id)  # it was deleted in the meantime
         for batch in batches:
             events += sse.decode(batch.data)
         number = batches[-1].last
@@ -60,7 +60,7 @@ async def _log(state: State, job: Job) -> list[dict[str, Any]]:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """What the response stands on; nothing, if that is gone."""
+    """Read the history of the response; an empty one if it was deleted."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:

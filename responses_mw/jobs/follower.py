@@ -1,8 +1,8 @@
 """The readers of event logs in this process.
 
-A follower has a cursor and no buffer. Where it stands at the log's end, what is announced there comes straight to it; where its
-client has not yet taken what came before, it reads on in the log afterwards, so a slow one costs nothing. What many of them
-want to read is asked for in one round trip, and a process subscribes to a response once, whoever follows it.
+A follower has a cursor and no buffer. At the end of the log, it gets announced batches directly. If its client is slow, it
+reads from the log when the client is ready, so a slow client costs no memory. All followers read in one round trip, and a
+process subscribes to a response once, however many follow it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from ..state.keys import response_address
 
 logger = logging.getLogger(__name__)
 
-# A wake-up may be lost: after so many seconds every follower looks for itself.
 POLL = 2.0
+"""Seconds after which a response is checked without a message, because a message may be lost."""
 PATIENCE = 60.0
 _PAUSE = 0.5
-# So many logs are read in one round trip.
 TOGETHER = 100
+"""Maximum number of logs read in one round trip."""
 
 Settle = Callable[[str], Awaitable[None]]
 _Wanted = dict[tuple[str, int], list[asyncio.Future[list[Batch]]]]
-"""Who waits for what comes in which log after which number."""
+"""Futures of the readers, by response id and the number after which they read."""
 
 
 class _Cursor:
-    """Where one follower stands: after the event with that ``number``."""
+    """The position of one follower: after event `number`."""
 
     __slots__ = ("_began", "_news", "_waiter", "is_at_end", "number")
 
     def __init__(self, number: int) -> None:
         self.number = self._began = number
         self.is_at_end = False
-        """Whether it has passed the final batch, or goes no further."""
+        """Whether it has passed the final batch, or stops here."""
         self._news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
-    def tell(self, batch: Batch | None) -> None:
-        """There may be more in the log; it is known that there is this ``batch``."""
+    def announce(self, batch: Batch | None) -> None:
+        """Announce `batch`, or with None that the log may have grown."""
         if batch is not None and batch.last <= self.number and not batch.final:
             return
         if self._waiter is None or self._waiter.done():
@@ -61,7 +61,7 @@ class _Cursor:
         return self.number > self._began
 
     async def news(self) -> Batch | None:
-        """The next batch as soon as it is announced; None if there may be more, and the log is to be looked at."""
+        """Wait for an announcement. Return the next batch, or None if it must be read from the log."""
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()
             batch = await self._waiter
@@ -71,7 +71,7 @@ class _Cursor:
         return None
 
     def passed(self, batch: Batch) -> Batch:
-        """What of the next batch lies after the cursor, which moves behind it."""
+        """Move past `batch` and return the part of it that is new."""
         rest = _after(batch, self.number)
         self.number = max(self.number, batch.last)
         self.is_at_end = batch.final
@@ -79,7 +79,7 @@ class _Cursor:
 
 
 class _Log:
-    """A response that is followed, by whom, and the one subscription for all of them."""
+    """The followers of one response, and their common subscription."""
 
     __slots__ = ("cursors", "subscription")
 
@@ -87,38 +87,38 @@ class _Log:
         self.cursors: list[_Cursor] = []
         self.subscription = ExitStack()
 
-    def tell(self, batch: Batch | None) -> None:
+    def announce(self, batch: Batch | None) -> None:
         for cursor in self.cursors:
-            cursor.tell(batch)
+            cursor.announce(batch)
 
-    def hear(self, message: bytes) -> None:
-        self.tell(announced(message))
+    def on_message(self, message: bytes) -> None:
+        self.announce(announced(message))
 
 
 class Followers:
-    """``run`` must run while there are any; ``close`` ends them all, so that they go on at another replica."""
+    """All followers of this process. `run` must be running; `close` ends them, so that clients continue at another replica."""
 
     def __init__(self, state: State, *, patience: float = PATIENCE) -> None:
-        """A follower waits ``patience`` seconds for a Redis that is away; then its client had better ask another replica."""
+        """`patience` is how many seconds a follower waits for an unavailable Redis before it ends."""
         self._state = state
         self._patience = patience
         self._closed = False
         self._followed: dict[str, _Log] = {}
-        self._heard_of: set[str] = set()
+        self._active: set[str] = set()
         self._wanted: _Wanted = {}
         self._asked = asyncio.Event()
 
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
-        """The batches of a background response from the event after that number on: what there is, then what comes.
+        """Yield the batches of a background response after event number `after`: those in the log, then new ones.
 
-        The last one is ``final``; if there is none, this process closes, or the log cannot be read any more: the client learns
-        why when it asks again. The first may be empty. Raises ``BadRequest`` at once if the log has expired.
+        The last batch is `final`, unless this process closes or the log cannot be read any more; the client learns the reason
+        when it reconnects. The first batch may be empty. Raises `BadRequest` at once if the log has expired.
         """
         cursor = _Cursor(after)
         with self._following(document["id"], cursor):
             batches = await self._read_on(document, cursor, first=True)
             if not batches:
-                yield Batch(after + 1, after, b"")  # the client sees that it is connected
+                yield Batch(after + 1, after, b"")  # tells the client that it is connected
                 batches = await self._next(document, cursor)
             while batches:
                 for batch in batches:
@@ -126,7 +126,7 @@ class Followers:
                 batches = await self._next(document, cursor)
 
     async def run(self, settle: Settle) -> None:
-        """Reads for all followers, and looks after what they follow; ``settle`` ends a response whose worker was lost."""
+        """Read for all followers. Call `settle` for responses that are silent, to finalize those whose worker was lost."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read())
@@ -135,10 +135,10 @@ class Followers:
             _cancel(self._wanted)
 
     def close(self) -> None:
-        """Ends all followers, without a terminal event."""
+        """End all followers without a terminal event."""
         self._closed = True
         for log in self._followed.values():
-            log.tell(None)
+            log.announce(None)
 
     @contextmanager
     def _following(self, response_id: str, cursor: _Cursor) -> Iterator[None]:
@@ -147,7 +147,7 @@ class Followers:
             address = response_address(response_id)
             assert address is not None
             log = self._followed[response_id] = _Log()
-            log.subscription.enter_context(self._state.wakeups.on(address.events, log.hear))
+            log.subscription.enter_context(self._state.wakeups.on(address.events, log.on_message))
         log.cursors.append(cursor)
         try:
             yield
@@ -158,17 +158,17 @@ class Followers:
                 log.subscription.close()
 
     async def _next(self, document: Document, cursor: _Cursor) -> list[Batch]:
-        """The next batches as soon as there are any; none where it goes no further."""
+        """Wait for the next batches; return none if the follower must end."""
         batches: list[Batch] = []
         while not (batches or cursor.is_at_end or self._closed):
             batch = await cursor.news()
             batches = [batch] if batch is not None else await self._read_on(document, cursor)
         if batches:
-            self._heard_of.add(document["id"])
+            self._active.add(document["id"])
         return batches
 
     async def _read_on(self, document: Document, cursor: _Cursor, *, first: bool = False) -> list[Batch]:
-        """The next batches; none if there are none yet, or none will come."""
+        """Read the next batches; return none if there are none yet or none will come."""
         deadline = asyncio.get_running_loop().time() + self._patience
         while not (self._closed or cursor.is_at_end):
             try:
@@ -182,7 +182,7 @@ class Followers:
         return []
 
     async def _at_end(self, document: Document, cursor: _Cursor, *, first: bool) -> list[Batch]:
-        """What follows where the log has nothing more: an end, if the response has ended or is no more."""
+        """Return what follows the end of the log: nothing yet, or the end of a response that has ended or is gone."""
         number = cursor.number
         try:
             last = await self._state.jobs.end(document["id"])
@@ -190,9 +190,9 @@ class Followers:
             return [_lost(document, number + 1)]
         if last is None:
             return []
-        if last <= number:  # a part of the log that was read here may be lost, and the end with it
+        if last <= number:  # Redis may have lost events that were read here, and the end with them
             return [_lost(document, number + 1) if cursor.has_moved else Batch(number + 1, number, b"", final=True)]
-        batches = await self._batches(document["id"], number)  # it may have ended between the two looks
+        batches = await self._batches(document["id"], number)  # it may have ended between the two reads
         if not batches and first:
             message = f"The events of response '{document['id']}' have expired; the response itself can still be retrieved."
             raise BadRequest(message, param="stream", code="stream_expired")
@@ -206,7 +206,7 @@ class Followers:
         return await future
 
     async def _read(self) -> None:
-        """Asks for what all followers want that came while the last answer was under way; once for those at the same place."""
+        """Read for all followers that asked during the last round trip; once for those at the same position."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -217,7 +217,7 @@ class Followers:
     async def _answer(self, wanted: _Wanted) -> None:
         try:
             logs = await self._state.jobs.logs(list(wanted))
-        except Exception as error:  # noqa: BLE001 (each of them is told)
+        except Exception as error:  # noqa: BLE001 (raised in each of the readers)
             for future in chain.from_iterable(wanted.values()):
                 if not future.done():
                     future.set_exception(error)
@@ -230,11 +230,11 @@ class Followers:
             _cancel(wanted)
 
     async def _poll(self, settle: Settle) -> None:
-        """Looks after those responses that nothing was heard of since the last time."""
+        """Look after the responses without a new batch since the last check."""
         while True:
             await asyncio.sleep(POLL)
-            silent = self._followed.keys() - self._heard_of
-            self._heard_of.clear()
+            silent = self._followed.keys() - self._active
+            self._active.clear()
             for response_id in silent:
                 await self._look_after(response_id, settle)
 
@@ -242,27 +242,27 @@ class Followers:
         try:
             await settle(response_id)
         except StateUnavailable:
-            logger.debug("response %s cannot be settled now", response_id)
+            logger.debug("response %s cannot be finalized now", response_id)
         except Exception:
-            logger.exception("a background response cannot be settled")
+            logger.exception("a background response cannot be finalized")
         if log := self._followed.get(response_id):
-            log.tell(None)
+            log.announce(None)
 
 
 def _cancel(wanted: _Wanted) -> None:
-    """Those that have no answer get none: nobody reads for them any more."""
+    """Cancel the futures that have no result, because no task reads for them any more."""
     for future in chain.from_iterable(wanted.values()):
         future.cancel()
 
 
 def _lost(document: Document, number: int) -> Batch:
-    """The end of a response that the store has lost, or a part of it. It has that number for this follower only."""
+    """Make the terminal event of a response that Redis has lost. Its number is valid for this follower only."""
     error = {"code": "server_error", "message": "The response was lost: the state store has lost it, or it was deleted."}
     return Batch(number, number, sse.encode([end({**document, "status": "failed", "error": error}, number)]), final=True)
 
 
 def _after(batch: Batch, number: int) -> Batch:
-    """The batch without the events up to that number."""
+    """Return the batch without the events up to `number`."""
     if batch.first > number:
         return batch
     return Batch(number + 1, batch.last, sse.skip(batch.data, number + 1 - batch.first), final=batch.final)

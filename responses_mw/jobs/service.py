@@ -1,19 +1,147 @@
-"""The tasks of a process that background responses need: the followers' reader, and the worker."""
+"""Background responses as the HTTP routes use them, and the tasks of a process that serve them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from .background import Background
+import orjson
+
+from ..auth import Gate
+from ..crypto import Sealer
+from ..engine.run import Run
+from ..errors import BadRequest, NotSupported, Unavailable
+from ..protocol import sse
+from ..protocol.types import Document
+from ..settings import Settings
+from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
+from ..telemetry import with_trace_context
+from .finalize import write_end
 from .follower import Followers
+from .job_runner import secrets_purpose
 from .worker import Worker
+
+logger = logging.getLogger(__name__)
+
+RUNNING = frozenset({"queued", "in_progress"})
+_CREATION_TIMEOUT = 5.0
+"""Seconds that storing a job may take before a worker checks whether it was stored."""
+_CANCEL_ATTEMPTS = 10
+_CANCEL_BACKOFF = 0.05
+
+
+class Background:
+    """Creates, follows, cancels and deletes background responses. Works on any replica, with or without a worker."""
+
+    def __init__(self, state: State, followers: Followers, sealer: Sealer, settings: Settings) -> None:
+        self._state = state
+        self._followers = followers
+        self._sealer = sealer
+        self._settings = settings
+        self._keys_agree = settings.redis is None  # an embedded store has no other replicas
+
+    async def check_secrets(self) -> None:
+        """Check that all replicas can decrypt the credential that a job runs with.
+
+        Raises `NotSupported` if they cannot, and `Unavailable` if the state that knows their keys is away.
+        """
+        if self._settings.redis is not None and not self._sealer.is_shared:
+            raise NotSupported(
+                "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS), the same on every replica: "
+                "the credential that a job runs with is stored encrypted.",
+                param="background",
+            )
+        if not self._keys_agree:
+            self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
+        if not self._keys_agree:
+            raise NotSupported(
+                "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS) that are the same on every replica: "
+                "the keys of this replica differ.",
+                param="background",
+            )
+
+    async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
+        """Store `run`, prepared from the request `body`, as a job, and return its queued document."""
+        await gate()
+        if not run.document["store"]:
+            raise Unavailable("The state store is nearly full: no background response can be made now.")
+        start = sse.encode(run.assembler.start(queued=True))
+        document, owner = run.document, run.context.owner
+        request = {name: value for name, value in body.items() if name not in ("input", "tools")}
+        # Tools hold credentials too, for example for MCP servers.
+        secrets = {"headers": with_trace_context(run.caller.headers), "tools": body.get("tools")}
+        sealed = self._sealer.seal(orjson.dumps(secrets), purpose=secrets_purpose(document["id"]), owner=owner)
+        await self._state.queue.reserve(document["id"], owner, _CREATION_TIMEOUT)
+        try:
+            await self._state.jobs.create(document, request, run.context.input, owner, sealed, Batch(0, 1, start))
+        except Deleted:
+            raise Unavailable("The state store took too long to take the response; try again.") from None
+        try:
+            await self._state.queue.ready(document["id"])
+        except StateUnavailable as error:  # it is stored: the check after _CREATION_TIMEOUT queues it
+            logger.warning("response %s is queued later: %s", document["id"], error.message)
+        return document
+
+    def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:
+        """Yield the events of a background response after number `after`: those in the log, then new ones."""
+        return self._followers.follow(document, after)
+
+    async def cancel(self, response_id: str, owner: str) -> Document:
+        """Cancel a response if it is running, and return its document.
+
+        Raises `BadRequest` for a response that does not run in the background, and `Missing`.
+        """
+        for _ in range(_CANCEL_ATTEMPTS):
+            document = (await self._state.responses.get(response_id, owner)).document
+            if not document["background"]:
+                raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
+            if document["status"] not in RUNNING:
+                return document
+            taken = await self._take(response_id, "cancel", owner)
+            if taken.job is None:
+                continue  # it ended just now
+            if taken.worker:
+                await self._state.jobs.tell(taken.worker, response_id)
+            try:
+                return await write_end(self._state, taken)
+            except Fenced:
+                await asyncio.sleep(_CANCEL_BACKOFF)  # another request cancels it too; a retry at once would fence it
+        raise Unavailable("The response could not be cancelled; try again.")
+
+    async def delete(self, response_id: str, owner: str) -> None:
+        """Delete a response. Cancel it first if it is running in the background. Raises `Missing`."""
+        document = (await self._state.responses.get(response_id, owner)).document
+        if document["status"] in RUNNING:
+            await self.cancel(response_id, owner)
+        await self._state.responses.delete(response_id, owner)
+
+    async def settle(self, response_id: str) -> None:
+        """Finalize a response whose worker was lost. One that has not begun stays queued for another worker, and is put back if
+        it is missing from the queue."""
+        taken = await self._take(response_id, "settle")
+        if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
+            logger.warning("response %s had lost its place in the queue", response_id)
+        if taken.job is not None:
+            try:
+                await write_end(self._state, taken)
+            except (Deleted, Fenced):
+                logger.debug("response %s was settled by another process", response_id)
+
+    async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
+        lease, attempts = self._settings.lease_seconds, self._settings.max_attempts
+        return await self._state.jobs.take(response_id, why, worker="", lease=lease, max_attempts=attempts, owner=owner)
 
 
 class JobService:
-    """In order: ``start``, ``work``, ``stop``, ``drain``, ``aclose``. Each may be called again, and the first ones left out."""
+    """The tasks of a process that serve background responses: the reader of event logs, and the worker.
+
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or left out.
+    """
 
     def __init__(self, background: Background, followers: Followers, worker: Worker | None) -> None:
-        """Without a ``worker`` jobs are left to other processes."""
+        """Without a `worker`, other processes run the jobs."""
         self._background = background
         self._followers = followers
         self._worker = worker
@@ -22,28 +150,28 @@ class JobService:
         self._stopped = False
 
     def start(self) -> None:
-        """Serves followers from now on."""
+        """Begin to serve followers."""
         self._following = self._following or asyncio.create_task(self._followers.run(self._background.settle))
 
     def work(self) -> None:
-        """Claims jobs from now on: the upstream is up."""
+        """Begin to claim jobs. To be called when the upstream is up."""
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
     @property
     def is_working(self) -> bool:
-        """Whether jobs are claimed here now."""
+        """Whether this process claims jobs now."""
         return self._working is not None and not self._working.done() and not self._stopped
 
     def stop(self) -> None:
-        """Claims no more, and ends the followers, who go on at another replica: the server is about to stop."""
+        """Stop claiming jobs and end the followers, which continue at another replica. To be called when the server stops."""
         self._stopped = True
         self._followers.close()
         if self._worker is not None:
             self._worker.stop()
 
     async def drain(self) -> None:
-        """Stops, and waits until the worker has ended its jobs or handed them back."""
+        """Stop, and wait until the worker has finished its jobs or returned them to the queue."""
         self.stop()
         if self._working is not None:
             await asyncio.shield(self._working)

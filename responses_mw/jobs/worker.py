@@ -1,16 +1,18 @@
-"""The worker: claims jobs, keeps the leases of those that it runs, and hands them back or ends them when it stops.
+"""The worker: claims jobs, renews their leases, and finishes them or returns them to the queue when it stops.
 
-1. Of each response's record one holder has the token; whoever lost it is fenced by the scripts, and stops.
-2. A lease is renewed by every append, and by the heartbeat where nothing is appended. A worker that could not renew one for
-   most of its time stops the run before another may take it.
-3. After Redis was away leases are over that are only late: for as long as one lasts, nobody's are taken.
+1. Each job has one holder, who has its fencing token. The scripts reject writes with any other token, and a worker that is
+   rejected stops the run.
+2. Every append renews the lease, and so does the heartbeat. A worker that could not renew a lease for most of its duration
+   stops the run before another worker may take the job.
+3. After an outage of Redis, leases may have expired although their workers are alive. No job is taken from another worker for
+   the duration of a lease.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -21,21 +23,23 @@ from ..settings import Settings
 from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
 from ..telemetry import job_span
-from .claimed_job import JobRunner
-from .event_log import DRAINED, LOST, SHUT_DOWN, EventLogWriter, Held
+from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end
+from .job_runner import JobRunner
 
 logger = logging.getLogger(__name__)
 
-# The longest between two looks into the queue; messages tell sooner.
 POLL = 1.0
-# A lease that was not renewed for this share of its time is given up.
-GIVEN_UP = 0.8
-# How long a stopped worker waits for the ends of those jobs that ran out of time to be stored.
-LAST_ENDS = 5.0
+"""Maximum seconds between two checks of the queue. Messages usually cause one earlier."""
+GIVE_UP_AFTER = 0.8
+"""Share of a lease's duration after which a run without renewal is stopped."""
+FINAL_WRITES_TIMEOUT = 5.0
+"""Seconds that a stopped worker waits until jobs that ran out of time are stored."""
 
 
 class Worker:
+    """Runs up to `workers` jobs at a time."""
+
     def __init__(
         self, runner: Runner, state: State, sealer: Sealer, settings: Settings, scope: MutableMapping[str, Any] | None = None
     ) -> None:
@@ -43,9 +47,9 @@ class Worker:
         self._settings = settings
         self._lease = settings.jobs.lease
         self._name = random_part()
-        self._flusher = EventLogWriter(state.jobs, self._lease)
-        self._jobs = JobRunner(runner, state, sealer, self._flusher, settings, scope)
-        self._held: dict[str, Held] = {}
+        self._log_writer = EventLogWriter(state.jobs, self._lease)
+        self._jobs = JobRunner(runner, state, sealer, self._log_writer, settings, scope)
+        self._claimed: dict[str, ClaimedJob] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._due = dict.fromkeys(state.queue.partitions)
         self._change = asyncio.Event()
@@ -55,12 +59,12 @@ class Worker:
         self._sweeps_from = 0.0
 
     async def run(self) -> None:
-        """Run jobs until ``stop``, then finish the running ones within ``server.drain_timeout``."""
+        """Claim jobs until `stop`, then wait up to `drain_seconds` for those that are running."""
         with ExitStack() as stack:
-            stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._told_to_stop))
+            stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._on_stop_message))
             for partition in self._state.queue.partitions:
-                stack.enter_context(self._state.wakeups.on(partition.events, self._told_of_job(partition)))
-            loops = [asyncio.create_task(loop()) for loop in (self._flusher.run, self._beat, self._watch)]
+                stack.enter_context(self._state.wakeups.on(partition.events, self._on_job_message(partition)))
+            loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
             try:
                 await self._claim()
                 await self._drain()
@@ -70,7 +74,7 @@ class Worker:
                 await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Has it claim no more; ``run`` returns when what it has is ended or handed back."""
+        """Stop claiming jobs. `run` returns when the claimed ones are finished or returned to the queue."""
         self._stopping.set()
         self._change.set()
 
@@ -82,7 +86,7 @@ class Worker:
         while not self._stopping.is_set():
             self._change.clear()
             try:
-                if loop.time() >= look:  # however much else happens
+                if loop.time() >= look:  # also while messages keep coming
                     look = loop.time() + pause
                     self._due |= dict.fromkeys(self._state.queue.partitions)
                     await self._sweep()
@@ -112,7 +116,7 @@ class Worker:
                 self._begin(job)
 
     async def _sweep(self) -> None:
-        """Without room it looks after lost jobs all the same: writes their ends, and has those that begin again come first."""
+        """Look after lost jobs also when no further one can run: finalize them, or put them first in the queue."""
         for partition in self._state.queue.partitions:
             while self._sweeps and not self._has_room and not self._stopping.is_set():
                 job = await self._state.queue.claim(partition, self._lease, sweep=True, fresh=False)
@@ -120,12 +124,12 @@ class Worker:
                     break
                 await self._work(job, "settle")
 
-    def _told_of_job(self, partition: Partition) -> Any:
-        def told(_: bytes) -> None:
+    def _on_job_message(self, partition: Partition) -> Callable[[bytes], None]:
+        def wake(_: bytes) -> None:
             self._due[partition] = None
             self._change.set()
 
-        return told
+        return wake
 
     def _begin(self, job: str) -> None:
         task = asyncio.create_task(self._work(job))
@@ -137,13 +141,13 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Whatever fails here, the lease ends, and the job is looked after again."""
+        """Take and run the job. Whatever fails, its lease ends and a worker looks after it again."""
         try:
             await self._take(response_id, why)
         except StateUnavailable as error:
             logger.warning("response %s is left to its lease: %s", response_id, error.message)
         except (Deleted, Fenced):
-            logger.info("response %s is somebody else's", response_id)
+            logger.info("response %s is claimed by another process", response_id)
         except Exception:
             logger.exception("a background response failed")
 
@@ -163,42 +167,42 @@ class Worker:
             await self._state.queue.drop(response_id)
 
     async def _run(self, job: Job, asked: float) -> None:
-        held = self._held[job.response_id] = Held(job, asked)
+        claimed = self._claimed[job.response_id] = ClaimedJob(job, asked)
         if job.response_id in self._suspected:
             self._suspicion.set()
         try:
             if self._stopping.is_set():
-                held.stop(DRAINED)
+                claimed.stop(DRAINED)
             with job_span(job.response_id, job.owner):
-                await self._jobs.run(held)
+                await self._jobs.run(claimed)
         except Unsealable:
-            logger.warning("response %s needs a key that auth.secret_keys does not have here", job.response_id)
-            await self._state.jobs.release(job)  # who looks when the lease in the queue is over may have it
+            logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
+            await self._state.jobs.release(job)  # the worker that claims it after the lease in the queue may have the key
         finally:
-            if self._held.get(job.response_id) is held:  # a run that was lost may end after this worker has it again
-                del self._held[job.response_id]
+            if self._claimed.get(job.response_id) is claimed:  # a lost run may end after this worker has claimed the job again
+                del self._claimed[job.response_id]
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
-    def _told_to_stop(self, message: bytes) -> None:
-        """Of which of its jobs the worker is told that somebody took it; it may be any where a message may have been missed."""
-        self._suspected |= {message.decode()} if message else self._held.keys()
+    def _on_stop_message(self, message: bytes) -> None:
+        """Check the lease of the job that was taken; of all jobs if messages may have been missed."""
+        self._suspected |= {message.decode()} if message else self._claimed.keys()
         self._suspicion.set()
 
     async def _watch(self) -> None:
-        """Stops the runs whose leases may be over soon."""
+        """Stop runs whose leases may end soon."""
         loop, pause = asyncio.get_running_loop(), self._lease / 15
         while True:
             began = loop.time()
             await asyncio.sleep(pause)
             if loop.time() - began > 2 * pause:
-                continue  # this process was stalled: the answers that came meanwhile tell what it still has
-            for held in self._held.values():
-                if loop.time() - held.renewed > GIVEN_UP * self._lease:
-                    held.stop(LOST)
+                continue  # this process was stalled: let the answers that have arrived renew the leases first
+            for claimed in self._claimed.values():
+                if loop.time() - claimed.renewed > GIVE_UP_AFTER * self._lease:
+                    claimed.stop(LOST)
 
     async def _beat(self) -> None:
-        """Renews the leases three times in their life; at once those of which it is told that somebody took them."""
+        """Renew each lease three times per duration, and at once if a message says that the job was taken."""
         loop = asyncio.get_running_loop()
         queue_renewed = loop.time()
         while True:
@@ -207,36 +211,36 @@ class Worker:
                     await self._suspicion.wait()
             self._suspicion.clear()
             now = loop.time()
-            late = [held for held in self._held.values() if now - held.renewed > self._lease / 3]
-            late += [self._held[job] for job in self._suspected if job in self._held]
-            # Of a job that is just being taken the message may come before the answer to the taking.
-            self._suspected &= set(self._tasks.values()) - self._held.keys()
-            with suppress(StateUnavailable):  # _watch sees to it that this does not last
+            late = [claimed for claimed in self._claimed.values() if now - claimed.renewed > self._lease / 3]
+            late += [self._claimed[job] for job in self._suspected if job in self._claimed]
+            # The message about a job being taken here may come before the reply of the script that takes it.
+            self._suspected &= set(self._tasks.values()) - self._claimed.keys()
+            with suppress(StateUnavailable):  # _watch stops the runs if this lasts
                 await self._renew(late, now)
-                if self._held and now - queue_renewed > self._lease / 3:
-                    await self._state.queue.renew(list(self._held), self._lease)
+                if self._claimed and now - queue_renewed > self._lease / 3:
+                    await self._state.queue.renew(list(self._claimed), self._lease)
                     queue_renewed = now
 
-    async def _renew(self, late: list[Held], now: float) -> None:
+    async def _renew(self, late: list[ClaimedJob], now: float) -> None:
         if not late:
             return
-        answers = await self._state.jobs.renew([(held.job.response_id, held.job.token) for held in late], self._lease)
-        for held, renewed in zip(late, answers, strict=True):
+        answers = await self._state.jobs.renew([(claimed.job.response_id, claimed.job.token) for claimed in late], self._lease)
+        for claimed, renewed in zip(late, answers, strict=True):
             if renewed:
-                held.renewed = now
+                claimed.renewed = now
             else:
-                held.stop(LOST)
+                claimed.stop(LOST)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Hands back what has no output yet, and waits for the others."""
-        for held in list(self._held.values()):
-            if not held.has_begun:
-                held.stop(DRAINED)
+        """Return jobs without output to the queue, and wait for the others."""
+        for claimed in list(self._claimed.values()):
+            if not claimed.has_begun:
+                claimed.stop(DRAINED)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.server.drain_timeout)
-        for held in list(self._held.values()):
-            held.stop(SHUT_DOWN)
+            await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+        for claimed in list(self._claimed.values()):
+            claimed.stop(SHUT_DOWN)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LAST_ENDS)
+            await asyncio.wait(self._tasks, timeout=FINAL_WRITES_TIMEOUT)

@@ -19,7 +19,7 @@ import redis
 from benchmarks.processes import free_port
 from configured import flag
 from conftest import Ours
-from responses_mw.jobs.claimed_job import KEY_COMES_WITHIN
+from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.state.codec import pack, unpack
 from scripted import HELLO, Signal, finish, text
 from state.servers import Server as Store
@@ -343,7 +343,7 @@ async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: S
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
     with redis.Redis.from_url(database) as client:
         document = unpack(client.hget(record(response_id), "document"))
-        document["created_at"] -= int(KEY_COMES_WITHIN)
+        document["created_at"] -= int(KEY_ROLLOUT_SECONDS)
         client.hset(record(response_id), "document", pack(orjson.dumps(document)))
     strange = replica(auth__secret_keys=["a secret that belongs to somebody else"], jobs__lease=0.3)
     document = await ended(strange, response_id)

@@ -1,13 +1,13 @@
-"""From the events of an upstream that speaks the Responses API itself to the events of a response of ours.
+"""Builds a response from the events of an upstream that has a Responses API of its own.
 
-1. Ours are the response's id, the items' ids and places, the numbers of the events, the first two events, and the members of
-   the document in ``OURS``. All the rest is the upstream's: events and members that are not known here pass as they are.
-2. An item keeps the id and the place that it was added with, whatever its later events call it: servers there are that change
-   an item's id between ``added``, ``done`` and the document (vLLM). Other ids in it, such as ``approval_request_id``, follow.
-3. The document's output is what was streamed. What only the last event has (or a whole, not streamed answer) is added and done
-   before it; what that event ends without a ``done`` gets one, unless the run failed.
-4. The events of reasoning have the names that ours have, OpenAI's or those of the Open Responses specification.
-5. Only an event with a finished response ends the stream: ``[DONE]`` or an EOF alone is no end.
+1. This side sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the members
+   of the document in `OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
+2. An item keeps the id and the index that it was added with, although some servers (vLLM) change an item's id between `added`,
+   `done` and the document. Ids that refer to it, such as `approval_request_id`, follow.
+3. The output of the document is what was streamed. An item that only the last event (or a whole, not streamed answer) has is
+   added and done before it. An item without a `done` gets one, unless the run fails.
+4. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
+5. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ OURS = frozenset(
         "store",
     }
 )
-"""Members of the document that are not taken from the upstream's."""
+"""Members of the document that are never the upstream's."""
 
 _ITS_END = frozenset({"error", "incomplete_details", "status", "tools", "usage"})
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _PREFIX = re.compile(r"([a-z]{1,16})_.+")
-_DEPTH = 128
+_MAX_DEPTH = 128
 _OPEN_NAMES = {
     "response.reasoning_text.delta": "response.reasoning.delta",
     "response.reasoning_text.done": "response.reasoning.done",
@@ -59,14 +59,14 @@ _OPEN_NAMES = {
 _OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
 
 Echo = Callable[[Iterable[Tool]], list[Tool]]
-"""Tools as a response may show them: without secrets."""
+"""Removes secrets from tools, so that a response may show them."""
 
 
 class ResponsesPassthrough(Lifecycle):
     """Builds a response from the events of the upstream's own. A run is one turn of it."""
 
     def __init__(self, document: Document, ids: Ids, echo: Echo, *, open_reasoning: bool = False) -> None:
-        """``document`` is the response as created. All is shown: what ``include`` did not ask for, the upstream leaves out."""
+        """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
         super().__init__(document, ids, Options(include=INCLUDABLE, open_reasoning=open_reasoning))
         self._names = _OPEN_NAMES if open_reasoning else _OPENAI_NAMES
         self._echo = echo
@@ -74,7 +74,7 @@ class ResponsesPassthrough(Lifecycle):
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
         self._first = 0
-        """Where the upstream's items begin: before them stand those of ours."""
+        """Index of the upstream's first item; items added here precede it."""
         self._ending: Document | None = None
         self._status = ""
 
@@ -83,8 +83,7 @@ class ResponsesPassthrough(Lifecycle):
         return self._ending is not None
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Takes events. Raises ``UpstreamError`` for one that makes no sense; what those before it caused then comes with the
-        next events."""
+        """Process events. Raises `UpstreamError` for a malformed one; the next call returns what those before it caused."""
         for event in chunks:
             assert isinstance(event, dict)
             if self._ending is None:
@@ -105,9 +104,9 @@ class ResponsesPassthrough(Lifecycle):
         return self._emitter.drain()
 
     def conclude(self, completed_at: int) -> None:
-        """Fixes the document as the upstream's last event has it."""
+        """Complete the document as the upstream's last event says."""
         ending = self._ending
-        if ending is None:  # a run that asks the upstream nothing
+        if ending is None:  # the upstream was not asked
             super().conclude(completed_at)
             return
         theirs = {name: ending[name] for name in ending.keys() - OURS - _ITS_END if ending[name] is not None}
@@ -134,13 +133,13 @@ class ResponsesPassthrough(Lifecycle):
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
             malformed("type")
         try:
-            checks.depth(event, _DEPTH)
+            checks.depth(event, _MAX_DEPTH)
         except TooLarge:
-            raise UpstreamError(f"The upstream sent an event that is nested deeper than {_DEPTH} levels.") from None
+            raise UpstreamError(f"The upstream sent an event nested deeper than {_MAX_DEPTH} levels.") from None
         self._STEPS.get(kind, ResponsesPassthrough._pass)(self, event)
 
     def _pass(self, event: dict[str, Any]) -> None:
-        """An event with nothing to it but the ids and the place that it names."""
+        """Forward an event with its ids and its index replaced."""
         place = self._place(event)
         event = self._renamed(event)
         if place is not None:
@@ -151,17 +150,17 @@ class ResponsesPassthrough(Lifecycle):
         self._emit(event)
 
     def _begin(self, event: dict[str, Any]) -> None:
-        """Ours has been sent; this one tells the id by which the upstream may call the response."""
+        """Note the upstream's id of the response. The event itself was sent before."""
         response = event.get("response")
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self._known[response["id"]] = self.response["id"]
 
     def _drop(self, event: dict[str, Any]) -> None:
-        """What keeps a connection alive is sent by whoever holds it."""
+        """Drop a keep-alive: the server sends its own to the client."""
 
     def _add(self, event: dict[str, Any]) -> None:
         item = self._named(_item(event.get("item")), event.get("output_index"))
-        self._tell({**event, "item": item, "output_index": len(self._output.items)})
+        self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
 
     def _done(self, event: dict[str, Any]) -> None:
         place, item = self._place(event), _item(event.get("item"))
@@ -181,7 +180,8 @@ class ResponsesPassthrough(Lifecycle):
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")
-        status = response.get("status") or event["type"].removeprefix("response.")  # vLLM completes what is incomplete
+        # The document's status counts: vLLM sends response.completed for an incomplete response.
+        status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
         for index, item in enumerate(map(_item, listed)):
             place = self._places.get(index, index + self._first)
@@ -193,7 +193,7 @@ class ResponsesPassthrough(Lifecycle):
             self._finish_all()
 
     def _finish_all(self) -> None:
-        """Ends what the upstream left open, with the text that came."""
+        """Finish the items that the upstream left open, with the text so far."""
         for place in sorted(self._output.open):
             item = self._output.put(place)
             self._finish(place, {**item, "status": self._status} if "status" in item else item)
@@ -213,7 +213,7 @@ class ResponsesPassthrough(Lifecycle):
     # -- items ------------------------------------------------------------------------------------------------------
 
     def _named(self, item: Item, index: Any) -> Item:
-        """``item``, the next one, with its id; ``index`` is where the upstream says that it stands."""
+        """Give the next item its id. `index` is the upstream's index of it."""
         theirs = item.get("id")
         given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
         ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
@@ -227,18 +227,18 @@ class ResponsesPassthrough(Lifecycle):
         place = len(self._output.items)
         item = self._named(item, index)
         begun = {**item, "status": "in_progress"} if "status" in item else item
-        self._tell({"type": ADDED, "output_index": place, "item": begun})
-        self._tell({"type": DONE, "output_index": place, "item": item})
+        self._emit_item({"type": ADDED, "output_index": place, "item": begun})
+        self._emit_item({"type": DONE, "output_index": place, "item": item})
 
     def _finish(self, place: int, item: Item, event: dict[str, Any] | None = None) -> None:
-        """``done``, for the item at ``place``."""
+        """Emit `response.output_item.done` for the item at `place`."""
         ours = self._output.items[place]["id"]
         if isinstance(item.get("id"), str):
             self._known[item["id"]] = ours
         item = {**self._renamed(item), "id": ours}
-        self._tell({**(event or {"type": DONE}), "output_index": place, "item": item})
+        self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _emit_item(self, event: dict[str, Any]) -> None:
         self._emit(event)
         self._output.take(event)
 
@@ -251,13 +251,13 @@ class ResponsesPassthrough(Lifecycle):
         return self._places.get(index) if isinstance(index, int) else None
 
     def _renamed(self, value: Any) -> Any:
-        """``value`` with our ids in place of the upstream's."""
+        """Replace the upstream's ids in `value` by those given here."""
         if isinstance(value, dict):
             return {name: self._renamed_member(name, member) for name, member in value.items()}
         return [self._renamed(one) for one in value] if isinstance(value, list) else value
 
     def _renamed_member(self, name: str, value: Any) -> Any:
-        if isinstance(value, str):  # a call's id is not its item's, even where a server gives both the same
+        if isinstance(value, str):  # a call_id is no item id, even if a server uses the same value for both
             names_it = name == "id" or (name.endswith("_id") and name != "call_id")
             return self._known.get(value, value) if names_it else value
         return self._renamed(value)
@@ -280,7 +280,7 @@ def _error(ending: Document) -> tuple[str, str]:
 
 
 def _usage(given: Any) -> dict[str, Any] | None:
-    """The upstream's counts, with all the details that the SDKs require; None where it does not count."""
+    """Return the upstream's counts with all details that the SDKs require; None if it does not count."""
     if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("input_tokens", "output_tokens")):
         return None
     total = given.get("total_tokens")

@@ -1,0 +1,167 @@
+"""Runs one claimed job, from its stored request to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from ..crypto import Sealer, Unsealable
+from ..engine.history import commit_job
+from ..engine.run import Run, limits_of
+from ..engine.runner import Runner
+from ..errors import APIError, Unauthorized, UpstreamError
+from ..protocol import sse
+from ..protocol.request.create import parse
+from ..settings import Settings
+from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
+from ..telemetry import link_to_request
+from ..threads import by_size
+from ..upstream import Caller
+from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
+from .finalize import write_failure
+
+logger = logging.getLogger(__name__)
+
+KEY_ROLLOUT_SECONDS = 3600.0
+"""How long after its creation a job waits for a replica that has its key, while keys are being rolled out."""
+_LOG_STEP = 1024 * 1024
+"""Growth of a running job's log, in bytes, after which it is counted in the owner's quota."""
+_NOT_IN_TIME = "The server was stopped before the response was complete."
+
+
+class JobRunner:
+    """Runs jobs. `scope` is the ASGI scope for calls to an application in this process."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        state: State,
+        sealer: Sealer,
+        log_writer: EventLogWriter,
+        settings: Settings,
+        scope: MutableMapping[str, Any] | None,
+    ) -> None:
+        self._runner = runner
+        self._state = state
+        self._sealer = sealer
+        self._log_writer = log_writer
+        self._scope = scope
+        self._settings = settings
+        self._limits = limits_of(settings)
+        # Each token is an event of a few hundred bytes in the log.
+        self._max_log_bytes = 16 * settings.max_response_bytes
+
+    async def run(self, claimed: ClaimedJob) -> None:
+        """Run the job to its end or until it is stopped. Raises `Unsealable` if another replica may have the key."""
+        job = claimed.job
+        try:
+            run = await self._resume(job)
+        except StateUnavailable:
+            raise
+        except APIError as error:
+            await write_failure(self._state, job, error.message, "invalid_prompt" if error.status == 400 else "server_error")
+            return
+        await self._produce(claimed, run)
+        if claimed.stopped == DRAINED and not claimed.has_begun:
+            await self._hand_back(claimed)
+        elif claimed.stopped != LOST:
+            await self._end(claimed, run)
+
+    async def _resume(self, job: Job) -> Run:
+        secrets = self._secrets(job)
+        link_to_request(secrets["headers"])
+        caller = Caller(job.owner, secrets["headers"], self._scope)
+        # Items that define tools are checked by parsing them; the run uses the stored ones, which have ids.
+        body = {**job.body, "tools": secrets["tools"], "input": job.input}
+        parsed = await by_size(job.size, parse, body, self._limits)
+        # Always stream from the upstream: a client may follow the response.
+        request = replace(parsed, items=job.input, stream=True, size=job.size)
+        return await self._runner.resume(request, caller, dict(job.document), job.token)
+
+    def _secrets(self, job: Job) -> dict[str, Any]:
+        """Decrypt the caller's `headers` and the `tools`."""
+        if job.credential is None:
+            raise Unauthorized("The credential that the response was created with has expired.")
+        try:
+            opened = self._sealer.open(job.credential, purpose=secrets_purpose(job.response_id), owner=job.owner)
+        except Unsealable:
+            # With an embedded store, the key was lost with the previous process, and no replica has it.
+            shared = self._sealer.is_shared or self._settings.redis is not None
+            if shared and time.time() < job.document["created_at"] + KEY_ROLLOUT_SECONDS:
+                raise
+            message = "The response's credential is sealed with a key that is not in auth.secret_keys."
+            raise Unauthorized(message) from None
+        secrets: dict[str, Any] = orjson.loads(opened)
+        return secrets
+
+    async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
+        """Write all events but the terminal one. A stop cancels the task, which closes the connection to the upstream."""
+        claimed.task = asyncio.create_task(self._turns(claimed, run))
+        if claimed.stopped:
+            claimed.task.cancel()
+        try:
+            await asyncio.wait({claimed.task})
+        finally:
+            claimed.task.cancel()
+            await asyncio.gather(claimed.task, return_exceptions=True)
+        if not claimed.task.cancelled():
+            claimed.task.result()
+        elif claimed.stopped == SHUT_DOWN:
+            run.assembler.fail("server_error", _NOT_IN_TIME)
+
+    async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
+        number, counted = claimed.job.next_number, 0
+        async with aclosing(self._runner.run_detached(run, lambda assembler: assembler.resume(number))) as batches:
+            async for events in batches:
+                self._log_writer.write(claimed, events)
+                if run.assembler.asked:  # a worker that takes over must know which calls were made
+                    await self._log_writer.written(claimed)
+                if claimed.size > self._max_log_bytes:
+                    run.fail(UpstreamError("The answer is too long to be stored."))
+                    return
+                if claimed.size - counted >= _LOG_STEP:
+                    counted = claimed.size
+                    try:
+                        await self._state.jobs.count_log(claimed.job, counted)
+                    except OverQuota as error:
+                        run.fail(error)
+                        return
+
+    async def _end(self, claimed: ClaimedJob, run: Run) -> None:
+        """Store the response together with the last events. Retry until the lease ends."""
+        await self._log_writer.last(claimed)
+        number, rest = claimed.next_number, claimed.batch()
+        before = rest.data if rest is not None else b""
+        while claimed.stopped != LOST:
+            data = before + sse.encode(run.assembler.terminal())
+            last = Batch(number, claimed.next_number, data, final=True)
+            try:
+                await commit_job(self._state, run.context, run.document, last)
+            except StateUnavailable as error:
+                logger.warning("response %s cannot be stored yet: %s", claimed.job.response_id, error.message)
+                await asyncio.sleep(0.2)
+            except OverBound as error:
+                run.fail(UpstreamError(error.message))
+                run.context = replace(run.context, chain=Chain.new())
+            except (Deleted, Fenced):
+                break
+            else:
+                await self._state.queue.drop(claimed.job.response_id)
+                break
+
+    async def _hand_back(self, claimed: ClaimedJob) -> None:
+        await self._log_writer.last(claimed)
+        await self._state.jobs.release(claimed.job)
+        await self._state.queue.ready(claimed.job.response_id, first=True)
+
+
+def secrets_purpose(response_id: str) -> str:
+    """Return the purpose of the envelope of a job's secrets."""
+    return f"job {response_id}"
