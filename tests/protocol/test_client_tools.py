@@ -12,11 +12,11 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.chat.client_tools import distinct, flat_name, history_name, namer, offered
+from responses_mw.protocol.chat.client_tools import distinct, history_name, namer, offered
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
 from responses_mw.protocol.request.tools import check_tools, choice_names
-from responses_mw.protocol.tool_kinds.form import CallForm, Offered
+from responses_mw.protocol.tool_kinds.form import CallForm, Offered, flat_name
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
