@@ -152,9 +152,7 @@ def other(number: int) -> str:
 
 async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> Searched:
     """Keeps so many answers in the partition that the server's requests lie in, as the server would; then searches in it."""
-    settings = Settings(
-        upstream__url={"url": upstream.url}, cache__mode={"embedding_url": embeddings.url, "embedding_model": "hashing"}
-    )
+    settings = Settings(upstream={"url": upstream.url}, cache={"embedding_url": embeddings.url, "embedding_model": "hashing"})
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
         embedding = Embeddings(transport, upstream.url, settings)

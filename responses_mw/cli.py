@@ -246,7 +246,7 @@ async def tell_or_purge(settings: CacheOf) -> int:
 async def check(settings: Settings) -> int:
     """Says what the upstream and the store are; 0 if they can be used."""
     timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
-    settings = settings.model_copy(update={"upstream": settings.upstream.url.model_copy(update=timeouts)})
+    settings = settings.model_copy(update={"upstream": settings.upstream.model_copy(update=timeouts)})
     results = [_check_files(settings), await _check_upstream(settings), await _check_state(settings)]
     return 0 if all(results) else 1
 

@@ -34,7 +34,7 @@ class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a reader of events. An error within `status_grace` is raised; a later one becomes `response.failed`. The run commits
+    """For a reader of events. An error within the grace is raised; a later one becomes `response.failed`. The run commits
     the response before it yields the terminal event."""
     WHOLE = auto()
     """For a reader of the final document. Errors are raised, however late. The run commits the response. The events carry
@@ -49,7 +49,7 @@ class RunEvents:
     """The events of a foreground run, and the facts that are not events."""
 
     batches: AsyncGenerator[list[Event], None]
-    """One batch per read of the upstream. The first comes when the upstream has begun to answer or `status_grace` is over."""
+    """One batch per read of the upstream. The first comes when the upstream has begun to answer or the grace is over."""
     cache_status: str | None = None
     """What the cache answered, once the first batch has come; None if it was not used."""
 

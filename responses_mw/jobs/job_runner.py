@@ -56,7 +56,7 @@ class JobRunner:
         self._settings = settings
         self._limits = limits_of(settings)
         # Each token is an event of a few hundred bytes in the log.
-        self._max_log_bytes = 16 * settings.max_response_bytes
+        self._max_log_bytes = 16 * settings.state.max_response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job to its end or until it is stopped. Raises `Unsealable` if another replica may have the key."""
@@ -93,7 +93,7 @@ class JobRunner:
             opened = self._sealer.open(job.credential, purpose=secrets_purpose(job.response_id), owner=job.owner)
         except Unsealable:
             # With an embedded store, the key was lost with the previous process, and no replica has it.
-            shared = self._sealer.is_shared or self._settings.redis is not None
+            shared = self._sealer.is_shared or self._settings.redis.url is not None
             if shared and time.time() < job.document["created_at"] + KEY_ROLLOUT_SECONDS:
                 raise
             message = "The response's credential is sealed with a key that is not in auth.secret_keys."

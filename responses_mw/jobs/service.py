@@ -40,16 +40,16 @@ class Background:
         self._followers = followers
         self._sealer = sealer
         self._settings = settings
-        self._keys_agree = settings.redis is None  # an embedded store has no other replicas
+        self._keys_agree = settings.redis.url is None  # an embedded store has no other replicas
 
     async def check_secrets(self) -> None:
         """Check that all replicas can decrypt the credential that a job runs with.
 
         Raises `NotSupported` if they cannot, and `Unavailable` if the state that knows their keys is away.
         """
-        if self._settings.redis is not None and not self._sealer.is_shared:
+        if self._settings.redis.url is not None and not self._sealer.is_shared:
             raise NotSupported(
-                "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS), the same on every replica: "
+                "Background responses need 'secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS), the same on every replica: "
                 "the credential that a job runs with is stored encrypted.",
                 param="background",
             )
@@ -57,7 +57,7 @@ class Background:
             self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
         if not self._keys_agree:
             raise NotSupported(
-                "Background responses need 'secret_keys' (RESPONSES_MW_SECRET_KEYS) that are the same on every replica: "
+                "Background responses need 'secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS) that are the same on every replica: "
                 "the keys of this replica differ.",
                 param="background",
             )
@@ -130,7 +130,7 @@ class Background:
                 logger.debug("response %s was settled by another process", response_id)
 
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
-        lease, attempts = self._settings.lease_seconds, self._settings.max_attempts
+        lease, attempts = self._settings.jobs.lease, self._settings.jobs.max_attempts
         return await self._state.jobs.take(response_id, why, worker="", lease=lease, max_attempts=attempts, owner=owner)
 
 

@@ -59,7 +59,7 @@ class Worker:
         self._sweeps_from = 0.0
 
     async def run(self) -> None:
-        """Claim jobs until `stop`, then wait up to `drain_seconds` for those that are running."""
+        """Claim jobs until `stop`, then wait up to `server.drain_timeout` for those that are running."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._on_stop_message))
             for partition in self._state.queue.partitions:
@@ -239,7 +239,7 @@ class Worker:
             if not claimed.has_begun:
                 claimed.stop(DRAINED)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+            await asyncio.wait(self._tasks, timeout=self._settings.server.drain_timeout)
         for claimed in list(self._claimed.values()):
             claimed.stop(SHUT_DOWN)
         if self._tasks:

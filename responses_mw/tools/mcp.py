@@ -87,7 +87,9 @@ def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None
         why = f"no connector '{tool['connector_id'][:64]}' is configured (setting connectors)."
         checks.unsupported(f"{path}.connector_id", why)
     if not named and _configured(tool, settings) is None:
-        message = f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (setting tools.mcp_servers)."
+        message = (
+            f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (tools.mcp_servers)."
+        )
         raise BadRequest(message, param=f"{path}.server_url", code="missing_required_parameter")
 
 

@@ -192,7 +192,7 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send the request. Failed connections, 502 and 503 are retried within ``status_grace``."""
+        """Send the request. Failed connections, 502 and 503 are retried within ``upstream.status_grace``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.upstream.status_grace
         pause = _FIRST_BACK_OFF
@@ -217,7 +217,7 @@ class Upstream:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
-        timeout = {"connect": self._settings.connect_timeout}
+        timeout = {"connect": self._settings.upstream.connect_timeout}
         encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's headers may contain any byte
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
