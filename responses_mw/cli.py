@@ -368,6 +368,6 @@ def _lengthen(argument: str) -> str:
 
 def _explained(error: ValidationError | SettingsError) -> str:
     if not isinstance(error, ValidationError):
-        return str(error)
+        return f"{error}. A variable names a group and a setting in it, e.g. RESPONSES_MW_UPSTREAM_URL."
     faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
     return "; ".join(f"{where}: {what}" if where else what for where, what in faults)
