@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -142,17 +143,17 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
 
 def _free_port(host: str, port: int | None) -> int:
     """Return ``port``, or any free one for 0. None prefers the usual port. Raises `ServerFailed` if ``port`` is taken."""
-    if port is None:
-        with suppress(ServerFailed):
-            return _free_port(host, _USUAL_PORT)
-        port = 0
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.create_server((host, port), family=family) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as taken:
-        message = f"cannot serve at {host}, port {port}: {taken.strerror}; --port 0 takes any free port"
-        raise ServerFailed(message) from taken
+    # Below the range that the system takes ports of connections from, so the port is still free when the server gets there.
+    usual = [_USUAL_PORT] if port is None else []
+    candidates = [port] if port else [*usual, *random.sample(range(10_000, 30_000), 100)]
+    for candidate in candidates:
+        try:
+            with socket.create_server((host, candidate), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                return candidate
+        except OSError as error:
+            taken = error
+    message = f"cannot serve at {host}, port {candidate}: {taken.strerror}; --port 0 takes any free port"
+    raise ServerFailed(message) from taken
 
 
 def _reachable(host: str) -> str:

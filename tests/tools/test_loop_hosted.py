@@ -161,7 +161,7 @@ async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
     start: Start, upstream: ScriptedUpstream, sandbox: dict[str, str], by: str
 ) -> None:
     ours = start(**sandbox)
-    upstream.stream(*_asks("python", code="secret = 41"), finish("tool_calls"))
+    upstream.stream(*_asks("python", code="secret = 'forty-one'"), finish("tool_calls"))
     upstream.stream(*HELLO)
     container = (await stream(ours, tools=[PYTHON])).response["output"][0]["container_id"]
     ours.http.headers["authorization"] = "Bearer another"
@@ -172,12 +172,12 @@ async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
         "the model": {"tools": [{"type": "mcp", "server_label": "code_interpreter", "require_approval": "never"}]},
     }
     named = {"container_id": container} if by == "the model" else {}
-    upstream.stream(*_asks("python", code="secret + 1", **named), finish("tool_calls"))
+    upstream.stream(*_asks("python", code="secret", **named), finish("tool_calls"))
     upstream.stream(*HELLO)
     await stream(ours, **given[by])
     read = upstream.requests[3].json["messages"][-1]["content"]
     assert ("not found" if by == "the model" else "NameError") in read
-    assert "42" not in read
+    assert "forty-one" not in read
 
 
 async def test_tools_without_what_they_need_are_refused_by_name(start: Start) -> None:
