@@ -14,18 +14,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import free_port
-from configured import make_settings
-from conftest import lifespan
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, open_admin
 from responses_mw.errors import StartupError
-from scripted import Signal, text
+from tests.support.configured import make_settings
+from tests.support.scripted import Signal, text
+from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import Serve
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
 
 SECRET = "a secret that all the replicas of the deployment have"
 

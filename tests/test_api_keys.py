@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configured import make_settings
 from responses_mw import Settings
 from responses_mw.asgi.api_keys import APIKeyMiddleware
 from responses_mw.auth import APIKeys, InvalidKeys
-from scripted import HELLO
+from tests.support.configured import make_settings
+from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from starlette.types import Message
 
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 ALICE, OTHER_OF_ALICE, BOB = "key-of-alice", "another-of-alice", "key-of-bob"
 OPERATORS = "the operator's"

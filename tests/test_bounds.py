@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configured import make_settings
-from oracle import stream, whole
 from responses_mw.errors import UpstreamError
 from responses_mw.upstream import Caller, Upstream
 from responses_mw.upstream.transports.asgi import ASGITransport
-from scripted import HELLO, SSE, call, completion, delta, finish, text
-from tools.servers import weather
+from tests.support.configured import make_settings
+from tests.support.mcp_servers import weather
+from tests.support.oracle import stream, whole
+from tests.support.scripted import HELLO, SSE, call, completion, delta, finish, text
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 pytestmark = pytest.mark.both_mounts
 

@@ -9,14 +9,14 @@ import anyio
 import httpx
 import pytest
 
-from oracle import check
-from scripted import HELLO, Signal, completion, error, finish, text
+from tests.support.oracle import check
+from tests.support.scripted import HELLO, Signal, completion, error, finish, text
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-    from conftest import Apps, Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Apps, Ours, Start
 
 pytestmark = pytest.mark.both_mounts
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from oracle import stream, whole
-from scripted import JSON, SSE, Answer
+from tests.support.oracle import stream, whole
+from tests.support.scripted import JSON, SSE, Answer
 
 if TYPE_CHECKING:
-    from conftest import Ours
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours
 
 CAPTURES = Path(__file__).parent / "data" / "captures"
 

@@ -9,15 +9,15 @@ import anyio
 import openai
 import pytest
 
-import oracle
-from counting import Counting, words
-from scripted import BrokenOff, Signal, completion, finish, text, usage
-from stored.echo import Echo, said
+from tests.support import oracle
+from tests.support.counting import Counting, words
+from tests.support.echo import Echo, said
+from tests.support.scripted import BrokenOff, Signal, completion, finish, text, usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours, Serve, Start
+    from tests.support.servers import Ours, Serve, Start
 
 KEYS = ["k" * 33]
 SUMMARY = "They spoke of ducks."

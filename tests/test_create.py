@@ -9,12 +9,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from oracle import stream, whole
-from scripted import HELLO, TINY, call, completion, delta, finish, frame, reasoning, text, usage
+from tests.support.oracle import stream, whole
+from tests.support.scripted import HELLO, TINY, call, completion, delta, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 WEATHER = {
     "type": "function",

@@ -12,7 +12,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from tests.support.servers import Start
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])

@@ -13,14 +13,14 @@ import orjson
 import pytest
 from openai.types.responses import ResponseError
 
-from oracle import stream
 from responses_mw.errors import UpstreamError
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
-from scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
+from tests.support.oracle import stream
+from tests.support.scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 BODY = {"input": "Hi", "model": "tiny"}
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])

@@ -15,10 +15,10 @@ import httpx
 import orjson
 import pytest
 
-from configured import make_settings
-from conftest import lifespan
 from responses_mw import ResponsesMiddleware
-from scripted import ScriptedUpstream, completion
+from tests.support.configured import make_settings
+from tests.support.scripted import ScriptedUpstream, completion
+from tests.support.servers import lifespan
 
 MOST = 0.1
 """Seconds. A single step in C, such as decoding some MiB, cannot be interrupted."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configured import make_settings
 from responses_mw import create_app
 from responses_mw.demo.upstream import create_upstream
+from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
     Run = Callable[..., str]
 

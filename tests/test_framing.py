@@ -15,19 +15,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configured import make_settings
-from conftest import lifespan
-from recording import RecordingUpstream
 from responses_mw import create_app
 from responses_mw.asgi.listener import HTTPProtocol
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports.asgi import ASGITransport
 from responses_mw.upstream.transports.http11 import NetworkTransport
+from tests.support.configured import make_settings
+from tests.support.recording import RecordingUpstream
+from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 SMUGGLED = b"GET /v1/smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 EXAMPLES = int(os.environ.get("RESPONSES_MW_FUZZ", "0"))

@@ -17,8 +17,8 @@ from responses_mw.inbound import SMALL, Inbound
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 BODY = {"model": "tiny", "input": "hi"}
 PIECE = SMALL // 2

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from counting import Counting
+from tests.support.counting import Counting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours, Serve
+    from tests.support.servers import Ours, Serve
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configured import make_settings
-from conftest import lifespan
-from oracle import check
 from responses_mw import ResponsesMiddleware
 from responses_mw.upstream.transports.asgi import ASGITransport
-from scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
+from tests.support.configured import make_settings
+from tests.support.oracle import check
+from tests.support.scripted import Answer, ScriptedUpstream, call, delta, finish, frame, usage
+from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -16,13 +16,13 @@ from responses_mw.ids import random_part
 from responses_mw.state import connect
 from responses_mw.state.limits import Usage
 from responses_mw.telemetry import REGISTRY
-from scripted import HELLO, Signal, text
+from tests.support.scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 SECRET = "a secret that all the replicas of the deployment have"
 BODY = {"model": "tiny", "input": "hi"}

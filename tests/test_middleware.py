@@ -18,12 +18,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from configured import make_settings
-from conftest import lifespan
-from oracle import check, stream, whole
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.upstream.transports.asgi import ASGITransport
-from scripted import HELLO, Signal, completion, error, frame, text
+from tests.support.configured import make_settings
+from tests.support.oracle import check, stream, whole
+from tests.support.scripted import HELLO, Signal, completion, error, frame, text
+from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response as StarletteResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
     Mounted = Callable[[ASGIApp], ResponsesMiddleware]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
     Conversation = Callable[[Reader, Writer], Awaitable[None]]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from protocol import spec
-from scripted import HELLO, call, completion, delta, error, finish, reasoning, text, usage
-from websocket.conftest import UVICORN, opened
+from tests.support import spec
+from tests.support.scripted import HELLO, call, completion, delta, error, finish, reasoning, text, usage
+from tests.support.websocket import UVICORN, opened
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from scripted import Chunk, ScriptedUpstream
+    from tests.support.scripted import Chunk, ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 CALLER = {"authorization": "Bearer key"}

@@ -9,11 +9,11 @@ from starlette.datastructures import Headers
 
 from responses_mw.asgi.origins import Origins
 from responses_mw.errors import Forbidden
-from scripted import HELLO
+from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 MINE, OTHER, HERE = "https://mine.example", "https://other.example", "http://here.example:8000"
 

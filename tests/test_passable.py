@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from configured import make_settings
-from recording import RecordingUpstream
 from responses_mw.asgi.passable import PassablePaths, check_path
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.errors import APIError, BadRequest
 from responses_mw.upstream.transports.http11 import NetworkTransport
+from tests.support.configured import make_settings
+from tests.support.recording import RecordingUpstream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.types import Message, Scope
 
-    from conftest import Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Start
 
 KEYS = {"auth__api_keys": [f"alice:sha256:{sha256(b'k').hexdigest()}"], "upstream__api_key": "the operator's"}
 BEARER = {"authorization": "Bearer k"}

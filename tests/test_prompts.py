@@ -12,14 +12,14 @@ import redis
 
 from responses_mw.engine.prompt_templates import Prompts, UnfitPrompt
 from responses_mw.errors import BadRequest
-from scripted import HELLO, completion
+from tests.support.scripted import HELLO, completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Ours
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours
 
 SUPPORT = """
 current = "2"

@@ -9,8 +9,6 @@ import orjson
 import pytest
 from openai_harmony import DeveloperContent, Message, SystemContent  # type: ignore[import-untyped]
 
-import oracle
-import scripted
 from responses_mw.errors import BadRequest, UpstreamError
 from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import VLLM
@@ -26,10 +24,11 @@ from responses_mw.protocol.vllm.response_messages import (
     raw_input,
     raw_output,
 )
+from tests.support import oracle, scripted
 
 if TYPE_CHECKING:
-    from conftest import Ours
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours
 
 GET_HOROSCOPE = {
     "type": "function",

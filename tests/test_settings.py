@@ -15,16 +15,16 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.processes import free_port
-from configured import make_settings
 from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.asgi.api_keys import APIKeyMiddleware
 from responses_mw.auth import APIKeys
 from responses_mw.cli import main
-from scripted import TINY, completion
+from tests.support.configured import make_settings
+from tests.support.scripted import TINY, completion
 
 if TYPE_CHECKING:
-    from conftest import Serve
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.processes import running
 from benchmarks.upstream import MODEL
-from oracle import Streamed, check, stream
-from scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
+from tests.support.oracle import Streamed, check, stream
+from tests.support.scripted import HELLO, BrokenOff, Signal, call, delta, error, finish, frame, reasoning, text, usage
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 BODY = {"input": "Hi", "model": "tiny", "stream": True}
 

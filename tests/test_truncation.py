@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from counting import Counting, words
+from tests.support.counting import Counting, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours, Serve
+    from tests.support.servers import Ours, Serve
 
 LENGTH = 200
 OLD = [

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.processes import free_port
-from oracle import stream, whole
-from scripted import HELLO, TINY, completion, error, text
+from tests.support.oracle import stream, whole
+from tests.support.scripted import HELLO, TINY, completion, error, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 BODY = {"input": "Hi", "model": "tiny"}
 ANSWER = completion({"content": "Hello"})

@@ -10,16 +10,15 @@ import orjson
 import pytest
 import redis
 
-import oracle
-import scripted
-from configured import make_settings
 from responses_mw import create_app
-from scripted import Answer, Asked, BrokenOff, ScriptedUpstream
+from tests.support import oracle, scripted
+from tests.support.configured import make_settings
+from tests.support.scripted import Answer, Asked, BrokenOff, ScriptedUpstream
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Ours, Serve, Start
+    from tests.support.servers import Ours, Serve, Start
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from configured import make_settings
-from protocol.replay import check
 from responses_mw import Settings
 from responses_mw.cache import Cache, Hit, Key, Miss, Policy, mark
 from responses_mw.ids import RunIds
@@ -18,6 +16,8 @@ from responses_mw.protocol.request.create import CreateResponse, parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.lifecycle import Options
+from tests.support.configured import make_settings
+from tests.support.replay import check
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

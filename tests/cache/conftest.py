@@ -11,15 +11,14 @@ import pytest
 from responses_mw.cache import Cache, Embeddings
 from responses_mw.crypto import Sealer
 from responses_mw.state import connect
-from state.servers import Server
-
-from .asking import EmbeddingServer, settings
+from tests.cache.asking import EmbeddingServer, settings
+from tests.support.valkey import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from conftest import Serve
-    from state.servers import Plain
+    from tests.support.servers import Serve
+    from tests.support.valkey import Plain
 
     OpenCache = Callable[..., Cache]
 

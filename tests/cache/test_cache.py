@@ -11,19 +11,31 @@ import pytest
 from responses_mw.cache import Hit, Miss
 from responses_mw.crypto import Sealer
 from responses_mw.ids import RunIds
-from scripted import Signal
-from state.servers import wire
-
-from .asking import ALICE, BOB, EXACT, SECRET, SEMANTIC, EmbeddingServer, answered, ask, asked, granted, key, run, told
+from tests.cache.asking import (
+    ALICE,
+    BOB,
+    EXACT,
+    SECRET,
+    SEMANTIC,
+    EmbeddingServer,
+    answered,
+    ask,
+    asked,
+    granted,
+    key,
+    run,
+    told,
+)
+from tests.support.scripted import Signal
+from tests.support.valkey import wire
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Serve
     from responses_mw.cache import Cache
-    from state.servers import Plain, Server
-
-    from .conftest import OpenCache
+    from tests.cache.conftest import OpenCache
+    from tests.support.servers import Serve
+    from tests.support.valkey import Plain, Server
 
 Q = "What is the capital of France?"
 SAME = "Tell me the capital of France."

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from state.test_topologies import cluster, cluster_url
-
-from .asking import ALICE, BOB, SEMANTIC, EmbeddingServer, ask, key
+from tests.cache.asking import ALICE, BOB, SEMANTIC, EmbeddingServer, ask, key
+from tests.support.cluster import cluster_url
 
 if TYPE_CHECKING:
-    from state.servers import Server
-
-    from .conftest import OpenCache
-
-__all__ = ["cluster"]
+    from tests.cache.conftest import OpenCache
+    from tests.support.valkey import Server
 
 Q, SAME = "What is the capital of France?", "Tell me the capital of France."
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from .asking import ALICE, BOB, ask, key
+from tests.cache.asking import ALICE, BOB, ask, key
 
 if TYPE_CHECKING:
     from responses_mw.cache import Cache
-    from state.servers import Server
+    from tests.support.valkey import Server
 
 
 async def run(*arguments: str) -> tuple[int, str]:

@@ -9,19 +9,17 @@ import pytest
 
 from responses_mw.cache import Miss
 from responses_mw.errors import Unauthorized
-from scripted import Signal
-
-from .asking import ALICE, EXACT, SEMANTIC, ask, granted, key
+from tests.cache.asking import ALICE, EXACT, SEMANTIC, ask, granted, key
+from tests.support.scripted import Signal
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Serve
     from responses_mw.cache import Cache
-    from state.servers import Plain
-
-    from .asking import EmbeddingServer
-    from .conftest import OpenCache
+    from tests.cache.asking import EmbeddingServer
+    from tests.cache.conftest import OpenCache
+    from tests.support.servers import Serve
+    from tests.support.valkey import Plain
 
 Q = "What is the capital of France?"
 

@@ -13,13 +13,12 @@ import pytest
 from responses_mw.cache import Embeddings
 from responses_mw.cache.embeddings import NoEmbedding
 from responses_mw.cache.vectors import decode_vectors, encode_vector, unit_vector
-
-from .asking import EmbeddingServer, settings
+from tests.cache.asking import EmbeddingServer, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 
 @pytest.fixture

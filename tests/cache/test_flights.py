@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.cache import Hit, Miss
-from scripted import Signal
-
-from .asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, granted, key
+from tests.cache.asking import EXACT, SEMANTIC, EmbeddingServer, answered, ask, granted, key
+from tests.support.scripted import Signal
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Serve
     from responses_mw.cache import Cache
     from responses_mw.cache.vectors import Vector
-    from state.servers import Plain, Server
-
-    from .conftest import OpenCache
+    from tests.cache.conftest import OpenCache
+    from tests.support.servers import Serve
+    from tests.support.valkey import Plain, Server
 
 Q, SAME = "What is the capital of France?", "Tell me the capital of France."
 

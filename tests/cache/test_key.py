@@ -9,8 +9,7 @@ import pytest
 
 from responses_mw.cache.key import NEUTRAL, Key, key_of
 from responses_mw.protocol.request.create import CreateResponse, parse
-
-from .asking import ALICE, BOB, asked
+from tests.cache.asking import ALICE, BOB, asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-import oracle
-from scripted import Signal, completion, finish, reasoning, text, usage
-
-from .asking import EmbeddingServer
+from tests.cache.asking import EmbeddingServer
+from tests.support import oracle
+from tests.support.scripted import Signal, completion, finish, reasoning, text, usage
 
 if TYPE_CHECKING:
     import httpx
 
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 Q, SAME = "What is the capital of France?", "Tell me the capital of France."
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from responses_mw.cache import Policy, policy_of
 from responses_mw.cache.policy import MODES
 from responses_mw.errors import BadRequest
-
-from .asking import settings
+from tests.cache.asking import settings
 
 
 def policy(body: Any = None, header: str | None = None, *, stored: bool = True, **given: Any) -> Policy:

@@ -12,8 +12,7 @@ from responses_mw.cache.guard import signature
 from responses_mw.cache.key import VERSION, Key
 from responses_mw.cache.record import Entry, UnreadableRecord, pack, replay, texts_of, unpack
 from responses_mw.crypto import Sealer
-
-from .asking import ALICE, BOB, SECRET, answered, asked, run
+from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, run
 
 KEY = Key(ALICE, "p" * 40, "What?", "e" * 40)
 PLAIN, SEALING = Sealer(), Sealer([SECRET])

@@ -16,15 +16,14 @@ from responses_mw.cache.store import Entries, Page
 from responses_mw.cache.vectors import VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.ids import random_part
 from responses_mw.state import connect
-
-from .asking import ALICE, BOB, settings
+from tests.cache.asking import ALICE, BOB, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from responses_mw.cache.vectors import Vector
     from responses_mw.state import Client
-    from state.servers import Plain
+    from tests.support.valkey import Plain
 
 DIMENSIONS = 6
 

@@ -16,7 +16,22 @@ from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
 from pydantic import BaseModel
 
-from .cases import BYE, CODE, FOUND, KEY, MODEL, SEARCH, WEATHERS, Case, Servers, Way, expect, expect_farewell, run, servers
+from tests.clients.cases import (
+    BYE,
+    CODE,
+    FOUND,
+    KEY,
+    MODEL,
+    SEARCH,
+    WEATHERS,
+    Case,
+    Servers,
+    Way,
+    expect,
+    expect_farewell,
+    run,
+    servers,
+)
 
 MODES = ("plain", "previous_response_id", "store=False")
 SEALED = agents.ModelSettings(

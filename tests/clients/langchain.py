@@ -13,7 +13,22 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, custom_tool
 from pydantic import BaseModel
 
-from .cases import BYE, CODE, FOUND, KEY, MODEL, SEARCH, WEATHER, Case, Servers, Way, expect, expect_farewell, run, servers
+from tests.clients.cases import (
+    BYE,
+    CODE,
+    FOUND,
+    KEY,
+    MODEL,
+    SEARCH,
+    WEATHER,
+    Case,
+    Servers,
+    Way,
+    expect,
+    expect_farewell,
+    run,
+    servers,
+)
 
 SEALED: dict[str, Any] = {
     "store": False,

@@ -15,9 +15,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from codex.model import app, nonsense
-
-from .cases import MODEL
+from tests.clients.cases import MODEL
+from tests.codex.model import app, nonsense
 
 ChatRequest = dict[str, Any]
 Delta = dict[str, Any]

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from .cases import BYE, CODE, FOUND, KEY, MODEL, SEARCH, Case, Servers, Way, expect, expect_farewell, run, servers
+from tests.clients.cases import BYE, CODE, FOUND, KEY, MODEL, SEARCH, Case, Servers, Way, expect, expect_farewell, run, servers
 
 MODES = ("previous_response_id", "store=False")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

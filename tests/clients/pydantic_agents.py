@@ -16,7 +16,7 @@ from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModel
 from pydantic_ai.native_tools import CodeExecutionTool, MCPServerTool, WebSearchTool
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from .cases import (
+from tests.clients.cases import (
     BYE,
     CODE,
     FOUND,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from configured import make_settings
 from responses_mw.sandbox import SandboxSettings
+from tests.support.configured import make_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from responses_mw.telemetry import REGISTRY
-
-from .queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, REPOSITORY, alerts, asked_for, dashboard, queries
+from tests.support.queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, REPOSITORY, alerts, asked_for, dashboard, queries
 
 QUERIES = list(queries())
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from websocket.conftest import UVICORN
-
-from .servers import Effects, Knowing, settings_of
+from tests.gate.servers import Effects, Knowing, settings_of
+from tests.support.websocket import UVICORN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Ours, Serve
-    from state.servers import Plain
+    from tests.support.servers import Ours, Serve
+    from tests.support.valkey import Plain
 
 
 @pytest.fixture

@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from scripted import HELLO, TINY, Answer, Asked, ScriptedUpstream, Signal, _body, _play, call, completion, error, finish, frame
-from scripted import JSON as JSON_HEADERS
-from scripted import SSE as SSE_HEADERS
+from tests.support.scripted import (
+    HELLO,
+    TINY,
+    Answer,
+    Asked,
+    ScriptedUpstream,
+    Signal,
+    _body,
+    _play,
+    call,
+    completion,
+    error,
+    finish,
+    frame,
+)
+from tests.support.scripted import JSON as JSON_HEADERS
+from tests.support.scripted import SSE as SSE_HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -11,15 +11,14 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from responses_mw.ids import random_part
-
-from .conftest import snapshot
-from .servers import Effects, Knowing, Listing
+from tests.gate.conftest import snapshot
+from tests.gate.servers import Effects, Knowing, Listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours
-    from state.servers import Plain
+    from tests.support.servers import Ours
+    from tests.support.valkey import Plain
 
 pytestmark = pytest.mark.anyio
 

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-import oracle
-from scripted import HELLO, Answer, ScriptedUpstream, Signal, error
-from scripted import JSON as JSON_HEADERS
-from websocket.conftest import opened
-
-from .conftest import snapshot
-from .servers import Knowing
+from tests.gate.conftest import snapshot
+from tests.gate.servers import Knowing
+from tests.support import oracle
+from tests.support.scripted import HELLO, Answer, ScriptedUpstream, Signal, error
+from tests.support.scripted import JSON as JSON_HEADERS
+from tests.support.websocket import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours, Start
-    from state.servers import Plain
+    from tests.support.servers import Ours, Start
+    from tests.support.valkey import Plain
 
 pytestmark = pytest.mark.both_mounts
 

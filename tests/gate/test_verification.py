@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configured import make_settings
 from responses_mw.errors import Unauthorized, UpstreamError
 from responses_mw.upstream import Caller, Standing, Upstream, verification
 from responses_mw.upstream.transports.asgi import ASGITransport
-
-from .servers import Knowing, Listing
+from tests.gate.servers import Knowing, Listing
+from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .rendering import NoHelm, helm
+from tests.helm.rendering import NoHelm, helm
 
 
 @pytest.fixture(scope="session", autouse=True)

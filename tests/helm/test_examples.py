@@ -8,7 +8,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from .rendering import CHART, EXAMPLES, NAME, REQUIRED, RenderingFailed, render, run_helm
+from tests.helm.rendering import CHART, EXAMPLES, NAME, REQUIRED, RenderingFailed, render, run_helm
 
 # Kinds of others, which Kubernetes' own schemas do not know.
 OTHERS = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ServiceMonitor"}

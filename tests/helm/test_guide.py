@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from responses_mw.cli import COMMANDS
-
-from .rendering import CHART, KUBERNETES, REPOSITORY, REQUIRED, Rendered, render, run_helm
+from tests.helm.rendering import CHART, KUBERNETES, REPOSITORY, REQUIRED, Rendered, render, run_helm
 
 GUIDES = [REPOSITORY / "docs" / name for name in ("kubernetes.md", "operations.md")]
 PAGES = sorted([*REPOSITORY.glob("docs/*.md"), REPOSITORY / "README.md"])

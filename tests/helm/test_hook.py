@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from responses_mw.demo.servers import demo_upstream, our_server
-
-from .rendering import REQUIRED, render
+from tests.helm.rendering import REQUIRED, render
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from .rendering import EXAMPLES, NAME, REQUIRED, Rendered, merged, render
-from .test_examples import EVERYTHING, LEAST
+from tests.helm.rendering import EXAMPLES, NAME, REQUIRED, Rendered, merged, render
+from tests.helm.test_examples import EVERYTHING, LEAST
 
 SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST} | {path.stem: path for path in EXAMPLES}
 each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from .rendering import CHART, REPOSITORY, merged, render
-from .test_examples import EVERYTHING
+from tests.helm.rendering import CHART, REPOSITORY, merged, render
+from tests.helm.test_examples import EVERYTHING
 
 # Everything is on, and nothing is drawn at random.
 BASE = merged([EVERYTHING, {"secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])

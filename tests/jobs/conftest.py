@@ -10,7 +10,7 @@ import pytest
 import redis
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
+    from tests.support.servers import Ours, Start
 
     Replica = Callable[..., Ours]
 

@@ -11,16 +11,14 @@ import pytest
 import redis
 from openai.types.responses import Response
 
-from scripted import HELLO, Answer, Signal, completion, error, finish, text
-from stored.echo import Echo
-
-from .conftest import SECRET
+from tests.jobs.conftest import SECRET
+from tests.support.echo import Echo
+from tests.support.scripted import HELLO, Answer, Signal, completion, error, finish, text
 
 if TYPE_CHECKING:
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
-
-    from .conftest import Replica
+    from tests.jobs.conftest import Replica
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 BODY = {"input": "Hi", "model": "tiny", "background": True}
 TYPES = ["response.created", "response.queued", "response.in_progress", "response.output_item.added"]

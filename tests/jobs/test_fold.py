@@ -13,7 +13,7 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.lifecycle import Options
 from responses_mw.protocol.response.replay import end, fold
-from scripted import HELLO, call, delta, finish, reasoning, text
+from tests.support.scripted import HELLO, call, delta, finish, reasoning, text
 
 LOGPROBS = {"content": [{"token": "Hel", "logprob": -0.1, "bytes": [72], "top_logprobs": []}]}
 WITH_LOGPROBS = {"choices": [{"index": 0, "delta": {"content": "Hel"}, "logprobs": LOGPROBS}]}

@@ -14,9 +14,8 @@ import pytest
 from responses_mw.jobs import Followers
 from responses_mw.jobs.follower import TOGETHER
 from responses_mw.state import Batch, Job, State, connect
-from state.servers import Server
-
-from .test_records import append, batch, create, document, end, taken
+from tests.jobs.test_records import append, batch, create, document, end, taken
+from tests.support.valkey import Server
 
 Stream = AsyncGenerator[Batch, None]
 

@@ -15,10 +15,8 @@ from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.jobs import announced
 from responses_mw.state.keys import response_address, stop_channel
-from state.servers import Server, wire
-from state.test_topologies import cluster, cluster_url
-
-__all__ = ["cluster"]
+from tests.support.cluster import cluster_url
+from tests.support.valkey import Server, wire
 
 ALICE = "a" * 32
 

@@ -17,22 +17,20 @@ import pytest
 import redis
 
 from benchmarks.processes import free_port
-from configured import flag
-from conftest import Ours
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.state.codec import pack, unpack
-from scripted import HELLO, Signal, finish, text
-from state.servers import Server as Store
-from state.servers import Wire
-
-from .conftest import SECRET
-from .test_background import BODY, RUNNING, create, create_streamed, ended, follow, get, streamed
+from tests.jobs.conftest import SECRET
+from tests.jobs.test_background import BODY, RUNNING, create, create_streamed, ended, follow, get, streamed
+from tests.support.configured import flag
+from tests.support.scripted import HELLO, Signal, finish, text
+from tests.support.servers import Ours
+from tests.support.valkey import Server as Store
+from tests.support.valkey import Wire
 
 if TYPE_CHECKING:
-    from conftest import Serve
-    from scripted import ScriptedUpstream
-
-    from .conftest import Replica
+    from tests.jobs.conftest import Replica
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
 
 LEASE = 1.0
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,7 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.lifecycle import Options
-
-from .replay import check
+from tests.support.replay import check
 
 PLAIN = Options()
 

@@ -16,11 +16,11 @@ from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.lifecycle import Options
 from responses_mw.protocol.sse import Decoder
-
-from . import manners, spec
-from .manners import MANNERS, Answer, Call, Manner, render
-from .replay import check, decoded
-from .runs import assembler, run, said
+from tests.protocol import manners
+from tests.protocol.manners import MANNERS, Answer, Call, Manner, render
+from tests.protocol.runs import assembler, run, said
+from tests.support import spec
+from tests.support.replay import check, decoded
 
 each_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
 

@@ -9,9 +9,8 @@ import pytest
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.response.lifecycle import Options
-
-from .replay import check, decoded
-from .runs import assembler, chunk, fragment, output, respond, run
+from tests.protocol.runs import assembler, chunk, fragment, output, respond, run
+from tests.support.replay import check, decoded
 
 STOP = chunk(finish_reason="stop")
 HI = [("output_text", "Hi")]

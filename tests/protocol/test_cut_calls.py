@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from responses_mw.protocol.chat.client_tools import offered
-
-from .replay import check
-from .runs import assembler, chunk, fragment
+from tests.protocol.runs import assembler, chunk, fragment
+from tests.support.replay import check
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch", "local_shell"])

@@ -22,10 +22,9 @@ from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResp
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.lifecycle import Options
-
-from .replay import check
-from .runs import run
-from .samples import SAMPLES
+from tests.protocol.runs import run
+from tests.protocol.samples import SAMPLES
+from tests.support.replay import check
 
 scalars = (
     st.none()

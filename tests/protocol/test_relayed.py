@@ -15,10 +15,9 @@ from responses_mw.protocol.response import document
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
 from responses_mw.upstream.responses_backend import to_responses
-
-from .replay import check, decoded
-from .runs import CountedIds, chunk, fragment
-from .runs import run as run_chat
+from tests.protocol.runs import CountedIds, chunk, fragment
+from tests.protocol.runs import run as run_chat
+from tests.support.replay import check, decoded
 
 Events = list[dict[str, Any]]
 

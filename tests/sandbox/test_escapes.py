@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from .conftest import SECRET, Launch, Sandbox, levels, until_descendants
+from tests.support.sandbox import SECRET, Launch, Sandbox, levels, until_descendants
 
 BEST = levels()[0]
 

@@ -13,8 +13,7 @@ from mcp.client.client import Client
 from pydantic import ValidationError
 
 from responses_mw.sandbox import SandboxSettings
-
-from .conftest import Launch, Sandbox, command, environment, levels, until_descendants
+from tests.support.sandbox import Launch, Sandbox, command, environment, levels, until_descendants
 
 BEST = levels()[0]
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from responses_mw.sandbox.jail import landlock
-
-from .conftest import ROOT, Sandbox
-from .test_escapes import ATTEMPT
+from tests.sandbox.test_escapes import ATTEMPT
+from tests.support.sandbox import ROOT, Sandbox
 
 # Bare system calls, by their numbers on x86_64 and aarch64; what each gives: the error, or what it got.
 CALL = """

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.state import State, connect
-
-from .servers import Server
+from tests.support.valkey import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from .servers import OpenState, Plain
+    from tests.support.valkey import OpenState, Plain
 
 
 @pytest.fixture(scope="session")

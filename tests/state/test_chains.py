@@ -10,12 +10,11 @@ import pytest
 from responses_mw.ids import RANDOM_LENGTH, TAG_LENGTH, random_part
 from responses_mw.state import Chain, Missing, NotChainable, State
 from responses_mw.state.values import Pointer
-
-from .making import ALICE, BOB, address, continued, history, kept, made, respond, turns
-from .servers import wire
+from tests.support.stored import ALICE, BOB, address, continued, history, kept, made, respond, turns
+from tests.support.valkey import wire
 
 if TYPE_CHECKING:
-    from .servers import OpenState, Plain, Server
+    from tests.support.valkey import OpenState, Plain, Server
 
 
 async def test_a_chain_has_the_items_of_every_turn_in_order_input_then_output(state: State) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from responses_mw.ids import random_part
 from responses_mw.state import Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State
-
-from .making import ALICE, address, continued, everything, history, kept, made, respond, turns
-from .servers import wire
+from tests.support.stored import ALICE, address, continued, everything, history, kept, made, respond, turns
+from tests.support.valkey import wire
 
 if TYPE_CHECKING:
-    from .servers import OpenState, Plain, Server
+    from tests.support.valkey import OpenState, Plain, Server
 
 
 async def test_what_is_stored_is_what_get_returns(state: State) -> None:

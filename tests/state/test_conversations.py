@@ -10,13 +10,11 @@ import pytest
 from responses_mw.errors import BadRequest
 from responses_mw.ids import TAG_LENGTH, RunIds, new_tag, random_part
 from responses_mw.state import Bounds, Conversation, Missing, NewerRecord, OverBound, State
-
-from .making import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
+from tests.support.stored import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
 
 if TYPE_CHECKING:
     from responses_mw.state import Item
-
-    from .servers import Plain
+    from tests.support.valkey import Plain
 
 
 def some_items(conversation_id: str, *said: str) -> list[Item]:

@@ -10,11 +10,10 @@ import pytest
 
 from responses_mw.ids import random_part
 from responses_mw.state import Chain, Missing, State
-
-from .making import ALICE, continued, everything, history, kept, made, respond, turns
+from tests.support.stored import ALICE, continued, everything, history, kept, made, respond, turns
 
 if TYPE_CHECKING:
-    from .servers import Plain
+    from tests.support.valkey import Plain
 
 
 async def test_a_deleted_response_is_gone_for_every_question(state: State) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from responses_mw.state import Chain, Client, EmbeddedFailed, State, embedded
-
-from .making import history, respond
-from .test_topologies import assert_works
+from tests.state.test_topologies import assert_works
+from tests.support.stored import history, respond
 
 
 async def process_of(client: Client) -> int:

@@ -16,14 +16,13 @@ from benchmarks.processes import free_port
 from responses_mw.ids import random_part
 from responses_mw.state import Chain, State, StateUnavailable, connect
 from responses_mw.state.codec import turn_owner
-
-from .making import ALICE, continued, everything, history, made, respond, turns
-from .test_conversations import converse, listed, some_items
+from tests.state.test_conversations import converse, listed, some_items
+from tests.support.stored import ALICE, continued, everything, history, made, respond, turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from .servers import OpenState, Plain, Server
+    from tests.support.valkey import OpenState, Plain, Server
 
 
 @asynccontextmanager
@@ -210,7 +209,7 @@ async def test_a_process_killed_at_any_moment_leaves_nothing_half_written(start:
     code = (
         "import asyncio, sys\n"
         "from responses_mw.state import Chain, State, connect\n"
-        "from state.making import respond, continued\n"
+        "from tests.support.stored import respond, continued\n"
         "async def main():\n"
         "    state = State(connect(sys.argv[1]))\n"
         "    async def run():\n"
@@ -225,7 +224,7 @@ async def test_a_process_killed_at_any_moment_leaves_nothing_half_written(start:
     with server.client() as client:
         for _ in range(3):
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, server.url, stdout=-1, cwd=Path(__file__).parent.parent
+                sys.executable, "-c", code, server.url, stdout=-1, cwd=Path(__file__).parents[2]
             )
             assert process.stdout is not None
             tips = [(await process.stdout.readline()).decode().strip() for _ in range(30)]

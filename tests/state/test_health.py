@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .servers import OpenState, Server
+    from tests.support.valkey import OpenState, Server
 
 
 async def test_a_redis_as_it_should_be_has_no_fault(open_state: OpenState, start: Callable[..., Server]) -> None:

@@ -10,12 +10,11 @@ from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Bounds, Chain, Missing, OverBound, State, connect
 from responses_mw.state.keys import item_address
-
-from .making import ALICE, BOB, continued, message, respond, texts
-from .test_conversations import converse
+from tests.state.test_conversations import converse
+from tests.support.stored import ALICE, BOB, continued, message, respond, texts
 
 if TYPE_CHECKING:
-    from .servers import Plain, Server
+    from tests.support.valkey import Plain, Server
 
 
 async def five(state: State) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from responses_mw.state import State
 
 if TYPE_CHECKING:
-    from .servers import Plain
+    from tests.support.valkey import Plain
 
 
 async def test_the_first_replica_agrees_and_one_with_the_same_key_too(state: State) -> None:

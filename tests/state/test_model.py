@@ -13,13 +13,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from responses_mw.state import Chain, Missing, NotChainable, State, connect
 from responses_mw.state.codec import json_size, turn_owner
-
-from .making import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
+from tests.support.stored import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from .servers import Server
+    from tests.support.valkey import Server
 
 # What objects count besides their JSON.
 RECORD, SEGMENT, TOMBSTONE = 1536, 768, 256

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from responses_mw.state import State, connect, pubsub
 from responses_mw.state.keys import stop_channel
-
-from .hearing import assert_confirmed, assert_heard
+from tests.state.hearing import assert_confirmed, assert_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pytest
 
-    from .servers import OpenState, Server
+    from tests.support.valkey import OpenState, Server
 
 CHANNEL = stop_channel("w")
 

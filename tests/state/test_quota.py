@@ -11,14 +11,13 @@ import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, connect
-
-from .making import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
-from .servers import wire
+from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
+from tests.support.valkey import wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from .servers import Plain, Server
+    from tests.support.valkey import Plain, Server
 
 RateLimitMiddleware = Callable[..., State]
 MANY = 10**9

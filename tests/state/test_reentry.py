@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, State, Taken
-
-from .making import ALICE, BOB, address
+from tests.support.stored import ALICE, BOB, address
 
 if TYPE_CHECKING:
-    from .servers import OpenState, Plain, Server
+    from tests.support.valkey import OpenState, Plain, Server
 
 LEASE = 5.0
 

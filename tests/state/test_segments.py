@@ -9,11 +9,10 @@ import pytest
 
 from responses_mw.state import Bounds, Chain, Missing, State
 from responses_mw.state.segments import TURN_OVERHEAD
-
-from .making import ALICE, BOB, continued, history, respond, turns
+from tests.support.stored import ALICE, BOB, continued, history, respond, turns
 
 if TYPE_CHECKING:
-    from .servers import OpenState, Plain, Server
+    from tests.support.valkey import OpenState, Plain, Server
 
 LONG = "a long text " * 120  # short enough to be stored as it is
 

@@ -20,15 +20,15 @@ from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag
 from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
 from responses_mw.state.keys import stop_channel
-
-from .hearing import assert_heard
-from .making import ALICE, BOB, address, continued, history, message, respond, texts, used
-from .servers import Server, wire
+from tests.state.hearing import assert_heard
+from tests.support.cluster import SLOTS, cluster_url, wait_until_whole
+from tests.support.stored import ALICE, BOB, address, continued, history, message, respond, texts, used
+from tests.support.valkey import Server, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
-    from .servers import OpenState
+    from tests.support.valkey import OpenState
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
@@ -121,59 +121,6 @@ async def heard(state: State, channel: str, act: Callable[[], Coroutine[Any, Any
 
 
 # -- cluster -------------------------------------------------------------------------------------------------------------
-
-SLOTS = 16384
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    """Three nodes with a third of the slots each."""
-    nodes = []
-    for number in range(3):
-        options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
-        nodes.append(
-            Server(tmp_path_factory.mktemp(f"node{number}"), *options, "--appendonly", "yes", "--appendfsync", "always")
-        )
-        nodes[-1].start()
-    for number, node in enumerate(nodes):
-        with node.client() as client:
-            first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
-            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-    wait_until_whole(nodes)
-    yield nodes
-    for node in nodes:
-        node.kill()
-
-
-def wait_until_whole(nodes: list[Server]) -> None:
-    deadline = time.monotonic() + 40
-    greeted = 0.0
-    while not all(map(is_whole, nodes)):
-        assert time.monotonic() < deadline
-        if time.monotonic() - greeted > 2:  # on a busy machine a greeting is given up
-            greeted = time.monotonic()
-            for node in nodes[1:]:
-                with node.client() as client:
-                    client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, nodes[0].options[3])
-        time.sleep(0.05)
-
-
-def is_whole(node: Server) -> bool:
-    with node.client() as client:
-        info = raw_info(client)
-    return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
-
-
-def raw_info(client: Any) -> bytes:
-    answer = client.execute_command("CLUSTER INFO")
-    if isinstance(answer, dict):
-        return "\n".join(f"{name}:{value}" for name, value in answer.items()).encode()
-    return bytes(answer)
-
-
-def cluster_url(nodes: list[Server]) -> str:
-    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
 
 
 async def test_everything_works_in_a_cluster_of_three_nodes(open_state: OpenState, cluster: list[Server]) -> None:

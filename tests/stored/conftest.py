@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 import redis
 
 from benchmarks.processes import free_port
-from configured import flag
-from conftest import Ours
-from state.making import everything
-from state.servers import Plain, Server
-
-from .echo import Echo
+from tests.support.configured import flag
+from tests.support.echo import Echo
+from tests.support.servers import Ours, wait_until_serving
+from tests.support.valkey import Plain, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import openai
 
-    from conftest import Serve, Start
+    from tests.support.servers import Serve, Start
 
     StartServer = Callable[..., Server]
     StartProcess = Callable[..., tuple[Ours, subprocess.Popen[bytes]]]
@@ -105,21 +101,3 @@ def start_process() -> Iterator[StartProcess]:
     for process in processes:
         process.kill()
         process.wait()
-
-
-def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        assert process.poll() is None
-        try:
-            httpx.get(f"{url}/v1/models", trust_env=False)
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
-
-
-def texts_in(keys: Plain) -> bytes:
-    """All that is stored, in one piece; what is short is stored in the open."""
-    return repr(everything(keys)).encode()

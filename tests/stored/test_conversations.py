@@ -10,20 +10,18 @@ import pytest
 from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
-import oracle
-from scripted import BrokenOff, Signal, call, completion, finish, text, usage
-from state.making import everything
-
-from .echo import said, text_of
-from .test_responses import EVERY_KIND, respond
+from tests.stored.test_responses import EVERY_KIND, respond
+from tests.support import oracle
+from tests.support.echo import said, text_of
+from tests.support.scripted import BrokenOff, Signal, call, completion, finish, text, usage
+from tests.support.stored import everything
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from conftest import Ours, Start
-    from state.servers import Plain
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours, Start
+    from tests.support.valkey import Plain
 
 ITEM: TypeAdapter[ConversationItem] = TypeAdapter(ConversationItem)
 

@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-import oracle
-from configured import flag
-from state.test_topologies import cluster, cluster_url  # noqa: F401 (a fixture is found by its name)
-
-from .echo import said, text_of
-from .test_conversations import asked, respond_in, texts_of
-from .test_responses import items_before, respond
+from tests.stored.test_conversations import asked, respond_in, texts_of
+from tests.stored.test_responses import items_before, respond
+from tests.support import oracle
+from tests.support.cluster import cluster_url
+from tests.support.configured import flag
+from tests.support.echo import said, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Start
-    from state.servers import Server
-
-    from .conftest import StartProcess, StartServer
-    from .echo import Echo
+    from tests.stored.conftest import StartProcess, StartServer
+    from tests.support.echo import Echo
+    from tests.support.servers import Start
+    from tests.support.valkey import Server
 
 
 def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -131,7 +129,7 @@ def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: 
 
 async def test_two_replicas_share_a_cluster_of_three_nodes(
     start_at: Start,
-    cluster: list[Server],  # noqa: F811
+    cluster: list[Server],
     upstream: Echo,
 ) -> None:
     url = cluster_url(cluster)
@@ -155,7 +153,7 @@ async def test_two_replicas_share_a_cluster_of_three_nodes(
 
 async def test_every_route_is_served_in_a_cluster(
     start_at: Start,
-    cluster: list[Server],  # noqa: F811
+    cluster: list[Server],
     upstream: Echo,
 ) -> None:
     url = cluster_url(cluster)

@@ -9,18 +9,16 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
-import oracle
-from scripted import call, completion, finish, reasoning, text, usage
-
-from .echo import said
-from .test_responses import items_before, respond
+from tests.stored.test_responses import items_before, respond
+from tests.support import oracle
+from tests.support.echo import said
+from tests.support.scripted import call, completion, finish, reasoning, text, usage
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from conftest import Ours
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours
 
 TOOLS: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 

@@ -8,13 +8,12 @@ import httpx
 import pytest
 
 from responses_mw.ids import random_part
-from state.making import everything
+from tests.support.stored import everything
 
 if TYPE_CHECKING:
-    from conftest import Ours, Start
-    from state.servers import Plain
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours, Start
+    from tests.support.valkey import Plain
 
 Headers = dict[str, str]
 

@@ -11,15 +11,14 @@ from websockets.asyncio.client import connect as connect_websocket
 
 from responses_mw.ids import random_part
 from responses_mw.telemetry import REGISTRY
-from scripted import HELLO, completion, finish, text, usage
+from tests.support.scripted import HELLO, completion, finish, text, usage
 
 if TYPE_CHECKING:
     import httpx
 
-    from conftest import Ours, Start
-    from state.servers import Plain
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours, Start
+    from tests.support.valkey import Plain
 
 SECRET = "a secret that all the replicas of the deployment have"
 BODY = {"model": "tiny", "input": "hi"}

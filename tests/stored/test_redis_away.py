@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-import oracle
 from benchmarks.processes import free_port
-from conftest import Ours
-from scripted import Signal, finish, text, usage
-from state.making import everything
-from state.servers import Plain, Server, wire
-
-from .echo import said
-from .test_owners import REQUESTS, asked, things_of
+from tests.stored.test_owners import REQUESTS, asked, things_of
+from tests.support import oracle
+from tests.support.echo import said
+from tests.support.scripted import Signal, finish, text, usage
+from tests.support.servers import Ours
+from tests.support.stored import everything
+from tests.support.valkey import Plain, Server, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Start
-
-    from .conftest import StartProcess, StartServer
-    from .echo import Echo
+    from tests.stored.conftest import StartProcess, StartServer
+    from tests.support.echo import Echo
+    from tests.support.servers import Start
 
 TIMEOUT = 0.3
 """Of a round trip to Redis, in these tests."""

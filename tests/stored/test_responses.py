@@ -10,21 +10,18 @@ import pytest
 from openai.types.responses import ResponseCompletedEvent, ResponseItem
 from pydantic import TypeAdapter
 
-import oracle
-from scripted import BrokenOff, Signal, call, completion, finish, reasoning, text, usage
-from state.making import everything, kept
-
-from .conftest import texts_in
-from .echo import said, text_of
+from tests.support import oracle
+from tests.support.echo import said, text_of
+from tests.support.scripted import BrokenOff, Signal, call, completion, finish, reasoning, text, usage
+from tests.support.stored import everything, kept, texts_in
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.responses import Response
 
-    from conftest import Ours
-    from state.servers import Plain
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours
+    from tests.support.valkey import Plain
 
 ITEM: TypeAdapter[ResponseItem] = TypeAdapter(ResponseItem)
 

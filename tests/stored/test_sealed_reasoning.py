@@ -8,22 +8,19 @@ import openai
 import pytest
 from openai.types.responses import ResponseReasoningItem
 
-import oracle
-from scripted import completion, finish, reasoning, text, usage
-from state.making import everything
-
-from .conftest import texts_in
-from .test_meaning import TOOLS, answer
+from tests.stored.test_meaning import TOOLS, answer
+from tests.support import oracle
+from tests.support.scripted import completion, finish, reasoning, text, usage
+from tests.support.stored import everything, texts_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from openai import AsyncOpenAI
 
-    from conftest import Ours, Start
-    from state.servers import Plain
-
-    from .echo import Echo
+    from tests.support.echo import Echo
+    from tests.support.servers import Ours, Start
+    from tests.support.valkey import Plain
 
     Replica = Callable[..., Ours]
 

@@ -11,12 +11,11 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configured import make_settings
-from conftest import lifespan
 from responses_mw import ResponsesMiddleware
-from state.making import everything
-
-from .echo import Echo, said
+from tests.support.configured import make_settings
+from tests.support.echo import Echo, said
+from tests.support.servers import lifespan
+from tests.support.stored import everything
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -20,13 +20,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.processes import free_port
-from configured import flag
-from conftest import Ours
+from tests.support.configured import flag
+from tests.support.servers import Ours
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
     Start = Callable[..., "Command"]
 

@@ -15,14 +15,13 @@ from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.telemetry import REGISTRY, annotate
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
-from scripted import HELLO
+from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from scripted import ScriptedUpstream
-
-    from .conftest import Start
+    from tests.support.scripted import ScriptedUpstream
+    from tests.telemetry.conftest import Start
 
 SECRET, PROMPT = "sk-a-secret-key", "a secret question"
 

@@ -15,17 +15,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.queries import EMITTED
 from responses_mw.asgi.admin import Admin
 from responses_mw.telemetry import TurnSpan, UpstreamServer, metrics
-from scripted import HELLO, Signal, text
+from tests.support.queries import EMITTED
+from tests.support.scripted import HELLO, Signal, text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripted import ScriptedUpstream
-
-    from .conftest import Command, Start
+    from tests.support.scripted import ScriptedUpstream
+    from tests.telemetry.conftest import Command, Start
 
 TOKEN_USAGE = "gen_ai_client_token_usage"
 TIME_TO_FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"

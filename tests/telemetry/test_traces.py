@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.telemetry import set_up_sdk
-from scripted import HELLO, call, delta, finish, text, usage
-from tools.servers import weather
+from tests.support.mcp_servers import weather
+from tests.support.scripted import HELLO, call, delta, finish, text, usage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from conftest import Serve
-    from scripted import ScriptedUpstream
-
-    from .conftest import Collector, Start
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+    from tests.telemetry.conftest import Collector, Start
 
 INTERNAL, SERVER, CLIENT, CONSUMER = 1, 2, 3, 5
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
-from sandbox.conftest import launcher, levels
+from tests.support.configured import make_settings
+from tests.support.sandbox import launcher, levels
 
 TOKEN = "a-token-of-the-sandbox"
 CONFIGURED = make_settings(tools__sandbox_url="http://sandbox:8090")

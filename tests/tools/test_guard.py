@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.tools.guard import AddressRefused, GuardedTransport, Resolve, checked_addresses, fault_of, is_public, resolve
-
-from .servers import answering
+from tests.support.mcp_servers import answering
 
 if TYPE_CHECKING:
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 PRIVATE_V4 = [
     "0.0.0.0",

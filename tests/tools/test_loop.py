@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oracle import stream, whole
-from scripted import HELLO, call, completion, error, finish, text, usage
-
-from .servers import TOKEN, Bearer, weather
+from tests.support.mcp_servers import TOKEN, Bearer, weather
+from tests.support.oracle import stream, whole
+from tests.support.scripted import HELLO, call, completion, error, finish, text, usage
 
 if TYPE_CHECKING:
-    from conftest import Ours, Serve, Start
-    from scripted import Chunk, ScriptedUpstream
+    from tests.support.scripted import Chunk, ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 NOBODY = {"require_approval": "never"}
 

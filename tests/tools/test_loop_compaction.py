@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oracle import stream, whole
-from scripted import BrokenOff, call, completion, finish, text, usage
-
-from .servers import weather
+from tests.support.mcp_servers import weather
+from tests.support.oracle import stream, whole
+from tests.support.scripted import BrokenOff, call, completion, finish, text, usage
 
 if TYPE_CHECKING:
-    from conftest import Ours, Serve, Start
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 SUMMARY = "Paris is sunny."
 ABOVE = [{"type": "compaction", "compact_threshold": 100}]

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oracle import stream
-from sandbox.conftest import launcher, levels
-from scripted import HELLO, call, finish, text
-
-from .search_servers import SEARXNG, SearchServer
-from .servers import TOKEN, Bearer, Watched, weather
+from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
+from tests.support.oracle import stream
+from tests.support.sandbox import launcher, levels
+from tests.support.scripted import HELLO, call, finish, text
+from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
-    from conftest import Ours, Serve, Start
-    from scripted import Chunk, ScriptedUpstream
+    from tests.support.scripted import Chunk, ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 SECRET = "a secret that all the replicas of the deployment have"
 SEARCH = {"type": "web_search"}

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from configured import make_settings
 from responses_mw.crypto import Sealer
 from responses_mw.errors import BadRequest
 from responses_mw.tools import Tools
 from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
-
-from .servers import TOKEN, Bearer, Watched, weather
+from tests.support.configured import make_settings
+from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
 
 if TYPE_CHECKING:
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 URL = "https://mcp.example/mcp"
 OPERATOR = {

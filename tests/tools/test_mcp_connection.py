@@ -14,13 +14,12 @@ import pytest
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
 from responses_mw.tools.connection import MCPConnection
 from responses_mw.tools.session import MCPLimits, MCPTarget
-
-from .servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
+from tests.support.mcp_servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 Connect = Callable[..., MCPConnection]
 LABEL = "weather"
@@ -250,7 +249,7 @@ class Replaceable:
         if scope["type"] != "lifespan":
             await self._apps[self.replaced](scope, receive, send)
             return
-        from conftest import lifespan
+        from tests.support.servers import lifespan
 
         await receive()
         async with lifespan(self._apps[0]), lifespan(self._apps[1]):

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configured import make_settings
-from oracle import stream
-from scripted import HELLO, call, finish
-
-from .servers import READ_ONLY, Watched, weather
+from tests.support.configured import make_settings
+from tests.support.mcp_servers import READ_ONLY, Watched, weather
+from tests.support.oracle import stream
+from tests.support.scripted import HELLO, call, finish
 
 if TYPE_CHECKING:
-    from conftest import Ours, Serve, Start
     from responses_mw.protocol.types import Item
-    from scripted import Chunk, ScriptedUpstream
+    from tests.support.scripted import Chunk, ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 OWN = {"type": "mcp", "server_label": "own", "require_approval": "never"}
 HINT = {"readOnlyHint": True}

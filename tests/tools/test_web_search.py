@@ -9,12 +9,12 @@ import pytest
 from openai.types.responses import ResponseFunctionWebSearch
 from pydantic import ValidationError
 
-from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.citations import citations
 from responses_mw.tools.search import Query, SearchFailed, SearchHit
 from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
+from tests.support.configured import make_settings
 
 TAVILY = make_settings(search__provider="tavily", search__api_key="secret")
 

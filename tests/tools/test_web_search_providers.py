@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from configured import make_settings
 from responses_mw import Settings
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
 from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider
 from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
 from responses_mw.tools.tool import ToolResult
-
-from .search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
+from tests.support.configured import make_settings
+from tests.support.search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
 
 if TYPE_CHECKING:
-    from conftest import Serve
+    from tests.support.servers import Serve
 
 SHAPES = {"searxng": SEARXNG, "tavily": TAVILY, "brave": BRAVE}
 Open = Callable[..., SearchProvider]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from websockets.asyncio.client import connect
 
-from oracle import TERMINAL, Event
+from tests.support.websocket import UVICORN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
-    from websockets.asyncio.client import ClientConnection
-
-    from conftest import Ours, Start
-
-UVICORN = {"ws": "websockets-sansio", "ws_per_message_deflate": False}
-BODY = {"type": "response.create", "model": "tiny"}
+    from tests.support.servers import Ours, Start
 
 
 @pytest.fixture
@@ -37,52 +29,3 @@ def ws(start_ws: Start) -> Ours:
 def ws_proxy(start_at: Callable[..., Ours]) -> Ours:
     """For what does not depend on the mount."""
     return start_at("proxy", uvicorn=UVICORN)
-
-
-class Socket:
-    """A connection that speaks JSON."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self.connection = connection
-
-    async def send(self, **frame: Any) -> None:
-        await self.connection.send(json.dumps(frame))
-
-    async def create(self, text: str | list[Any] = "Hi", **members: Any) -> None:
-        await self.send(**{**BODY, "input": text, **members})
-
-    async def receive(self) -> Event:
-        data = await self.connection.recv()
-        assert isinstance(data, str), "events come in text frames"
-        event: Event = json.loads(data)
-        return event
-
-    async def events(self) -> list[Event]:
-        """All events up to the end of a response, or the error in its place."""
-        events = [await self.receive()]
-        while events[-1]["type"] not in TERMINAL and events[-1]["type"] != "error":
-            events.append(await self.receive())
-        return events
-
-    async def response(self, text: str | list[Any] = "Hi", **members: Any) -> dict[str, Any]:
-        """The document of a response, which must not fail."""
-        await self.create(text, **members)
-        last = (await self.events())[-1]
-        assert last["type"] == "response.completed", last
-        return dict(last["response"])
-
-    async def error(self, text: str | list[Any] = "Hi", **members: Any) -> Event:
-        """The error in place of a response."""
-        await self.create(text, **members)
-        events = await self.events()
-        assert [event["type"] for event in events] == ["error"]
-        return events[0]
-
-
-@asynccontextmanager
-async def opened(ours: Ours, path: str = "/v1/responses", key: str = "key", **options: Any) -> AsyncIterator[Socket]:
-    headers = {"authorization": f"Bearer {key}"}
-    async with connect(
-        ours.url.replace("http", "ws", 1) + path, additional_headers=headers, proxy=None, **options
-    ) as connection:
-        yield Socket(connection)

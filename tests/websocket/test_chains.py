@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scripted import HELLO, call, error, finish, frame, text
-
-from .conftest import UVICORN, opened
+from tests.support.scripted import HELLO, call, error, finish, frame, text
+from tests.support.websocket import UVICORN, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours, Start
-    from oracle import Event
-    from scripted import ScriptedUpstream
+    from tests.support.oracle import Event
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Start
 
 Chat = list[tuple[str, str]]
 

@@ -11,19 +11,18 @@ import pytest
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-import oracle
-from scripted import HELLO, Signal, error, frame, text
-
-from .conftest import UVICORN, opened
+from tests.support import oracle
+from tests.support.scripted import HELLO, Signal, error, frame, text
+from tests.support.websocket import UVICORN, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import Receive, Scope, Send
 
-    from conftest import Ours, Serve, Start
-    from oracle import Event
-    from scripted import ScriptedUpstream
+    from tests.support.oracle import Event
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
 
 
 def as_sse(events: list[Event]) -> bytes:

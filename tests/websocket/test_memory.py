@@ -12,17 +12,15 @@ from websockets.exceptions import InvalidStatus
 
 from responses_mw.asgi.websocket.memory import Block, Memory, Share, UnstoredChain
 from responses_mw.errors import RateLimited
-from scripted import HELLO, Signal, text
-
-from .conftest import UVICORN, opened
+from tests.support.scripted import HELLO, Signal, text
+from tests.support.websocket import UVICORN, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Ours
-    from scripted import ScriptedUpstream
-
-    from .conftest import Socket
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours
+    from tests.support.websocket import Socket
 
 
 @pytest.fixture

@@ -11,17 +11,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.processes import free_port
-from conftest import Ours
-from scripted import HELLO, Signal, text
-from stored.conftest import wait_until_serving
-
-from .conftest import opened
+from tests.support.scripted import HELLO, Signal, text
+from tests.support.servers import Ours, wait_until_serving
+from tests.support.websocket import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Serve
-    from scripted import ScriptedUpstream
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
 
     StartProcess = Callable[[], subprocess.Popen[bytes]]
 

@@ -12,8 +12,7 @@ from responses_mw.state.scripts import script
 if TYPE_CHECKING:
     from responses_mw.state import Chain, Item, State
     from responses_mw.state.keys import Address
-
-    from .servers import Plain
+    from tests.support.valkey import Plain
 
 ALICE, BOB = "a" * 64, "b" * 64
 
@@ -103,3 +102,8 @@ async def used(state: State, owner: str = ALICE) -> int:
     keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
     _, stored = await state.client.script(script("account"), keys, [0, 0])
     return int(stored)
+
+
+def texts_in(keys: Plain) -> bytes:
+    """All that is stored, in one piece; what is short is stored in the open."""
+    return repr(everything(keys)).encode()

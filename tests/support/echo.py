@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from scripted import ScriptedUpstream, completion, finish, text, usage
+from tests.support.scripted import ScriptedUpstream, completion, finish, text, usage
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send

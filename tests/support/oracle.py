@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from conftest import Ours
+    from tests.support.servers import Ours
 
 Event = dict[str, Any]
 

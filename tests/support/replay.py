@@ -12,8 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import TERMINAL, Event
-
-from . import spec
+from tests.support import spec
 
 MODELS: dict[str, Any] = {
     name: model

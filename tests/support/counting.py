@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from scripted import completion
+from tests.support.scripted import completion
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

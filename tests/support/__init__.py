@@ -1,0 +1,1 @@
+"""What tests share: scripted servers, an oracle, ours under uvicorn, Valkey."""

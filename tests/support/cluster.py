@@ -1,0 +1,71 @@
+"""A Valkey cluster of three nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.processes import free_port
+from tests.support.valkey import Server
+
+if TYPE_CHECKING:
+    import pytest
+
+SLOTS = 16384
+
+
+@contextmanager
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    """Three nodes with a third of the slots each."""
+    nodes = [_start_node(tmp_path_factory, number) for number in range(3)]
+    try:
+        for number, node in enumerate(nodes):
+            with node.client() as client:
+                first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        wait_until_whole(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def _start_node(tmp_path_factory: pytest.TempPathFactory, number: int) -> Server:
+    clustered = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
+    durable = ["--appendonly", "yes", "--appendfsync", "always"]
+    node = Server(tmp_path_factory.mktemp(f"node{number}"), *clustered, *durable)
+    node.start()
+    return node
+
+
+def wait_until_whole(nodes: list[Server]) -> None:
+    deadline = time.monotonic() + 40
+    greeted = 0.0
+    while not all(map(is_whole, nodes)):
+        assert time.monotonic() < deadline
+        if time.monotonic() - greeted > 2:  # on a busy machine a greeting is given up
+            greeted = time.monotonic()
+            for node in nodes[1:]:
+                with node.client() as client:
+                    client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, nodes[0].options[3])
+        time.sleep(0.05)
+
+
+def is_whole(node: Server) -> bool:
+    with node.client() as client:
+        info = raw_info(client)
+    return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+
+
+def raw_info(client: Any) -> bytes:
+    answer = client.execute_command("CLUSTER INFO")
+    if isinstance(answer, dict):
+        return "\n".join(f"{name}:{value}" for name, value in answer.items()).encode()
+    return bytes(answer)
+
+
+def cluster_url(nodes: list[Server]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)

@@ -1,0 +1,142 @@
+"""The sandbox as a real process, at every level of isolation that can be had here, and a real MCP client of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+from mcp.client.client import Client
+
+from benchmarks.processes import free_port
+
+CONFINE = Path(__file__).with_name("confine.py")
+ROOT = Path(__file__).parents[2]
+SERVE = "from responses_mw.sandbox import SandboxSettings, serve; serve(SandboxSettings())"
+SECRET = "a-secret-of-the-service"
+STRONG = ("root", "user")
+WEAK = ("weak", "weak-users", "restricted")
+
+
+@dataclass
+class Sandbox:
+    """A running service, and what a test asks of it."""
+
+    level: str
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def strong(self) -> bool:
+        return self.level in STRONG
+
+    async def run(self, code: str, container_id: str = "auto") -> dict[str, Any]:
+        """Runs a cell, and gives the structured result."""
+        result = await self.call(code, container_id)
+        assert result.structured_content is not None, result.content
+        structured: dict[str, Any] = result.structured_content
+        return structured
+
+    async def call(self, code: str, container_id: str = "auto") -> Any:
+        async with Client(f"{self.url}/mcp") as client:
+            return await client.call_tool("python", {"code": code, "container_id": container_id})
+
+    async def value(self, code: str, container_id: str = "auto") -> str | None:
+        """The result of a cell that must go well."""
+        outcome = await self.run(code, container_id)
+        assert outcome["error"] is None
+        assert outcome["ended"] is None
+        result: str | None = outcome["result"]
+        return result
+
+    async def is_well(self) -> bool:
+        """Whether a new container works."""
+        return await self.value("6 * 7") == "42"
+
+
+def command(level: str) -> list[str]:
+    if os.geteuid() != 0 or level == "root":
+        return [sys.executable, "-c", SERVE]
+    return [sys.executable, str(CONFINE), level, "/media/bin/python3", "-c", SERVE]
+
+
+def environment(level: str, settings: dict[str, Any]) -> dict[str, str]:
+    given = {f"RESPONSES_MW_SANDBOX_{name.upper()}": str(value) for name, value in settings.items()}
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    paths = {"PYTHONPATH": f"{ROOT}:{packages}", "LD_LIBRARY_PATH": "/media/lib", "PATH": os.environ["PATH"]}
+    if level == "root":
+        del paths["LD_LIBRARY_PATH"]
+    return {**paths, **given, "A_SECRET": SECRET}
+
+
+Launch = Callable[..., Sandbox]
+
+
+def launcher(stack: ExitStack) -> Launch:
+    def launch(level: str, **settings: Any) -> Sandbox:
+        port = free_port()
+        given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 3, "memory_bytes": 256 << 20, **settings}
+        process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
+        stack.callback(stop, process)
+        sandbox = Sandbox(level, f"http://127.0.0.1:{port}", process)
+        wait_until_up(sandbox)
+        return sandbox
+
+    return launch
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Lets the service end its containers; some tests have it killed already."""
+    process.terminate()
+    try:
+        process.wait(60)
+    finally:
+        process.kill()
+
+
+def wait_until_up(sandbox: Sandbox) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert sandbox.process.poll() is None, "the sandbox did not start"
+        try:
+            httpx.get(f"{sandbox.url}/health", trust_env=False)
+        except httpx.ConnectError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TimeoutError
+
+
+def descendants_of(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [below for child in children for below in descendants_of(child)]
+
+
+async def until_descendants(sandbox: Sandbox, minimum: int) -> list[int]:
+    """Wait until the service has started so many processes, as it does for a container."""
+    with anyio.fail_after(60):
+        while len(descendants := descendants_of(sandbox.process.pid)) < minimum:
+            await anyio.sleep(0.05)
+    return descendants
+
+
+def levels() -> list[str]:
+    """What can be tried here: an ordinary user has but the level that the kernel gives. All levels take three minutes
+    (``RESPONSES_MW_TEST_LEVELS=all``); the suite as it always runs tries the strongest."""
+    if os.geteuid() != 0:
+        return ["user"]
+    return [*STRONG, *WEAK] if os.environ.get("RESPONSES_MW_TEST_LEVELS") == "all" else ["root"]

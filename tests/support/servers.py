@@ -1,0 +1,152 @@
+"""Servers of tests: any application under uvicorn, ours with its clients, and ours as a bare application."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import openai
+import uvicorn
+
+from responses_mw import ResponsesMiddleware, create_app
+from tests.support.configured import make_settings
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from starlette.types import ASGIApp, Message
+
+    from tests.support.scripted import ScriptedUpstream
+
+    Serve = Callable[..., str]
+    Start = Callable[..., "Ours"]
+
+
+PATIENCE = 60.0
+"""Seconds to wait for what must happen: more than a busy machine needs. Waits end as soon as it happens."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, told to stop by an event: its own loop looks at a flag ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, task_status: TaskStatus[anyio.Event]) -> None:
+        super().__init__(config)
+        self._stop = anyio.Event()
+        self._task_status = task_status
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        self._task_status.started(self._stop)
+        await self._stop.wait()
+
+
+async def run_server(config: uvicorn.Config, listener: socket.socket, *, task_status: TaskStatus[anyio.Event]) -> None:
+    with listener:
+        server = _Server(config, task_status)
+        try:
+            await server.serve(sockets=[listener])
+        except SystemExit:  # it is made for a process of its own
+            raise RuntimeError("the application did not start") from None
+
+
+@dataclass
+class Ours:
+    """Our server at ``url``, and clients of it."""
+
+    url: str
+
+    @cached_property
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, verify=False, trust_env=False, timeout=PATIENCE)
+
+    @cached_property
+    def client(self) -> openai.AsyncOpenAI:
+        """The official client; the key is ``key``."""
+        http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=PATIENCE, http_client=http)
+
+    @cached_property
+    def sync_client(self) -> openai.OpenAI:
+        http = openai.DefaultHttpxClient(verify=False, trust_env=False)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="key", max_retries=0, timeout=PATIENCE, http_client=http)
+
+    async def aclose(self) -> None:
+        made = vars(self)
+        if "http" in made:
+            await self.http.aclose()
+        if "client" in made:
+            await self.client.close()
+        if "sync_client" in made:
+            self.sync_client.close()
+
+
+class Apps:
+    """Ours as a bare application in the test's own event loop, for what shows at the ASGI level only."""
+
+    def __init__(self, mount: str, serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+        self._mount = mount
+        self._serve = serve
+        self._upstream = upstream
+        self._redis_url = redis_url
+
+    @asynccontextmanager
+    async def open(self, **settings: Any) -> AsyncIterator[ASGIApp]:
+        settings = {"redis__url": self._redis_url, "redis__timeout": 20, **settings}
+        if self._mount == "proxy":
+            app = create_app(make_settings(upstream__url=self._serve(self._upstream), **settings))
+        else:
+            app = ResponsesMiddleware(self._upstream, make_settings(**settings))
+        async with lifespan(app):
+            yield app
+
+
+@asynccontextmanager
+async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
+    """Starts and stops an application as a server does."""
+    stop, started = asyncio.Event(), asyncio.Event()
+    messages = iter(["lifespan.startup", "lifespan.shutdown"])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        kind = next(messages)
+        if kind == "lifespan.shutdown":
+            await stop.wait()
+        return {"type": kind}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        started.set()
+
+    async def run() -> None:
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+
+    task = asyncio.create_task(run())
+    await asyncio.wait({task, asyncio.create_task(started.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert sent == [{"type": "lifespan.startup.complete"}]
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+        assert sent[-1] == {"type": "lifespan.shutdown.complete"}
+
+
+def wait_until_serving(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None
+        try:
+            httpx.get(f"{url}/v1/models", trust_env=False)
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
