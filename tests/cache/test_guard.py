@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import orjson
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from responses_mw.cache import lexicon
 from responses_mw.cache.guard import Signature, difference, signature
+from tests.support.paths import DATA
 
 
 def reason(one: str, other: str, *, strict: bool = True) -> str | None:
@@ -191,7 +191,7 @@ def test_a_synonym_a_plural_or_a_small_word_may_be_another_word(one: str, other:
     assert reason(one, other) is not None
 
 
-PAIRS = [orjson.loads(line) for line in (Path(__file__).parents[1] / "data/cache_pairs.jsonl").read_text("utf-8").splitlines()]
+PAIRS = [orjson.loads(line) for line in (DATA / "cache_pairs.jsonl").read_text("utf-8").splitlines()]
 
 
 def test_no_trap_of_the_labelled_pairs_passes_and_most_that_are_the_same_do() -> None:

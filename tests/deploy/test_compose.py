@@ -13,8 +13,9 @@ import yaml
 
 from responses_mw.sandbox import SandboxSettings
 from tests.support.configured import make_settings
+from tests.support.paths import ROOT
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 
 
 def load(name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -15,10 +14,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from responses_mw import ResponsesMiddleware
+from tests.support.paths import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-DEPLOY = REPOSITORY / "deploy"
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+DEPLOY = ROOT / "deploy"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def locked(name: str) -> dict[str, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from responses_mw.demo.servers import demo_upstream, our_server
+from tests.support.paths import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "load.py"
+SCRIPT = ROOT / "deploy" / "load.py"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from responses_mw.telemetry import REGISTRY
-from tests.support.queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, REPOSITORY, alerts, asked_for, dashboard, queries
+from tests.support.paths import ROOT
+from tests.support.queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, alerts, asked_for, dashboard, queries
 
 QUERIES = list(queries())
 
@@ -58,5 +59,5 @@ def test_alerts_look_at_our_job_only_and_say_how_grave_and_what() -> None:
 
 
 def test_the_guide_tells_of_every_alert_and_of_no_other_what_to_do() -> None:
-    told = re.findall(r"^### (Responses\w+)$", (REPOSITORY / "docs" / "operations.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^### (Responses\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
     assert told == [rule["alert"] for rule in alerts()]

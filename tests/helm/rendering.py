@@ -20,9 +20,10 @@ from typing import Any
 
 import yaml
 
-REPOSITORY = Path(__file__).parents[2]
-CHART = REPOSITORY / "helm" / "responses-mw"
-EXAMPLES = sorted((REPOSITORY / "helm" / "examples").glob("*.yaml"))
+from tests.support.paths import ROOT
+
+CHART = ROOT / "helm" / "responses-mw"
+EXAMPLES = sorted((ROOT / "helm" / "examples").glob("*.yaml"))
 KUBERNETES = "1.31.0"
 REQUIRED = {"upstream": {"url": "http://vllm:8000"}, "redis": {"url": "redis://:s3cret@redis:6379/0"}}
 NAME = "responses-responses-mw"

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from responses_mw.cli import COMMANDS
-from tests.helm.rendering import CHART, KUBERNETES, REPOSITORY, REQUIRED, Rendered, render, run_helm
+from tests.helm.rendering import CHART, KUBERNETES, REQUIRED, Rendered, render, run_helm
+from tests.support.paths import ROOT
 
-GUIDES = [REPOSITORY / "docs" / name for name in ("kubernetes.md", "operations.md")]
-PAGES = sorted([*REPOSITORY.glob("docs/*.md"), REPOSITORY / "README.md"])
+GUIDES = [ROOT / "docs" / name for name in ("kubernetes.md", "operations.md")]
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
 # What stands beside the chart in a cluster, or is the reader's own.
 OF_OTHERS = {"responses-secrets", "responses-api-keys", "valkey"}
 
@@ -87,12 +88,12 @@ def test_files_and_flags_that_a_guide_names_are_there(guide: Path) -> None:
     for line in lines(guide):
         for word in words(line):
             if word.startswith(("deploy/", "helm/", "./helm/", "scripts/")):
-                assert (REPOSITORY / word).exists() or word.startswith("deploy/.env"), line  # which the reader makes
+                assert (ROOT / word).exists() or word.startswith("deploy/.env"), line  # which the reader makes
         if "deploy/load.py" in line:
             flags = {word for word in words(line) if word.startswith("--")}
-            assert flags <= set(re.findall(r"\"(--[a-z-]+)\"", (REPOSITORY / "deploy" / "load.py").read_text())), line
+            assert flags <= set(re.findall(r"\"(--[a-z-]+)\"", (ROOT / "deploy" / "load.py").read_text())), line
     for name in re.findall(r"\]\(\.\./([\w./-]+)\)", guide.read_text()):
-        assert (REPOSITORY / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
 def test_flags_of_the_command_in_all_pages_are_flags_that_it_has() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, REPOSITORY, merged, render
+from tests.helm.rendering import CHART, merged, render
 from tests.helm.test_examples import EVERYTHING
+from tests.support.paths import ROOT
 
 # Everything is on, and nothing is drawn at random.
 BASE = merged([EVERYTHING, {"secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])
@@ -136,6 +137,6 @@ def test_no_part_of_the_schema_takes_unknown_names(path: str) -> None:
 
 
 def test_the_schema_knows_the_settings_of_the_server_and_the_sandbox() -> None:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "chart-settings"), "--check"]
-    done = subprocess.run(command, check=False, cwd=REPOSITORY)
+    command = [sys.executable, str(ROOT / "scripts" / "chart-settings"), "--check"]
+    done = subprocess.run(command, check=False, cwd=ROOT)
     assert done.returncode == 0, "run scripts/chart-settings"

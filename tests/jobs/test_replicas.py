@@ -22,6 +22,7 @@ from responses_mw.state.codec import pack, unpack
 from tests.jobs.conftest import SECRET
 from tests.jobs.test_background import BODY, RUNNING, create, create_streamed, ended, follow, get, streamed
 from tests.support.configured import flag
+from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, Signal, finish, text
 from tests.support.servers import Ours
 from tests.support.valkey import Server as Store
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Serve
 
 LEASE = 1.0
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

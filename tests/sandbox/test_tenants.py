@@ -14,7 +14,8 @@ import pytest
 
 from responses_mw.sandbox.jail import landlock
 from tests.sandbox.test_escapes import ATTEMPT
-from tests.support.sandbox import ROOT, Sandbox
+from tests.support.paths import ROOT
+from tests.support.sandbox import Sandbox
 
 # Bare system calls, by their numbers on x86_64 and aarch64; what each gives: the error, or what it got.
 CALL = """

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from responses_mw.ids import random_part
 from responses_mw.state import Chain, State, StateUnavailable, connect
 from responses_mw.state.codec import turn_owner
 from tests.state.test_conversations import converse, listed, some_items
+from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, respond, turns
 
 if TYPE_CHECKING:
@@ -223,9 +223,7 @@ async def test_a_process_killed_at_any_moment_leaves_nothing_half_written(start:
     )
     with server.client() as client:
         for _ in range(3):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, server.url, stdout=-1, cwd=Path(__file__).parents[2]
-            )
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, server.url, stdout=-1, cwd=ROOT)
             assert process.stdout is not None
             tips = [(await process.stdout.readline()).decode().strip() for _ in range(30)]
             process.kill()

@@ -22,6 +22,7 @@ from responses_mw.state import Batch, Chain, Client, Conversation, Missing, Over
 from responses_mw.state.keys import stop_channel
 from tests.state.hearing import assert_heard
 from tests.support.cluster import SLOTS, cluster_url, wait_until_whole
+from tests.support.paths import ROOT
 from tests.support.stored import ALICE, BOB, address, continued, history, message, respond, texts, used
 from tests.support.valkey import Server, wire
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.valkey import OpenState
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
+DOCS = (ROOT / "docs" / "state.md").read_text()
 
 
 def documented_acl(password: str, *, cluster: bool = False) -> list[str]:

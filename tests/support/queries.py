@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import promql_parser
 import yaml
 
-REPOSITORY = Path(__file__).parents[2]
-FILES = REPOSITORY / "helm" / "responses-mw" / "files"
-SCALING = REPOSITORY / "helm" / "responses-mw" / "templates" / "worker-scaledobject.yaml"
+from tests.support.paths import ROOT
+
+FILES = ROOT / "helm" / "responses-mw" / "files"
+SCALING = ROOT / "helm" / "responses-mw" / "templates" / "worker-scaledobject.yaml"
 
 # Metrics of `/metrics`, with the labels that queries may use. Histograms are listed by their bare name.
 EMITTED: dict[str, set[str]] = {

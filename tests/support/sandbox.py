@@ -17,9 +17,9 @@ import httpx
 from mcp.client.client import Client
 
 from benchmarks.processes import free_port
+from tests.support.paths import ROOT
 
 CONFINE = Path(__file__).with_name("confine.py")
-ROOT = Path(__file__).parents[2]
 SERVE = "from responses_mw.sandbox import SandboxSettings, serve; serve(SandboxSettings())"
 SECRET = "a-secret-of-the-service"
 STRONG = ("root", "user")

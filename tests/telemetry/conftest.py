@@ -21,6 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from benchmarks.processes import free_port
 from tests.support.configured import flag
+from tests.support.paths import ROOT
 from tests.support.servers import Ours
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     Start = Callable[..., "Command"]
 
-ROOT = Path(__file__).parents[2]
 SECRET = "a secret that all the replicas of the deployment have"
 
 

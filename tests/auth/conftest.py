@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from tests.gate.servers import Effects, Knowing, settings_of
+from tests.auth.servers import Effects, Knowing, settings_of
 from tests.support.websocket import UVICORN
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import pytest
 from responses_mw import create_app
 from responses_mw.demo.upstream import create_upstream
 from tests.support.configured import make_settings
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Run = Callable[..., str]
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture

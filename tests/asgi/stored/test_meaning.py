@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
-from tests.stored.test_responses import items_before, respond
+from tests.asgi.stored.test_responses import items_before, respond
 from tests.support import oracle
 from tests.support.echo import said
 from tests.support.scripted import call, completion, finish, reasoning, text, usage

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from benchmarks.processes import free_port
-from tests.stored.test_owners import REQUESTS, asked, things_of
+from tests.asgi.stored.test_owners import REQUESTS, asked, things_of
 from tests.support import oracle
 from tests.support.echo import said
 from tests.support.scripted import Signal, finish, text, usage
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.stored.conftest import StartProcess, StartServer
+    from tests.asgi.stored.conftest import StartProcess, StartServer
     from tests.support.echo import Echo
     from tests.support.servers import Start
 

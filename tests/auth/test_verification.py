@@ -9,7 +9,7 @@ import pytest
 from responses_mw.errors import Unauthorized, UpstreamError
 from responses_mw.upstream import Caller, Standing, Upstream, verification
 from responses_mw.upstream.transports.asgi import ASGITransport
-from tests.gate.servers import Knowing, Listing
+from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
 
 if TYPE_CHECKING:

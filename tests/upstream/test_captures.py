@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
 from tests.support.oracle import stream, whole
+from tests.support.paths import DATA
 from tests.support.scripted import JSON, SSE, Answer
 
 if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours
 
-CAPTURES = Path(__file__).parent / "data" / "captures"
+CAPTURES = DATA / "captures"
 
 
 def status(name: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
-from tests.stored.test_responses import EVERY_KIND, respond
+from tests.asgi.stored.test_responses import EVERY_KIND, respond
 from tests.support import oracle
 from tests.support.echo import said, text_of
 from tests.support.scripted import BrokenOff, Signal, call, completion, finish, text, usage

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from tests.stored.test_conversations import asked, respond_in, texts_of
-from tests.stored.test_responses import items_before, respond
+from tests.asgi.stored.test_conversations import asked, respond_in, texts_of
+from tests.asgi.stored.test_responses import items_before, respond
 from tests.support import oracle
 from tests.support.cluster import cluster_url
 from tests.support.configured import flag
@@ -21,7 +21,7 @@ from tests.support.echo import said, text_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.stored.conftest import StartProcess, StartServer
+    from tests.asgi.stored.conftest import StartProcess, StartServer
     from tests.support.echo import Echo
     from tests.support.servers import Start
     from tests.support.valkey import Server

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from tests.gate.conftest import snapshot
-from tests.gate.servers import Knowing
+from tests.auth.conftest import snapshot
+from tests.auth.servers import Knowing
 from tests.support import oracle
 from tests.support.scripted import HELLO, Answer, ScriptedUpstream, Signal, error
 from tests.support.scripted import JSON as JSON_HEADERS

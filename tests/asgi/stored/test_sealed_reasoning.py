@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseReasoningItem
 
-from tests.stored.test_meaning import TOOLS, answer
+from tests.asgi.stored.test_meaning import TOOLS, answer
 from tests.support import oracle
 from tests.support.scripted import completion, finish, reasoning, text, usage
 from tests.support.stored import everything, texts_in

@@ -11,8 +11,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from responses_mw.ids import random_part
-from tests.gate.conftest import snapshot
-from tests.gate.servers import Effects, Knowing, Listing
+from tests.auth.conftest import snapshot
+from tests.auth.servers import Effects, Knowing, Listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

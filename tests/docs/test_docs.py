@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic.fields import FieldInfo
 
+from tests.support.paths import ROOT
+
 if TYPE_CHECKING:
     from tests.support.servers import Start
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
 REPOSITORY = "https://github.com/responses-mw/responses-mw"
 
