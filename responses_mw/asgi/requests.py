@@ -72,14 +72,15 @@ class Reader:
         self._settings = settings
         self._limits = limits_of(settings)
         self._inbound = Inbound(max(settings.limits.max_inbound_bytes, settings.limits.max_body_bytes))
-        self._forwarded = frozenset(["authorization", *settings.upstream.forward_headers])
+        self._forwarded = frozenset(name.encode() for name in ["authorization", *settings.upstream.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
         headers: dict[str, str] = {}
-        for name, value in request.headers.items():
-            if name in self._forwarded:
-                headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        for raw, value in request.scope["headers"]:
+            if raw in self._forwarded:
+                name = raw.decode()
+                headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
         owner = owner_in(request.scope, self._settings)
         annotate(owner=owner)
         is_known = has_key(request.scope)

@@ -43,14 +43,13 @@ class EventResponse:
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with anyio.create_task_group() as group:
-            # A task of its own: what it is woken for, token by token, need not come up through the whole application.
-            group.start_soon(self._reply, scope, receive, send, group.cancel_scope)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            group.cancel_scope.cancel()
+        async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
+            with anyio.CancelScope() as reply:
+                watching = group.create_task(_watch(receive, reply))
+                await self._reply(scope, receive, send)
+            watching.cancel()
 
-    async def _reply(self, scope: Scope, receive: Receive, send: Send, waiting: anyio.CancelScope) -> None:
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._run):
             try:
                 await self._answer(scope, receive, send)
@@ -62,11 +61,16 @@ class EventResponse:
                 response = error_response(error)
                 if response is not None:
                     await response(scope, receive, send)
-        # Asked by a task, anyio would write down which one it was, in as much time as all the rest of it takes.
-        asyncio.get_running_loop().call_soon(waiting.cancel)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
+
+
+async def _watch(receive: Receive, reply: anyio.CancelScope) -> None:
+    """Cancel `reply` when the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.cancel()
 
 
 class RunJSONResponse(EventResponse):

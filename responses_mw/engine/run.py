@@ -77,6 +77,8 @@ class Run:
     """The turn being read."""
     turns: int = 0
     """Number of turns begun."""
+    opening: asyncio.Task[None] | None = None
+    """Opens the first turn, where the first events do not wait for it."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -90,6 +92,11 @@ class Run:
     @property
     def document(self) -> Document:
         return self.assembler.response
+
+    async def opened(self) -> None:
+        """Wait until the first turn is open. Raises what prevents it."""
+        if self.opening is not None:
+            await self.opening
 
     def turn_request(self) -> TurnRequest:
         """Describe the current turn, or the first one if none has begun."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -52,8 +52,8 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self._loop = ToolLoop(backend, self._compaction, settings)
-        self._timeouts = {RunMode.STREAMED: settings.upstream.status_grace, RunMode.WHOLE: None, RunMode.DETACHED: 0.0}
-        """How long a run waits for the first turn's answer before its first events, in seconds."""
+        self._timeouts = {RunMode.STREAMED: settings.upstream.status_grace, RunMode.DETACHED: 0.0}
+        """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
 
     # -- what is run --------------------------------------------------------------------------------------------------
 
@@ -194,14 +194,11 @@ class Runner:
         if self._cache is not None and isinstance(run.looked_up, Miss):
             await self._cache.keep(run.looked_up, run.document, summary=self._backend.cached_summary(run.request))
 
-    @asynccontextmanager
-    async def _flight(self, run: Run) -> AsyncIterator[None]:
+    def _flight(self, run: Run) -> AbstractAsyncContextManager[None]:
         """Let identical requests wait for the answer of `run`."""
         if self._cache is None or not isinstance(run.looked_up, Miss):
-            yield
-            return
-        async with self._cache.flight(run.looked_up):
-            yield
+            return nullcontext()
+        return self._cache.flight(run.looked_up)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -224,9 +221,9 @@ class Runner:
             yield self._replay_hit(run, run.looked_up, start)
             yield await self._commit(run, mode)
             return
-        async with self._flight(run), self._opening(run, mode) as opened:
+        async with self._flight(run), self._opening(run, mode):
             yield start(run.assembler)
-            await opened
+            await run.opened()
             async for events in self._loop.before(run):
                 yield events
             while run.turn is not None:
@@ -242,19 +239,15 @@ class Runner:
             yield await self._commit(run, mode)
 
     @asynccontextmanager
-    async def _opening(self, run: Run, mode: RunMode) -> AsyncIterator[asyncio.Task[None]]:
-        """Open the first turn in a task, and close whatever the run has open at the end.
+    async def _opening(self, run: Run, mode: RunMode) -> AsyncIterator[None]:
+        """Open the first turn, and close whatever the run has open at the end.
 
-        The mode says how long to wait for the task before the body is entered, and whether an error is raised or recorded in
-        the document.
+        The mode says how long to wait before the body is entered, and whether an error is raised or recorded in the document.
         """
-        opened = asyncio.create_task(self._loop.open(run))
         try:
-            await asyncio.wait({opened}, timeout=self._timeouts[mode])
-            if opened.done() and mode is not RunMode.DETACHED:
-                opened.result()
+            await self._open(run, mode)
             try:
-                yield opened
+                yield
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
                 if run.turn is not None:
                     run.turn.span.fail(error)
@@ -262,13 +255,24 @@ class Runner:
                     raise
                 run.fail(error)
         finally:
-            await self._close(run, opened)
+            await self._close(run)
 
-    async def _close(self, run: Run, opened: asyncio.Task[None]) -> None:
-        for task in (opened, *run.calls):
+    async def _open(self, run: Run, mode: RunMode) -> None:
+        if mode is RunMode.WHOLE:
+            await self._loop.open(run)
+            return
+        run.opening = asyncio.create_task(self._loop.open(run))
+        await asyncio.wait({run.opening}, timeout=self._timeouts[mode])
+        if run.opening.done() and mode is not RunMode.DETACHED:
+            run.opening.result()
+
+    async def _close(self, run: Run) -> None:
+        tasks = [*run.calls] if run.opening is None else [run.opening, *run.calls]
+        for task in tasks:
             task.cancel()
         with anyio.CancelScope(shield=True):  # the run may be cancelled, and each of these steps with it
-            await asyncio.gather(opened, *run.calls, return_exceptions=True)
+            if tasks:
+                await asyncio.gather(*tasks, return_exceptions=True)
             if run.turn is not None:
                 await run.turn.aclose()
             if run.toolbox is not None:

@@ -66,12 +66,11 @@ def captures_content(*, stores: bool) -> bool:
 
 def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> dict[str, str]:
     """Return `headers` with the trace context replaced by that of `span`, by default the current one."""
+    span = span or get_current_span()
     carrier = dict(headers)
-    if is_tracing():
-        span = span or get_current_span()
-        if span.get_span_context().is_valid:
-            carrier.pop("tracestate", None)  # injected again unless it is empty
-            propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it passes as other headers do
+    if span.get_span_context().is_valid and is_tracing():
+        carrier.pop("tracestate", None)  # injected again unless it is empty
+        propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it passes as other headers do
     return carrier
 
 

@@ -218,7 +218,8 @@ class Upstream:
         if content:
             headers["content-type"] = "application/json"
         timeout = {"connect": self._settings.upstream.connect_timeout}
-        encoded = httpx.Headers(headers, encoding="latin-1")  # as they were decoded: a caller's headers may contain any byte
+        # Latin-1, as they were decoded: a caller's headers may contain any byte.
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
