@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tests.support.scripted import (
@@ -12,15 +12,15 @@ from tests.support.scripted import (
     Asked,
     ScriptedUpstream,
     Signal,
-    _body,
-    _play,
     call,
     completion,
     error,
     finish,
     frame,
+    json_answer,
+    play,
+    read_body,
 )
-from tests.support.scripted import JSON as JSON_HEADERS
 from tests.support.scripted import SSE as SSE_HEADERS
 
 if TYPE_CHECKING:
@@ -44,38 +44,33 @@ class Knowing(ScriptedUpstream):
         self.refusal = 401
         """What he is told, where his request is whole."""
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
-        asked = Asked(scope["method"], scope["path"], headers, await _body(receive), None)
+    def answer(self, asked: Asked) -> Answer:
         is_chat = asked.path.endswith("/v1/chat/completions")
         (self.requests if is_chat and asked.body != b"{}" else self.visits).append(asked)
-        is_known = headers.get("authorization", "").removeprefix("Bearer ") in self.keys
-        if is_chat:
-            answer = self._chat(asked, is_known=is_known)
-            if not is_known and self.before_refusal is not None:
-                await self.before_refusal.wait()
-        else:
-            answer = self._page(asked.path, is_known=is_known)
-        await _play(answer, receive, send)
+        is_known = asked.headers.get("authorization", "").removeprefix("Bearer ") in self.keys
+        if not is_chat:
+            return self._listing(asked.path, is_known=is_known)
+        answer = self._chat(asked, is_known=is_known)
+        return answer if is_known else replace(answer, before=self.before_refusal)
 
-    def _page(self, path: str, *, is_known: bool) -> Answer:
+    def _listing(self, path: str, *, is_known: bool) -> Answer:
         if not path.endswith("/v1/models") or self.listing == "absent":
-            return _json({"detail": "Not Found"}, 404)
+            return json_answer({"detail": "Not Found"}, 404)
         if self.listing == "forbidden":
-            return _json(error("This key may only chat.", 403), 403)
+            return json_answer(error("This key may only chat.", 403), 403)
         if self.listing == "guarded" and not is_known:
-            return _json(error("Unauthorized", 401), 401)
-        return _json({"object": "list", "data": [TINY]})
+            return json_answer(error("Unauthorized", 401), 401)
+        return json_answer({"object": "list", "data": [TINY]})
 
     def _chat(self, asked: Asked, *, is_known: bool) -> Answer:
         body = asked.json
         if self.checks_body_first and "messages" not in body:
-            return _json(error("There are no messages.", 400), 400)
+            return json_answer(error("There are no messages.", 400), 400)
         if not is_known:
             status = self.refusal if "messages" in body else 401
-            return _json(error("Unauthorized", status), status)
+            return json_answer(error("Unauthorized", status), status)
         if "messages" not in body:
-            return _json(error("There are no messages.", 400), 400)
+            return json_answer(error("There are no messages.", 400), 400)
         if body.get("tools") and body["messages"][-1]["role"] != "tool":
             name = body["tools"][0]["function"]["name"]
             return Answer(
@@ -83,7 +78,7 @@ class Knowing(ScriptedUpstream):
             )
         if body.get("stream"):
             return Answer([*map(frame, HELLO)], headers=SSE_HEADERS)
-        return _json(completion({"content": "Hello"}))
+        return json_answer(completion({"content": "Hello"}))
 
 
 class Effects:
@@ -95,9 +90,9 @@ class Effects:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        await _body(receive)
+        await read_body(receive)
         self.visited.append(scope["path"])
-        await _play(_json({"error": "no"}, 500), receive, send)
+        await play(json_answer({"error": "no"}, 500), receive, send)
 
 
 def settings_of(effects: str) -> dict[str, Any]:
@@ -115,7 +110,3 @@ def settings_of(effects: str) -> dict[str, Any]:
         "jobs__concurrency": 0,
         "upstream__status_grace": 5,
     }
-
-
-def _json(body: Any, status: int = 200) -> Answer:
-    return Answer([json.dumps(body).encode()], status, JSON_HEADERS)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tests.codex.model import SUMMARY, ChatRequest, Delta, Turn, Unexpected, after, answer, call, long, told, write
+from tests.codex.model import SUMMARY, Turn, Unexpected, after, answer, call, long, told, write
+from tests.support.strict import ChatRequest, Delta
 
 UNKNOWN = "scripted"
 """A model that is not in Codex's catalogue: it gets functions, and namespaces of them."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import orjson
-
-from tests.support.scripted import completion
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+from tests.support.scripted import Answer, Asked, ScriptedUpstream, completion, json_answer
 
 WORDS_A_MESSAGE = 2
 """What the chat template adds."""
 
 
-class Counting:
+class Counting(ScriptedUpstream):
     """``owner`` tells the dialect; ``paths`` are those that it serves beside the completions. ``asked`` are the requests so far."""
 
     def __init__(self, owner: str, *paths: str, length: int = 10**9, counts: bool = True) -> None:
+        super().__init__()
         self.owner = owner
         self.paths = {"/v1/chat/completions", "/v1/models", *paths}
         self.length = length
@@ -33,22 +29,14 @@ class Counting:
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for asked, body in self.asked if asked == path]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
-        path = scope["path"]
-        asked = orjson.loads(body) if body else {}
-        if body != b"{}":  # which asks whether its credential is good
-            self.asked.append((path, asked))
-        status, answer = self._answer(path, asked) if path in self.paths else (404, {"detail": "Not Found"})
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+    def answer(self, asked: Asked) -> Answer:
+        body = asked.json if asked.body else {}
+        if asked.body != b"{}":  # which asks whether its credential is good
+            self.asked.append((asked.path, body))
+        if asked.path not in self.paths:
+            return json_answer({"detail": "Not Found"}, 404)
+        status, answer = self._answer(asked.path, body)
+        return json_answer(answer, status)
 
     def _answer(self, path: str, asked: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/chat/completions":

@@ -11,9 +11,10 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from responses_mw.protocol import sse
-from responses_mw.protocol.response.events import TERMINAL, Event
+from responses_mw.protocol.response.events import Event
 from tests.support import spec
 
+TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 MODELS: dict[str, Any] = {
     name: model
     for model in typing.get_args(typing.get_args(ResponseStreamEvent)[0])
@@ -21,14 +22,28 @@ MODELS: dict[str, Any] = {
 }
 """openai-python's class for each type of event."""
 
-PARTS = {"response.content_part": ("content", "content_index"), "response.reasoning_summary_part": ("summary", "summary_index")}
-TEXTS = {
+_PARTS = {
+    "response.content_part": ("content", "content_index"),
+    "response.reasoning_summary_part": ("summary", "summary_index"),
+}
+_TEXTS = {
     "response.output_text": ("content", "content_index", "text"),
     "response.refusal": ("content", "content_index", "refusal"),
     "response.reasoning_text": ("content", "content_index", "text"),
     "response.reasoning_summary_text": ("summary", "summary_index", "text"),
 }
-LIFECYCLE = TERMINAL | {"response.created", "response.queued", "response.in_progress"}
+_MEMBERS = {
+    "response.function_call_arguments": "arguments",
+    "response.mcp_call_arguments": "arguments",
+    "response.custom_tool_call_input": "input",
+    "response.code_interpreter_call_code": "code",
+}
+_ANNOTATION = "response.output_text.annotation"
+_SERVED = {"mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call", "compaction"}
+"""Items made here: their results come with the event that ends them."""
+_WHOLE = {"mcp_approval_request"}
+"""Items that are complete when they are added."""
+_LIFECYCLE = TERMINAL | {"response.created", "response.queued", "response.in_progress"}
 
 
 class Replay:
@@ -47,27 +62,34 @@ class Replay:
         assert event["sequence_number"] == self._numbers
         self._numbers += 1
         kind = event["type"]
-        if kind in LIFECYCLE:
+        if kind in _LIFECYCLE:
             self._lifecycle(kind, event["response"])
         elif kind == "response.output_item.added":
             self._add(event)
         elif kind == "response.output_item.done":
             self._done(event)
         else:
-            stem, _, step = kind.rpartition(".")
-            assert event["output_index"] == self._open_item, "an event belongs to the open item"
-            item = self.output[event["output_index"]]
-            assert event["item_id"] == item["id"]
-            if stem in PARTS:
-                self._part(item, event, *PARTS[stem], step)
-            elif stem in TEXTS:
-                self._text(item, event, *TEXTS[stem], step)
-            else:
-                assert stem == "response.function_call_arguments"
-                self._arguments(item, event, step)
+            self._grow(event)
+
+    def document(self) -> dict[str, Any]:
+        """Return the terminal event's response, which must be what the events have built."""
+        assert self.ended, "the last event is a terminal one"
+        response = self.response
+        if response["status"] == "failed":
+            assert response["error"]["code"]
+            assert response["error"]["message"]
+            if self._open_item is not None:
+                assert self.output[-1]["status"] == "in_progress"
+                self.output[-1]["status"] = "incomplete"
+        else:
+            assert response["error"] is None
+            assert self._open_item is None
+            assert all(item.get("status") != "incomplete" for item in self.output[:-1]), "only the last item can be incomplete"
+        assert response["output"] == self.output
+        return response
 
     def _lifecycle(self, kind: str, response: dict[str, Any]) -> None:
-        expected = ["response.created", ("response.in_progress", "response.queued")]
+        expected = [["response.created"], ["response.in_progress", "response.queued"]]
         if self._numbers <= 2:
             assert kind in expected[self._numbers - 1]
             assert response["output"] == []
@@ -82,20 +104,43 @@ class Replay:
         assert event["output_index"] == len(self.output), "output_index grows by one"
         item = event["item"]
         assert item["id"] not in {other["id"] for other in self.output}
-        assert item["status"] == "in_progress"
-        assert not item.get("content")
-        assert not item.get("arguments")
+        assert item.get("status", "in_progress") == "in_progress"
+        assert item["type"] in _WHOLE or not any(item.get(member) for member in ("content", *_MEMBERS.values()))
         self._open_item = len(self.output)
         self.output.append(item)
 
     def _done(self, event: dict[str, Any]) -> None:
         assert event["output_index"] == self._open_item
         assert self._open_part is None, "parts are done before their item"
-        item = self.output[event["output_index"]]
-        assert event["item"] == {**item, "status": event["item"]["status"]}
-        assert event["item"]["status"] in ("completed", "incomplete")
-        item["status"] = event["item"]["status"]
+        item, done = self.output[event["output_index"]], event["item"]
+        if item["type"] in _SERVED:
+            kept = item.keys() & {"id", "type", *_MEMBERS.values()}
+            assert {name: done[name] for name in kept} == {name: item[name] for name in kept}
+            item.update(done)
+        else:
+            assert done["status"] in ("completed", "incomplete")
+            item["status"] = done["status"]
+        assert done == item
         self._open_item = None
+
+    def _grow(self, event: dict[str, Any]) -> None:
+        stem, _, step = event["type"].rpartition(".")
+        assert event["output_index"] == self._open_item, "an event belongs to the open item"
+        item = self.output[event["output_index"]]
+        assert event["item_id"] == item["id"]
+        if stem in _PARTS:
+            self._part(item, event, *_PARTS[stem], step)
+        elif stem in _TEXTS:
+            self._text(item, event, *_TEXTS[stem], step)
+        elif stem in _MEMBERS:
+            self._member(item, event, _MEMBERS[stem], step)
+        elif stem == _ANNOTATION:
+            annotations = item["content"][event["content_index"]]["annotations"]
+            assert event["annotation_index"] == len(annotations)
+            annotations.append(event["annotation"])
+        else:
+            assert item["type"] in _SERVED
+            assert stem == f"response.{item['type']}"
 
     def _part(self, item: dict[str, Any], event: dict[str, Any], holder: str, index: str, step: str) -> None:
         if step == "added":
@@ -118,12 +163,11 @@ class Replay:
             assert event[member] == part[member]
             assert event.get("logprobs") == part.get("logprobs")
 
-    def _arguments(self, item: dict[str, Any], event: dict[str, Any], step: str) -> None:
+    def _member(self, item: dict[str, Any], event: dict[str, Any], member: str, step: str) -> None:
         if step == "delta":
-            item["arguments"] += event["delta"]
+            item[member] += event["delta"]
         else:
-            assert event["arguments"] == item["arguments"]
-            assert event["name"] == item["name"]
+            assert all(event[name] == item[name] for name in {"name", member} & event.keys())
 
 
 def decoded(events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -141,12 +185,4 @@ def check(events: Sequence[Event]) -> dict[str, Any]:
         if event["type"] in spec.EVENTS:
             assert spec.faults(event, spec.EVENTS[event["type"]]) == []
         replay.play(event)
-    assert replay.ended, "the last event is a terminal one"
-    response = replay.response
-    if response["status"] == "failed":
-        expected = [{**item, "status": "incomplete"} if item["status"] == "in_progress" else item for item in replay.output]
-    else:
-        expected = replay.output
-        assert all(item["status"] == "completed" for item in expected[:-1]), "only the last item can be incomplete"
-    assert response["output"] == expected
-    return response
+    return replay.document()

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -109,8 +109,7 @@ class ScriptedUpstream:
 
     def whole(self, body: Any, status: int = 200, *, headers: dict[str, str] | None = None, **settings: Any) -> Answer:
         """Queues an answer in one piece: JSON, or bytes as they are."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.queue(Answer([content], status, {**JSON, **(headers or {})}, **settings))
+        return self.queue(replace(json_answer(body, status, headers), **settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -131,24 +130,43 @@ class ScriptedUpstream:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        asked = Asked(scope["method"], path, headers, await _body(receive), tuple(scope["client"]))
-        if asked.body == b"{}":  # it asks whether its credential is good
+        client = tuple(scope.get("client") or ())
+        asked = Asked(scope["method"], path, headers, await read_body(receive), client)
+        await play(self.answer(asked), receive, send)
+
+    def answer(self, asked: Asked) -> Answer:
+        """Record a request, and return its answer. A body of ``{}`` asks whether its credential is good."""
+        if asked.body == b"{}":
             self.visits.append(asked)
-            await _play(Answer([json.dumps(error("There is no model.")).encode()], 400, JSON), receive, send)
-            return
-        if not path.endswith("/v1/chat/completions"):
+            return json_answer(error("There is no model."), 400)
+        if not asked.path.endswith("/v1/chat/completions"):
             self.visits.append(asked)
-            pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}
-            known = path in pages
-            page = pages[path] if known else {"detail": "Not Found"}
-            await _play(Answer([json.dumps(page).encode()], 200 if known else 404, JSON), receive, send)
-            return
+            return self.page(asked)
         self.requests.append(asked)
-        unscripted = Answer([b'{"error": {"message": "unscripted"}}'], 500, JSON)
-        await _play(self._answers.popleft() if self._answers else unscripted, receive, send)
+        return self._answers.popleft() if self._answers else self.unscripted(asked)
+
+    def page(self, asked: Asked) -> Answer:
+        """Return the answer to anything but a chat request."""
+        pages = {"/v1/models": {"object": "list", "data": self.models}, **self.pages}
+        return json_answer(pages[asked.path]) if asked.path in pages else json_answer({"detail": "Not Found"}, 404)
+
+    def unscripted(self, asked: Asked) -> Answer:
+        """Return the answer to a chat request when none is queued; subclasses make one up."""
+        return json_answer({"error": {"message": "unscripted"}}, 500)
 
 
-async def _body(receive: Receive) -> bytes:
+def json_answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    """Return an answer in one piece: JSON, or bytes as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer([content], status, {**JSON, **(headers or {})})
+
+
+def stream_answer(*chunks: Chunk) -> Answer:
+    """Return an answer that streams chunks to its end."""
+    return Answer([*map(frame, chunks), DONE])
+
+
+async def read_body(receive: Receive) -> bytes:
     body = b""
     while True:
         message = await receive()
@@ -158,7 +176,7 @@ async def _body(receive: Receive) -> bytes:
             return body
 
 
-async def _play(answer: Answer, receive: Receive, send: Send) -> None:
+async def play(answer: Answer, receive: Receive, send: Send) -> None:
     answer.asked.set()
     try:
         async with anyio.create_task_group() as group:

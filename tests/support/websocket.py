@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.client import connect
 
-from tests.support.oracle import TERMINAL, Event
+from tests.support.oracle import Event
+from tests.support.replay import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,8 +16,6 @@ from tests.support.configured import make_settings
 from tests.support.scripted import Answer, Asked, BrokenOff, ScriptedUpstream
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from tests.support.servers import Ours, Serve, Start
 
 pytestmark = pytest.mark.anyio
@@ -34,19 +32,11 @@ class ScriptedResponses(ScriptedUpstream):
         self._lines.append(answer)
         return answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/v1/responses":
-            headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
-            body = await scripted._body(receive)
-            if body == b"{}":  # it asks whether its credential is good
-                await scripted._play(
-                    Answer([b'{"error": {"message": "There is no model."}}'], 400, scripted.JSON), receive, send
-                )
-                return
-            self.requests.append(Asked(scope["method"], scope["path"], headers, body, None))
-            await scripted._play(self._lines.popleft(), receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+    def answer(self, asked: Asked) -> Answer:
+        if asked.path != "/v1/responses" or asked.body == b"{}":
+            return super().answer(asked)
+        self.requests.append(asked)
+        return self._lines.popleft()
 
 
 @pytest.fixture
