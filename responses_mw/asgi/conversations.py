@@ -13,7 +13,7 @@ from ..engine.history import resolved, with_ids
 from ..errors import BadRequest, NotSupported
 from ..ids import RunIds
 from ..protocol.request import checks
-from ..protocol.request.create import metadata
+from ..protocol.request.create import check_metadata
 from ..protocol.request.items import parse_input
 from ..protocol.request.tools import check_number_of_tools
 from ..protocol.types import Item
@@ -39,7 +39,7 @@ class ConversationRoutes:
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
-        conversation = Conversation(f"conv_{tag}", int(time.time()), metadata(body.get("metadata", {}), "metadata"))
+        conversation = Conversation(f"conv_{tag}", int(time.time()), check_metadata(body.get("metadata", {}), "metadata"))
         items = await self._items(body.get("items", []), size, tag, state, caller.owner)
         await state.conversations.create(conversation, items, caller.owner)
         return JSONResponse(_shown(conversation))
@@ -54,7 +54,9 @@ class ConversationRoutes:
         state, caller = await self._verified(request)
         # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
         body, _ = await self._body(request, "metadata", required="metadata")
-        updated = await state.conversations.update(_id(request), metadata(body.get("metadata", {}), "metadata"), caller.owner)
+        updated = await state.conversations.update(
+            _id(request), check_metadata(body.get("metadata", {}), "metadata"), caller.owner
+        )
         return JSONResponse(_shown(updated))
 
     async def delete(self, request: Request) -> ASGIApp:

@@ -42,13 +42,13 @@ class Policy:
 
 
 _mode = partial(checks.one_of, supported=frozenset(MODES))
-_MEMBERS: dict[str, Check] = {
-    "mode": _mode,
-    "ttl": partial(checks.integer, minimum=1),
-    "threshold": partial(checks.number, minimum=0, maximum=1),
-    "no_store": checks.boolean,
-    "refresh": checks.boolean,
-}
+_options = checks.closed_object(
+    mode=_mode,
+    ttl=partial(checks.integer, minimum=1),
+    threshold=partial(checks.number, minimum=0, maximum=1),
+    no_store=checks.boolean,
+    refresh=checks.boolean,
+)
 
 
 def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool) -> Policy:
@@ -89,7 +89,8 @@ def _parse_body(value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, str):
         return {"mode": _mode(value, BODY)}
-    return checks.members(value, BODY, _MEMBERS, others="refuse")
+    checked: dict[str, Any] = _options(value, BODY)
+    return checked
 
 
 def _parse_header(value: str | None) -> dict[str, Any]:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 LARGEST_FILE = 1024 * 1024
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIXES = (".toml", ".json")
+_check_prompt = checks.closed_object({"id": checks.string}, version=checks.string, variables=checks.as_it_is)
 _NOT_DEFAULTS = frozenset(
     {"prompt", "previous_response_id", "conversation", "background", "background_options", "stream", "store"}
 )
@@ -79,10 +80,7 @@ class Prompts:
             return body
         if self._directory is None:
             raise NotSupported("'prompt' is not supported: this server has no prompt templates.", param="prompt")
-        known: dict[str, checks.Check] = {"id": checks.string, "version": checks.string, "variables": lambda value, _: value}
-        asked = checks.members(body["prompt"], "prompt", known, others="refuse")
-        if "id" not in asked:
-            checks.missing("prompt.id")
+        asked = _check_prompt(body["prompt"], "prompt")
         version, template = self._template(self._directory, asked["id"], asked.get("version"))
         return {**filled(body, template, variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 

@@ -16,9 +16,9 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.response.lifecycle import Lifecycle
+from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Chunk, Document, Part
-from ..protocol.vllm.response_messages import ResponseMessages
 from ..settings import Settings
 from ..tools import Toolbox
 from ..tools.tool import ToolResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..errors import BadRequest
@@ -14,25 +14,11 @@ from .types import Message, Part
 
 Content = str | list[dict[str, Any]]
 """The content of a chat message."""
-PartCheck = Callable[[Part, str], Part]
 
 
 class PartKind(NamedTuple):
-    check: PartCheck
+    check: checks.Check
     to_chat: Callable[[Part, Dialect, str], dict[str, Any]]
-
-
-def content_parts(values: list[Any], path: str, kinds: Mapping[str, PartCheck]) -> list[Part]:
-    """Check a list of content parts, whose types must be among ``kinds``."""
-    parts = []
-    for index, value in enumerate(values):
-        where = f"{path}[{index}]"
-        part = checks.mapping(value, where)
-        kind = checks.required(part, "type", where, checks.string)
-        if kind not in kinds:
-            checks.wrong_value(f"{where}.type", kind, kinds.keys())
-        parts.append(kinds[kind](part, where))
-    return parts
 
 
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
@@ -71,14 +57,7 @@ def _texts(content: Iterable[dict[str, Any]]) -> list[str]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def _check_text(part: Part, path: str) -> Part:
-    checks.required(part, "text", path, checks.string)
-    return part
-
-
-def _check_refusal(part: Part, path: str) -> Part:
-    checks.required(part, "refusal", path, checks.string)
-    return part
+_check_text = checks.fields({"text": checks.string})
 
 
 def _chat_text(part: Part, _dialect: Dialect, _path: str) -> dict[str, Any]:
@@ -110,22 +89,13 @@ def _chat_image(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **detail}}
 
 
-def _check_audio(part: Part, path: str) -> Part:
-    audio = checks.required(part, "input_audio", path, checks.mapping)
-    checks.required(audio, "data", f"{path}.input_audio", checks.string)
-    checks.required(audio, "format", f"{path}.input_audio", checks.string)
-    return {**part, "input_audio": audio}
+_check_audio = checks.fields({"input_audio": checks.open_object({"data": checks.string, "format": checks.string})})
 
 
 def _chat_audio(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
     if not dialect.audio:
         checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) takes no audio.")
     return {"type": "input_audio", "input_audio": part["input_audio"]}
-
-
-def _check_video(part: Part, path: str) -> Part:
-    checks.required(part, "video_url", path, checks.string)
-    return part
 
 
 def _chat_video(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
@@ -137,13 +107,14 @@ def _chat_video(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+_file_members = checks.fields({"file_data": checks.string}, filename=checks.string)
+
+
 def _check_file(part: Part, path: str) -> Part:
     for name, why in (("file_id", "there is no files API here"), ("file_url", "files are not fetched from URLs")):
         if name in part:
             checks.unsupported(f"{path}.{name}", f"{why}; send the content as 'file_data'.")
-    checks.required(part, "file_data", path, checks.string)
-    checks.optional(part, path, filename=checks.string)
-    return part
+    return _file_members(part, path)
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
@@ -181,12 +152,17 @@ PART_KINDS: dict[str, PartKind] = {
     "input_image": PartKind(_check_image, _chat_image),
     "input_file": PartKind(_check_file, _chat_file),
     "input_audio": PartKind(_check_audio, _chat_audio),
-    "input_video": PartKind(_check_video, _chat_video),
+    "input_video": PartKind(checks.fields({"video_url": checks.string}), _chat_video),
 }
-INPUT_PARTS: dict[str, PartCheck] = {type_: kind.check for type_, kind in PART_KINDS.items()}
-ASSISTANT_PARTS: dict[str, PartCheck] = {
-    "refusal": _check_refusal,
-    **dict.fromkeys(("output_text", "input_text", "text"), _check_text),
-}
-SUMMARY_PARTS: dict[str, PartCheck] = {"summary_text": _check_text}
-REASONING_PARTS: dict[str, PartCheck] = {"reasoning_text": _check_text, "text": _check_text}
+
+INPUT_PARTS = checks.each(checks.by_type({type_: kind.check for type_, kind in PART_KINDS.items()}))
+ASSISTANT_PARTS = checks.each(
+    checks.by_type(
+        {
+            "refusal": checks.fields({"refusal": checks.string}),
+            **dict.fromkeys(("output_text", "input_text", "text"), _check_text),
+        }
+    )
+)
+SUMMARY_PARTS = checks.each(checks.by_type({"summary_text": _check_text}))
+REASONING_PARTS = checks.each(checks.by_type({"reasoning_text": _check_text, "text": _check_text}))

@@ -69,9 +69,8 @@ def check_mcp_tool(tool: Tool, path: str, settings: Settings) -> Tool:
     for name, why in _NOT_SERVED.items():
         if tool.get(name):
             checks.unsupported(f"{path}.{name}", why)
-    checked = checks.members(tool, path, {**_CHECKS, "server_url": partial(_server_url, settings)})
-    label = checks.required(checked, "server_label", path, checks.string)
-    _check_server(checked, label, path, settings)
+    checked = checks.open_object(_REQUIRED, server_url=partial(_server_url, settings), **_CHECKS)(tool, path)
+    _check_server(checked, checked["server_label"], path, settings)
     if "authorization" in checked and "authorization" in map(str.lower, checked.get("headers", ())):
         message = f"'{path}.authorization' and an Authorization header in '{path}.headers' cannot be used together."
         raise BadRequest(message, param=f"{path}.authorization", code="invalid_value")
@@ -128,24 +127,19 @@ def _allowed(value: Any, path: str) -> Any:
     return _names(value, path) if isinstance(value, list) else _filter(value, path)
 
 
-def _names(value: Any, path: str) -> list[str]:
-    return [
-        checks.string(name, f"{path}[{index}]") for index, name in enumerate(checks.array(value, path, max_length=_MAX_NAMES))
-    ]
-
-
-def _filter(value: Any, path: str) -> dict[str, Any]:
-    return checks.members(value, path, {"tool_names": _names, "read_only": checks.boolean}, others="refuse")
+_names = checks.each(checks.string, max_length=_MAX_NAMES)
+_filter = checks.closed_object(tool_names=_names, read_only=checks.boolean)
+_approvals = checks.closed_object(always=_filter, never=_filter)
 
 
 def _approval(value: Any, path: str) -> Any:
     if isinstance(value, str):
         return checks.one_of(value, path, {"always", "never"})
-    return checks.members(value, path, {"always": _filter, "never": _filter}, others="refuse")
+    return _approvals(value, path)
 
 
+_REQUIRED: dict[str, checks.Check] = {"server_label": partial(checks.string, max_length=_MAX_LABEL, pattern=LABEL)}
 _CHECKS: dict[str, checks.Check] = {
-    "server_label": partial(checks.string, max_length=_MAX_LABEL, pattern=LABEL),
     "connector_id": checks.string,
     "allowed_tools": _allowed,
     "require_approval": _approval,

@@ -32,7 +32,7 @@ _COUNTRY = r"[A-Za-z]{2}"
 
 def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
     """Check an entry of ``tools``. Raises ``BadRequest``."""
-    checked = checks.members(tool, path, _MEMBERS, others="refuse")
+    checked: Tool = _definition(tool, path)
     if settings.search.provider == "none" and checked.get("external_web_access", True):
         checks.unsupported(
             f"{path}.type", "this server has no web search; its operator can configure one (setting 'search.provider')."
@@ -58,24 +58,20 @@ def _domains(value: Any, path: str) -> list[Any]:
 
 
 _name = partial(checks.string, max_length=256, pattern=_NAME)
-_MEMBERS: dict[str, checks.Check] = {
-    "type": lambda value, path: checks.one_of(value, path, TYPES),
-    "external_web_access": checks.boolean,  # false: the tool is not offered
-    "search_content_types": _content_types,
-    "search_context_size": lambda value, path: checks.one_of(value, path, _SIZES),
-    "filters": partial(checks.members, checks={"allowed_domains": _domains, "blocked_domains": _domains}, others="refuse"),
-    "user_location": partial(
-        checks.members,
-        checks={
-            "type": lambda value, path: checks.one_of(value, path, {"approximate"}),
-            "country": partial(checks.string, pattern=_COUNTRY),
-            "city": _name,
-            "region": _name,
-            "timezone": _name,
-        },
-        others="refuse",
+_definition = checks.closed_object(
+    type=checks.among(*TYPES),
+    external_web_access=checks.boolean,  # false: the tool is not offered
+    search_content_types=_content_types,
+    search_context_size=checks.among(*_SIZES),
+    filters=checks.closed_object(allowed_domains=_domains, blocked_domains=_domains),
+    user_location=checks.closed_object(
+        type=checks.among("approximate"),
+        country=partial(checks.string, pattern=_COUNTRY),
+        city=_name,
+        region=_name,
+        timezone=_name,
     ),
-}
+)
 
 
 class WebSearch:

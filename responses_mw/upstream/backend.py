@@ -19,9 +19,9 @@ from ..crypto import Sealer, Unsealable
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.lifecycle import Lifecycle
+from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Document, Item, Part
-from ..protocol.vllm.response_messages import ResponseMessages
 from ..settings import Settings
 from ..telemetry import TurnSpan, UpstreamServer
 from .caller import Caller

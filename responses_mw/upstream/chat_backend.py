@@ -12,15 +12,15 @@ from ..crypto import Sealer
 from ..ids import RunIds
 from ..protocol.chat.client_tools import offered
 from ..protocol.chat.dialects import Dialect
-from ..protocol.chat.reasoning import unsealed
 from ..protocol.chat.request import to_chat
 from ..protocol.request.create import CreateResponse
+from ..protocol.request.items import unsealed
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.lifecycle import Options
+from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import ChatRequest, Document, Item
-from ..protocol.vllm.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..settings import Settings
 from ..threads import by_size
 from .backend import REASONING, Backend, OpenTurn, TurnRequest, unseal

@@ -24,13 +24,13 @@ from responses_mw.protocol.chat.truncation import Cuts, truncated
 from responses_mw.protocol.request.body import RequestLimits
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
+from responses_mw.protocol.request.previous_messages import parse_previous
 from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names
 from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations
 from responses_mw.protocol.response.text import ThinkingSplitter
 from responses_mw.protocol.sse import Decoder
 from responses_mw.protocol.tool_kinds.form import Offered, function_form
-from responses_mw.protocol.vllm.previous_messages import parse_previous
 
 TIMES = 4
 MOST = 2.2 * TIMES

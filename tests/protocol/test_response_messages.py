@@ -14,9 +14,8 @@ from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import VLLM
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
-from responses_mw.protocol.tool_kinds.form import CallForm, Offered
-from responses_mw.protocol.vllm.previous_messages import parse_previous, refuse_two_histories
-from responses_mw.protocol.vllm.response_messages import (
+from responses_mw.protocol.request.previous_messages import parse_previous, refuse_two_histories
+from responses_mw.protocol.response.response_messages import (
     RawTurn,
     harmony_input,
     harmony_output,
@@ -24,6 +23,7 @@ from responses_mw.protocol.vllm.response_messages import (
     raw_input,
     raw_output,
 )
+from responses_mw.protocol.tool_kinds.form import CallForm, Offered
 from tests.support import oracle, scripted
 
 if TYPE_CHECKING:

@@ -7,12 +7,16 @@ of the API (``invalid_type``, ``missing_required_parameter``, ``invalid_value``,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ...errors import BadRequest, NotSupported, TooLarge, UpstreamError
 
 Check = Callable[[Any, str], Any]
+ObjectCheck = Callable[[Any, str], dict[str, Any]]
+NOTHING: Mapping[str, Check] = MappingProxyType({})
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "a boolean"),
@@ -128,10 +132,6 @@ def array(value: Any, path: str, *, max_length: int | None = None) -> list[Any]:
     return value
 
 
-def strings(value: Any, path: str) -> list[str]:
-    return [string(one, f"{path}[{index}]") for index, one in enumerate(array(value, path))]
-
-
 def one_of(value: Any, path: str, supported: Collection[str]) -> str:
     if string(value, path) not in supported:
         wrong_value(path, value, supported)
@@ -145,22 +145,90 @@ def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
     return check(holder[name], f"{path}.{name}")
 
 
-def optional(holder: dict[str, Any], path: str, **members: Check) -> None:
-    """Check those of ``members`` that the object at ``path`` has."""
-    for name, check in members.items():
-        if name in holder:
-            check(holder[name], f"{path}.{name}")
+# -- make a check of smaller ones ----------------------------------------------------------------------------------------
 
 
-def members(value: Any, path: str, checks: dict[str, Check], *, others: str = "keep") -> dict[str, Any]:
-    """Check the members of an object that are in ``checks``. Keep other members, or refuse them (``others="refuse"``)."""
-    checked = mapping(value, path)
-    for name, member in checked.items():
-        if name in checks:
-            checked[name] = checks[name](member, f"{path}.{name}")
-        elif others == "refuse":
-            unknown(f"{path}.{name}")
-    return checked
+def among(*supported: str) -> Check:
+    """Make a check of a string with these values."""
+    return partial(one_of, supported=frozenset(supported))
+
+
+def each(check: Check, *, max_length: int | None = None) -> Callable[[Any, str], list[Any]]:
+    """Make a check of an array from that of an element."""
+
+    def elements(value: Any, path: str) -> list[Any]:
+        return [check(one, f"{path}[{index}]") for index, one in enumerate(array(value, path, max_length=max_length))]
+
+    return elements
+
+
+strings = each(string)
+
+
+def fields(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
+    """Make a check of the members of an object without nulls. It replaces each by what its check returns, in place."""
+
+    def check(holder: dict[str, Any], path: str) -> dict[str, Any]:
+        for name, member in required.items():
+            if name not in holder:
+                missing(f"{path}.{name}")
+            holder[name] = member(holder[name], f"{path}.{name}")
+        for name, member in optional.items():
+            if name in holder:
+                holder[name] = member(holder[name], f"{path}.{name}")
+        return holder
+
+    return check
+
+
+def open_object(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
+    """Make a check of an object that may have other members, too. It copies the object without nulls."""
+    check = fields(required, **optional)
+    return lambda value, path: check(mapping(value, path), path)
+
+
+def closed_object(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
+    """Make a check of an object with these members and no others. It copies the object without nulls."""
+    check = fields(required, **optional)
+    known = required.keys() | optional.keys()
+
+    def closed(value: Any, path: str) -> dict[str, Any]:
+        holder = mapping(value, path)
+        for name in holder:
+            if name not in known:
+                unknown(f"{path}.{name}")
+        return check(holder, path)
+
+    return closed
+
+
+def by_type(kinds: Mapping[str, Check]) -> Check:
+    """Make a check of an object that depends on its ``type``."""
+
+    def check(value: Any, path: str) -> Any:
+        holder = mapping(value, path)
+        kind = required(holder, "type", path, string)
+        if kind not in kinds:
+            wrong_value(f"{path}.type", kind, kinds.keys())
+        return kinds[kind](holder, path)
+
+    return check
+
+
+def chain(*steps: Check) -> Check:
+    """Make a check that passes the value from one check to the next."""
+
+    def check(value: Any, path: str) -> Any:
+        for step in steps:
+            value = step(value, path)
+        return value
+
+    return check
+
+
+def as_it_is(value: Any, _path: str) -> Any:
+    """Accept any value."""
+    return value
 
 
 def depth(value: Any, limit: int) -> None:

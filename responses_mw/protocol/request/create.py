@@ -6,18 +6,17 @@ upstream's (``top_k``, ``seed``, ``stop``, ``chat_template_kwargs``, ... of vLLM
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from ...errors import BadRequest
 from ..types import Item, Tool
-from ..vllm.previous_messages import parse_previous, refuse_two_histories
 from . import checks
 from .body import RequestLimits
-from .checks import Check
+from .checks import Check, among, closed_object
 from .items import parse_input
+from .previous_messages import parse_previous, refuse_two_histories
 from .tools import check_number_of_tools, check_tool_choice, check_tools
 
 INCLUDABLE = frozenset(
@@ -32,60 +31,129 @@ INCLUDABLE = frozenset(
         "message.output_text.logprobs",
     }
 )
-EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 SERVICE_TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"})
 _DEFAULT_LIMITS = RequestLimits()
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 
+# -- checks of single parameters ---------------------------------------------------------------------------------------
+
+
+def _conversation(value: Any, path: str) -> str:
+    """Check a conversation given as an id or as an object with one."""
+    if isinstance(value, dict):
+        value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
+    if not checks.string(value, path).startswith("conv_"):
+        message = f"Invalid '{path}': '{value[:64]}'. Expected an ID that begins with 'conv_'."
+        raise BadRequest(message, param=path, code="invalid_value")
+    return str(value)
+
+
+def check_metadata(value: Any, path: str) -> dict[str, str]:
+    metadata = checks.mapping(value, path)
+    if len(metadata) > METADATA_PAIRS:
+        message = f"Invalid '{path}': too many properties. Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
+        raise BadRequest(message, param=path, code="object_above_max_properties")
+    for key, text in metadata.items():
+        checks.string(key, path, max_length=METADATA_KEY)
+        checks.string(text, f"{path}.{key}", max_length=METADATA_VALUE)
+    return metadata
+
+
+_summary = among("auto", "concise", "detailed")
+_reasoning_options = closed_object(
+    effort=among("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    summary=_summary,
+    generate_summary=_summary,
+    context=among("auto", "current_turn", "all_turns"),
+    mode=among("standard"),
+)
+
+
+def _reasoning(value: Any, path: str) -> dict[str, Any]:
+    reasoning: dict[str, Any] = _reasoning_options(value, path)
+    deprecated = reasoning.pop("generate_summary", None)
+    return {"summary": deprecated, **reasoning} if deprecated else reasoning
+
+
+_json_schema = checks.fields(
+    {"name": partial(checks.string, pattern=r"[a-zA-Z0-9_-]{1,64}"), "schema": checks.json_object},
+    strict=checks.boolean,
+    description=checks.string,
+)
+_format = checks.by_type({"text": checks.as_it_is, "json_object": checks.as_it_is, "json_schema": _json_schema})
+_penalty = partial(checks.number, minimum=-2, maximum=2)
+
+
+def _as_set(values: list[str], _path: str) -> frozenset[str]:
+    return frozenset(values)
+
+
+def _continuation_id(_value: Any, path: str) -> None:
+    checks.unsupported(path, "background responses are served in turn.")
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Members are named as in the reference; ``items`` is its ``input``."""
+    """A checked request. Members are named as in the reference, and annotated with their checks; ``items`` is its ``input``."""
 
     items: list[Item]
     extra: dict[str, Any]
     """Members that are passed to the upstream unchanged."""
-    background: bool = False
-    background_options: dict[str, Any] = field(default_factory=dict)
-    """When the response is needed (``completion_window``). It has no effect: all background responses share one queue."""
-    cache: Any = None
-    """The request's cache options (``responses_mw.cache.policy``)."""
-    context_management: list[dict[str, Any]] = field(default_factory=list)
-    conversation: str | None = None
-    """Id of the conversation."""
-    enable_response_messages: bool = False
-    """vLLM: whether the document includes ``input_messages`` and ``output_messages``."""
-    frequency_penalty: float | None = None
-    include: frozenset[str] = frozenset()
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    model: str | None = None
-    parallel_tool_calls: bool | None = None
-    presence_penalty: float | None = None
-    previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
-    """The template that provided other members (``responses_mw.engine.prompt_templates``)."""
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    reasoning: dict[str, Any] = field(default_factory=dict)
-    safety_identifier: str | None = None
-    service_tier: str | None = None
     size: int = 0
     """Size of its JSON in bytes, where known."""
-    store: bool = True
-    stream: bool = False
-    stream_options: dict[str, Any] = field(default_factory=dict)
-    temperature: float | None = None
-    text: dict[str, Any] = field(default_factory=dict)
-    tool_choice: Any = "auto"
     tools: list[Tool] = field(default_factory=list)
-    top_logprobs: int | None = None
-    top_p: float | None = None
-    truncation: str = "disabled"
-    user: str | None = None
+    tool_choice: Any = "auto"
+    background: Annotated[bool, checks.boolean] = False
+    background_options: Annotated[
+        dict[str, Any], closed_object(completion_window=among("soonest", "2h", "8h"), continuation_id=_continuation_id)
+    ] = field(default_factory=dict)
+    """When the response is needed (``completion_window``). It has no effect: all background responses share one queue."""
+    cache: Annotated[Any, checks.as_it_is] = None
+    """The request's cache options. ``responses_mw.cache.policy`` checks them together with their header."""
+    context_management: Annotated[
+        list[dict[str, Any]],
+        checks.each(closed_object({"type": among("compaction")}, compact_threshold=partial(checks.integer, minimum=1))),
+    ] = field(default_factory=list)
+    conversation: Annotated[str | None, _conversation] = None
+    """Id of the conversation."""
+    enable_response_messages: Annotated[bool, checks.boolean] = False
+    """vLLM: whether the document includes ``input_messages`` and ``output_messages``."""
+    frequency_penalty: Annotated[float | None, _penalty] = None
+    include: Annotated[frozenset[str], checks.chain(checks.each(among(*INCLUDABLE)), _as_set)] = frozenset()
+    instructions: Annotated[str | None, checks.string] = None
+    max_output_tokens: Annotated[int | None, partial(checks.integer, minimum=1)] = None
+    max_tool_calls: Annotated[int | None, partial(checks.integer, minimum=1)] = None
+    metadata: Annotated[dict[str, str], check_metadata] = field(default_factory=dict)
+    model: Annotated[str | None, checks.string] = None
+    parallel_tool_calls: Annotated[bool | None, checks.boolean] = None
+    presence_penalty: Annotated[float | None, _penalty] = None
+    previous_response_id: Annotated[str | None, checks.string] = None
+    prompt: Annotated[dict[str, Any] | None, checks.mapping] = None
+    """The template that provided other members (``responses_mw.engine.prompt_templates``)."""
+    prompt_cache_key: Annotated[str | None, checks.string] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, checks.mapping] = None
+    prompt_cache_retention: Annotated[str | None, among("in_memory", "24h")] = None
+    reasoning: Annotated[dict[str, Any], _reasoning] = field(default_factory=dict)
+    safety_identifier: Annotated[str | None, checks.string] = None
+    service_tier: Annotated[str | None, among(*SERVICE_TIERS)] = None
+    store: Annotated[bool, checks.boolean] = True
+    stream: Annotated[bool, checks.boolean] = False
+    # include_usage is a Chat Completions option. Usage is always included, so both values are honoured.
+    stream_options: Annotated[
+        dict[str, Any], closed_object(include_obfuscation=checks.boolean, include_usage=checks.boolean)
+    ] = field(default_factory=dict)
+    temperature: Annotated[float | None, partial(checks.number, minimum=0, maximum=2)] = None
+    text: Annotated[dict[str, Any], closed_object(format=_format, verbosity=among("low", "medium", "high"))] = field(
+        default_factory=dict
+    )
+    top_logprobs: Annotated[int | None, partial(checks.integer, minimum=0, maximum=20)] = None
+    top_p: Annotated[float | None, partial(checks.number, minimum=0, maximum=1)] = None
+    truncation: Annotated[str, among("auto", "disabled")] = "disabled"
+    user: Annotated[str | None, checks.string] = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -96,58 +164,71 @@ class CreateResponse:
         return self.reasoning.get("summary") is not None
 
 
+PARAMETERS: dict[str, Check] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(CreateResponse, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+
+_CHAT_NAME = "it is the name that Chat Completions uses; use '{}' instead."
+
+REFUSED: dict[str, str] = {
+    # in the reference, but not served (yet)
+    "access_programs": "it belongs to OpenAI's hosted platform.",
+    "image": "images are not generated here.",
+    "moderation": "it belongs to OpenAI's hosted platform.",
+    # of Chat Completions, which would conflict with what is sent instead
+    "messages": _CHAT_NAME.format("input"),
+    "max_tokens": _CHAT_NAME.format("max_output_tokens"),
+    "max_completion_tokens": _CHAT_NAME.format("max_output_tokens"),
+    "reasoning_effort": _CHAT_NAME.format("reasoning.effort"),
+    "response_format": _CHAT_NAME.format("text.format"),
+    "verbosity": _CHAT_NAME.format("text.verbosity"),
+    "logprobs": _CHAT_NAME.format("include': ['message.output_text.logprobs'] or 'top_logprobs"),
+    "functions": _CHAT_NAME.format("tools"),
+    "function_call": _CHAT_NAME.format("tool_choice"),
+    "n": "a response is one answer.",
+}
+
+# client_metadata is Codex's and request_id vLLM's; the upstream needs neither.
+_OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "client_metadata", "request_id"})
+_NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
+
+
 def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> CreateResponse:
     """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of what is wrong."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     checks.depth(body, limits.depth)
     given = {name: value for name, value in body.items() if value is not None}
+    _refuse_names(given)
+    known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
+    _check_background(known)
+    check_number_of_tools(given.get("tools"), given.get("input"), maximum=limits.tools)
+    tools = check_tools(given.get("tools", []))
+    items = _items(given, limits)
+    return CreateResponse(
+        items=items,
+        size=size,
+        extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
+        tools=tools,
+        tool_choice=check_tool_choice(given.get("tool_choice", "auto"), tools, items, max_length=limits.tools),
+        **known,
+    )
+
+
+def _refuse_names(given: dict[str, Any]) -> None:
+    """Refuse parameters that are not served or not complete."""
     for name in given.keys() & REFUSED.keys():
-        REFUSED[name](given[name], name)
+        if name != "n" or given[name] != 1:
+            checks.unsupported(name, REFUSED[name])
     if not given.keys() & {"input", "previous_response_id", "conversation"}:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         raise BadRequest(message, param="input", code="missing_required_parameter")
     if given.keys() >= {"previous_response_id", "conversation"}:
         message = "Only one of 'previous_response_id' and 'conversation' can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
-    known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
-    _check_background(known)
-    check_number_of_tools(given.get("tools"), given.get("input"), maximum=limits.tools)
-    tools = check_tools(given.get("tools", []))
-    items = _items(given, limits)
-    _check_trigger(items)
-    known["tool_choice"] = check_tool_choice(given.get("tool_choice", "auto"), tools, items, max_length=limits.tools)
-    return CreateResponse(
-        items=items,
-        size=size,
-        extra={name: value for name, value in given.items() if name not in _NOT_FORWARDED},
-        tools=tools,
-        **known,
-    )
-
-
-def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
-    """Check the input and prepend the history in vLLM's ``previous_input_messages``."""
     refuse_two_histories(given)
-    previous = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
-    if previous and given.get("input") == "":
-        return previous
-    return previous + parse_input(given.get("input", []), max_items=limits.items)
-
-
-# -- one check for each parameter --------------------------------------------------------------------------------------
-
-
-def _include(value: Any, path: str) -> frozenset[str]:
-    return frozenset(checks.one_of(one, f"{path}[{n}]", INCLUDABLE) for n, one in enumerate(checks.array(value, path)))
-
-
-def _background_options(value: Any, path: str) -> dict[str, Any]:
-    known: dict[str, Check] = {
-        "completion_window": partial(checks.one_of, supported={"soonest", "2h", "8h"}),
-        "continuation_id": lambda _id, path: checks.unsupported(path, "background responses are served in turn."),
-    }
-    return checks.members(value, path, known, others="refuse")
 
 
 def _check_background(known: dict[str, Any]) -> None:
@@ -165,157 +246,14 @@ def _check_background(known: dict[str, Any]) -> None:
         checks.unsupported(path, f"'{window}' needs 'background': true, no 'stream', and the service tier 'auto' or 'default'.")
 
 
-def _conversation(value: Any, path: str) -> str:
-    """Check a conversation given as an id or as an object with one."""
-    if isinstance(value, dict):
-        value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
-    if not checks.string(value, path).startswith("conv_"):
-        message = f"Invalid '{path}': '{value[:64]}'. Expected an ID that begins with 'conv_'."
-        raise BadRequest(message, param=path, code="invalid_value")
-    return str(value)
-
-
-def _check_trigger(items: list[Item]) -> None:
+def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
+    """Check the input and prepend the history in vLLM's ``previous_input_messages``."""
+    items = parse_previous(given.get("previous_input_messages", []), max_items=limits.items)
+    if not items or given.get("input") != "":
+        items = items + parse_input(given.get("input", []), max_items=limits.items)
     for index, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
             path = f"input[{index}]"
             message = f"Invalid '{path}': a 'compaction_trigger' must be the last input item."
             raise BadRequest(message, param=path, code="invalid_value")
-
-
-def _context_management(value: Any, path: str) -> list[dict[str, Any]]:
-    known: dict[str, Check] = {
-        "type": partial(checks.one_of, supported={"compaction"}),
-        "compact_threshold": partial(checks.integer, minimum=1),
-    }
-    entries = []
-    for index, entry in enumerate(checks.array(value, path)):
-        checked = checks.members(entry, f"{path}[{index}]", known, others="refuse")
-        checks.required(checked, "type", f"{path}[{index}]", checks.string)
-        entries.append(checked)
-    return entries
-
-
-def metadata(value: Any, path: str) -> dict[str, str]:
-    metadata = checks.mapping(value, path)
-    if len(metadata) > METADATA_PAIRS:
-        message = f"Invalid '{path}': too many properties. Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
-        raise BadRequest(message, param=path, code="object_above_max_properties")
-    for key, text in metadata.items():
-        checks.string(key, path, max_length=METADATA_KEY)
-        checks.string(text, f"{path}.{key}", max_length=METADATA_VALUE)
-    return metadata
-
-
-def _reasoning(value: Any, path: str) -> dict[str, Any]:
-    summaries = partial(checks.one_of, supported={"auto", "concise", "detailed"})
-    known: dict[str, Check] = {
-        "effort": partial(checks.one_of, supported=EFFORTS),
-        "summary": summaries,
-        "generate_summary": summaries,
-        "context": partial(checks.one_of, supported={"auto", "current_turn", "all_turns"}),
-        "mode": partial(checks.one_of, supported={"standard"}),
-    }
-    reasoning = checks.members(value, path, known, others="refuse")
-    deprecated = reasoning.pop("generate_summary", None)
-    return {"summary": deprecated, **reasoning} if deprecated else reasoning
-
-
-def _text(value: Any, path: str) -> dict[str, Any]:
-    known: dict[str, Check] = {"format": _format, "verbosity": partial(checks.one_of, supported={"low", "medium", "high"})}
-    return checks.members(value, path, known, others="refuse")
-
-
-def _format(value: Any, path: str) -> dict[str, Any]:
-    checked = checks.mapping(value, path)
-    kind = checks.required(checked, "type", path, checks.string)
-    checks.one_of(kind, f"{path}.type", {"text", "json_object", "json_schema"})
-    if kind == "json_schema":
-        checks.required(checked, "name", path, partial(checks.string, pattern=r"[a-zA-Z0-9_-]{1,64}"))
-        checks.required(checked, "schema", path, checks.json_object)
-        checks.optional(checked, path, strict=checks.boolean, description=checks.string)
-    return checked
-
-
-def _stream_options(value: Any, path: str) -> dict[str, Any]:
-    # include_usage is a Chat Completions option. Usage is always included, so both values are honoured.
-    known: dict[str, Check] = {"include_obfuscation": checks.boolean, "include_usage": checks.boolean}
-    return checks.members(value, path, known, others="refuse")
-
-
-def _refuse(why: str) -> Callable[[Any, str], None]:
-    return lambda _value, path: checks.unsupported(path, why)
-
-
-def _refuse_unless(harmless: Any, why: str) -> Callable[[Any, str], None]:
-    """Refuse a parameter unless it has the one value that changes nothing."""
-
-    def check(value: Any, path: str) -> None:
-        if value != harmless:
-            checks.unsupported(path, why)
-
-    return check
-
-
-_penalty = partial(checks.number, minimum=-2, maximum=2)
-
-PARAMETERS: dict[str, Check] = {
-    "background": checks.boolean,
-    "background_options": _background_options,
-    "cache": lambda value, _path: value,  # checked together with its header
-    "context_management": _context_management,
-    "conversation": _conversation,
-    "enable_response_messages": checks.boolean,
-    "frequency_penalty": _penalty,
-    "include": _include,
-    "instructions": checks.string,
-    "max_output_tokens": partial(checks.integer, minimum=1),
-    "max_tool_calls": partial(checks.integer, minimum=1),
-    "metadata": metadata,
-    "model": checks.string,
-    "parallel_tool_calls": checks.boolean,
-    "presence_penalty": _penalty,
-    "previous_response_id": checks.string,
-    "prompt": checks.mapping,
-    "prompt_cache_key": checks.string,
-    "prompt_cache_options": checks.mapping,
-    "prompt_cache_retention": partial(checks.one_of, supported={"in_memory", "24h"}),
-    "reasoning": _reasoning,
-    "safety_identifier": checks.string,
-    "service_tier": partial(checks.one_of, supported=SERVICE_TIERS),
-    "store": checks.boolean,
-    "stream": checks.boolean,
-    "stream_options": _stream_options,
-    "temperature": partial(checks.number, minimum=0, maximum=2),
-    "text": _text,
-    "top_logprobs": partial(checks.integer, minimum=0, maximum=20),
-    "top_p": partial(checks.number, minimum=0, maximum=1),
-    "truncation": partial(checks.one_of, supported={"auto", "disabled"}),
-    "user": checks.string,
-    "tool_choice": lambda value, _path: value,  # checked together with the tools
-}
-
-_CHAT_NAME = "it is the name that Chat Completions uses; use '{}' instead."
-
-REFUSED: dict[str, Callable[[Any, str], None]] = {
-    # in the reference, but not served (yet)
-    "access_programs": _refuse("it belongs to OpenAI's hosted platform."),
-    "image": _refuse("images are not generated here."),
-    "moderation": _refuse("it belongs to OpenAI's hosted platform."),
-    # of Chat Completions, which would conflict with what is sent instead
-    "messages": _refuse(_CHAT_NAME.format("input")),
-    "max_tokens": _refuse(_CHAT_NAME.format("max_output_tokens")),
-    "max_completion_tokens": _refuse(_CHAT_NAME.format("max_output_tokens")),
-    "reasoning_effort": _refuse(_CHAT_NAME.format("reasoning.effort")),
-    "response_format": _refuse(_CHAT_NAME.format("text.format")),
-    "verbosity": _refuse(_CHAT_NAME.format("text.verbosity")),
-    "logprobs": _refuse(_CHAT_NAME.format("include': ['message.output_text.logprobs'] or 'top_logprobs")),
-    "functions": _refuse(_CHAT_NAME.format("tools")),
-    "function_call": _refuse(_CHAT_NAME.format("tool_choice")),
-    "n": _refuse_unless(1, "a response is one answer."),
-}
-
-# client_metadata is Codex's and request_id vLLM's; the upstream needs neither.
-_NOT_FORWARDED = (
-    PARAMETERS.keys() | REFUSED.keys() | {"input", "previous_input_messages", "tools", "client_metadata", "request_id"}
-)
+    return items

@@ -6,17 +6,24 @@ becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS
-from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, content_parts
+from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
 from ..tool_kinds.form import ItemKind
 from ..tool_kinds.registry import TOOL_ITEMS
-from ..types import Item, Part
+from ..types import Item
 from . import checks
 from .tools import check_brought_tools
 
-ROLES = frozenset({"user", "assistant", "system", "developer"})
+Unseal = Callable[[str], str | None]
+"""Open an envelope; None if it is not one of ours."""
+
+_role = checks.among("user", "assistant", "system", "developer")
+_id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
@@ -35,57 +42,45 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
         return [user_message(value)]
     if not isinstance(value, list):
         checks.wrong_type(path, "a string or an array of objects", value)
-    return [item(one, f"{path}[{index}]") for index, one in enumerate(checks.array(value, path, max_length=max_items))]
+    return checks.each(item, max_length=max_items)(value, path)
 
 
 def item(value: Any, path: str) -> Item:
     """Check one input item. Without a type it is a message if it has a role, otherwise a reference."""
-    checked = checks.mapping(value, path)
-    if "type" not in checked:
-        if not checked.keys() & {"role", "id"}:
+    given = checks.mapping(value, path)
+    if "type" not in given:
+        if not given.keys() & {"role", "id"}:
             checks.missing(f"{path}.type")
-        checked["type"] = "message" if "role" in checked else "item_reference"
-    kind = checks.string(checked["type"], f"{path}.type")
+        given["type"] = "message" if "role" in given else "item_reference"
+    kind = checks.string(given["type"], f"{path}.type")
     if kind in NOT_SERVED:
         checks.unsupported(f"{path}.type", f"items of type '{kind}' are not served (yet).")
     if kind not in ITEMS:
         checks.wrong_value(f"{path}.type", kind, ITEMS.keys())
-    if "id" in checked:
-        checks.string(checked["id"], f"{path}.id", max_length=256)
-    if "status" in checked:
-        checks.one_of(checked["status"], f"{path}.status", ITEMS[kind].statuses)
-    checked = ITEMS[kind].check(checked, path)
+    if "id" in given:
+        _id(given["id"], f"{path}.id")
+    if "status" in given:
+        checks.one_of(given["status"], f"{path}.status", ITEMS[kind].statuses)
+    checked: Item = ITEMS[kind].check(given, path)
     if kind in BRINGS_TOOLS:
         checked["tools"] = checks.required(checked, "tools", path, check_brought_tools)
     return checked
 
 
 def _message(value: Item, path: str) -> Item:
-    role = checks.one_of(checks.required(value, "role", path, checks.string), f"{path}.role", ROLES)
+    is_assistant = checks.required(value, "role", path, _role) == "assistant"
     content = value.get("content")
     if content is None:
         checks.missing(f"{path}.content")
     if isinstance(content, str):
-        return {**value, "content": [_text_part(role, content)]}
+        output = {"type": "output_text", "text": content, "annotations": []}
+        return {**value, "content": [output] if is_assistant else [{"type": "input_text", "text": content}]}
     if not isinstance(content, list):
         checks.wrong_type(f"{path}.content", "a string or an array of objects", content)
-    parts = ASSISTANT_PARTS if role == "assistant" else INPUT_PARTS
-    return {**value, "content": content_parts(content, f"{path}.content", parts)}
+    return {**value, "content": (ASSISTANT_PARTS if is_assistant else INPUT_PARTS)(content, f"{path}.content")}
 
 
-def _text_part(role: str, text: str) -> Part:
-    if role == "assistant":
-        return {"type": "output_text", "text": text, "annotations": []}
-    return {"type": "input_text", "text": text}
-
-
-def _reasoning(value: Item, path: str) -> Item:
-    for name, parts in (("summary", SUMMARY_PARTS), ("content", REASONING_PARTS)):
-        if name in value:
-            listed = checks.array(value[name], f"{path}.{name}")
-            value[name] = content_parts(listed, f"{path}.{name}", parts)
-    checks.optional(value, path, encrypted_content=checks.string)
-    return {**value, "summary": value.get("summary", [])}
+_reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
 
 
 def _compaction(value: Item, path: str) -> Item:
@@ -95,22 +90,16 @@ def _compaction(value: Item, path: str) -> Item:
 
 
 def _item_reference(value: Item, path: str) -> Item:
-    checks.required(value, "id", path, checks.string)
-    return {"type": "item_reference", "id": value["id"]}
-
-
-def _additional_tools(value: Item, path: str) -> Item:
-    checks.one_of(value.get("role", "developer"), f"{path}.role", {"developer"})
-    return value
+    return {"type": "item_reference", "id": checks.required(value, "id", path, checks.string)}
 
 
 ITEMS: dict[str, ItemKind] = {
     "message": ItemKind("message", "msg", _message),
-    "reasoning": ItemKind("reasoning", "rs", _reasoning),
+    "reasoning": ItemKind("reasoning", "rs", lambda value, path: {"summary": [], **_reasoning(value, path)}),
     "item_reference": ItemKind("item_reference", "", _item_reference),
     "compaction": ItemKind("compaction", "cmp", _compaction),
-    "compaction_trigger": ItemKind("compaction_trigger", "cmpt", lambda value, _path: value),
-    "additional_tools": ItemKind("additional_tools", "at", _additional_tools),
+    "compaction_trigger": ItemKind("compaction_trigger", "cmpt", checks.as_it_is),
+    "additional_tools": ItemKind("additional_tools", "at", checks.fields(role=checks.among("developer"))),
     **TOOL_ITEMS,
 }
 ID_PREFIXES = {type_: kind.prefix for type_, kind in ITEMS.items() if kind.prefix}
@@ -126,3 +115,30 @@ NOT_SERVED = frozenset(
         "program_output",
     }
 )
+
+
+# -- encrypted reasoning -----------------------------------------------------------------------------------------------
+# With ``include: ["reasoning.encrypted_content"]`` a client that stores nothing here receives the text of a reasoning item as
+# ``encrypted_content`` and sends it back later (OpenAI reference, "Encrypted reasoning items").
+
+
+def unsealed(items: Sequence[Item], unseal: Unseal, *, offset: int = 0) -> list[Item]:
+    """Restore the content of encrypted reasoning items.
+
+    One that cannot be opened may be another server's: it is an error only if it has no other text and is in the request's
+    own input (from ``offset`` on).
+    """
+    return [_unsealed(item, unseal, index - offset) for index, item in enumerate(items)]
+
+
+def _unsealed(item: Item, unseal: Unseal, index: int) -> Item:
+    if item["type"] != "reasoning" or "encrypted_content" not in item or item.get("content"):
+        return item
+    text = unseal(item["encrypted_content"])
+    if text is not None:
+        return {**item, "content": [{"type": "reasoning_text", "text": text}]}
+    if index >= 0 and not text_of(item):
+        where = f"input[{index}].encrypted_content"
+        message = f"The encrypted content '{where}' could not be verified: it was not made by this server, or its key is gone."
+        raise BadRequest(message, param=where, code="invalid_encrypted_content")
+    return item

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS, offered
 from ..tool_kinds.form import NAME, CallForm, Offered
-from ..tool_kinds.registry import SERVED_TOOLS, TOOL_KINDS
-from ..tool_kinds.served import WEB_SEARCH
+from ..tool_kinds.registry import SERVED_TOOLS, TOOL_KINDS, WEB_SEARCH
 from ..types import Item, Tool
 from . import checks
 
@@ -49,7 +48,7 @@ def _number_of(tools: Any) -> int:
 
 def check_tools(value: Any, path: str = "tools") -> list[Tool]:
     """Check the ``tools`` of a request."""
-    tools = [_check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path))]
+    tools: list[Tool] = _tools(value, path)
     if not any(tool["type"] == "tool_search" for tool in tools):
         _refuse_deferred(tools, path)
     return tools
@@ -57,35 +56,28 @@ def check_tools(value: Any, path: str = "tools") -> list[Tool]:
 
 def check_brought_tools(value: Any, path: str) -> list[Tool]:
     """Check the tools in an input item. They must be client tools; deferred ones are allowed, as a search has found them."""
-    tools = [_check_tool(tool, f"{path}[{index}]") for index, tool in enumerate(checks.array(value, path))]
+    tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
             checks.unsupported(f"{path}[{index}].type", f"a tool of type '{tool['type']}' must stand in 'tools'.")
     return tools
 
 
-def _check_tool(value: Any, path: str) -> Tool:
-    tool = checks.mapping(value, path)
-    kind = checks.required(tool, "type", path, checks.string)
-    _refuse_not_served(kind, path)
-    if kind == "namespace":
-        return _check_namespace(tool, path)
-    if kind not in TOOL_KINDS:
-        checks.wrong_value(f"{path}.type", kind, {*TOOL_KINDS, "namespace"})
-    return TOOL_KINDS[kind].check(tool, path)
+_nested = checks.by_type({name: TOOL_KINDS[name].check for name in ("function", "custom")})
+_namespace = checks.fields(
+    {"name": partial(checks.string, pattern=NAME), "tools": checks.each(_nested)}, description=checks.string
+)
+_known_tool = checks.by_type({**{name: kind.check for name, kind in TOOL_KINDS.items()}, "namespace": _namespace})
 
 
-def _check_namespace(tool: Tool, path: str) -> Tool:
-    checks.required(tool, "name", path, partial(checks.string, pattern=NAME))
-    checks.optional(tool, path, description=checks.string)
-    listed = checks.required(tool, "tools", path, checks.array)
-    return {**tool, "tools": [_check_nested(one, f"{path}.tools[{index}]") for index, one in enumerate(listed)]}
+def _tool(value: Any, path: str) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str):
+        _refuse_not_served(kind, path)
+    return _known_tool(value, path)
 
 
-def _check_nested(value: Any, path: str) -> Tool:
-    tool = checks.mapping(value, path)
-    kind = checks.one_of(checks.required(tool, "type", path, checks.string), f"{path}.type", {"function", "custom"})
-    return TOOL_KINDS[kind].check(tool, path)
+_tools = checks.each(_tool)
 
 
 def _refuse_not_served(kind: str, path: str) -> None:
@@ -154,9 +146,8 @@ def _one_choice(choice: Any, path: str, choosable: _Choosable, supported: Collec
     _refuse_not_served(kind, path)
     checks.one_of(kind, f"{path}.type", supported)
     required, optional = _members(kind)
-    for name in required:
+    for name in (*required, *(name for name in optional if name in checked)):
         checks.required(checked, name, path, checks.string)
-    checks.optional(checked, path, **dict.fromkeys(optional, checks.string))
     if checked not in choosable:
         name = (*required, "type")[0]
         message = f"Invalid '{path}.{name}': '{checked[name]}' not found in the 'tools' parameter."

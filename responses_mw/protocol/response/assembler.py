@@ -28,9 +28,8 @@ from ..request.create import SERVICE_TIERS
 from ..request.items import text_of
 from ..tool_kinds.form import CallForm, Offered
 from ..types import Chunk, Document, Item
-from . import usage as usages
 from .calls import CallRules, OpenCall, new_item
-from .document import shown
+from .document import add_usage, shown, usage_of_chat, with_tool_tokens
 from .events import Event
 from .lifecycle import DEFAULTS, Ids, Lifecycle, Options
 from .text import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, OpenText, TextKind, ThinkingSplitter
@@ -252,9 +251,9 @@ class Assembler(Lifecycle):
 
     def _count_usage(self) -> None:
         if self._usage:
-            usage = usages.from_chat(self._usage)
-            counted = usages.with_tools(usage, self._usage_before) if self._usage_before else usage
-            self.response["usage"] = usages.add(self.response["usage"], counted)
+            usage = usage_of_chat(self._usage)
+            counted = with_tool_tokens(usage, self._usage_before) if self._usage_before else usage
+            self.response["usage"] = add_usage(self.response["usage"], counted)
             self._usage, self._usage_before = None, usage
 
     # -- text -----------------------------------------------------------------------------------------------------

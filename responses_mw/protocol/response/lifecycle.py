@@ -14,9 +14,8 @@ from ..chat.chunks import Text
 from ..chat.tool_calls import ToolCall
 from ..tool_kinds.form import Offered
 from ..types import Chunk, Document, Item
-from . import usage as usages
 from .citations import Source
-from .document import whole
+from .document import add_usage, whole
 from .events import Emitter, Event, NullEmitter, terminal_type
 
 
@@ -176,7 +175,7 @@ class Lifecycle(ABC):
         item, output_index = self._add_item(item, prefix)
         self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
         if usage:
-            self.response["usage"] = usages.add(self.response["usage"], usage)
+            self.response["usage"] = add_usage(self.response["usage"], usage)
         return self._emitter.drain()
 
     def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:

@@ -24,7 +24,7 @@ from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import Offered
 from ..types import Chunk, Document, Item, Tool
-from . import usage as usages
+from .document import add_usage
 from .events import Event
 from .lifecycle import Ids, Lifecycle, Options
 from .replay import ADDED, DONE, Output
@@ -176,7 +176,7 @@ class ResponsesPassthrough(Lifecycle):
             malformed("response")
         used = _usage(response.get("usage"))
         if used is not None:
-            self.response["usage"] = usages.add(self.response["usage"], used)
+            self.response["usage"] = add_usage(self.response["usage"], used)
         listed = [] if response.get("output") is None else response["output"]
         if not isinstance(listed, list):
             malformed("output")

@@ -82,7 +82,7 @@ class ItemKind:
     type: str
     prefix: str
     """Prefix of the item's id."""
-    check: Callable[[Item, str], Item]
+    check: checks.Check
     role: Literal["call", "output", "served_call", "approval_request", "nothing"] = "nothing"
     """What the item is in a conversation: a call of the client's, its output, a call that the server executed, a call that
     waits for approval, or nothing that the model sees by itself."""
@@ -101,8 +101,8 @@ class ToolKind:
 
     types: tuple[str, ...]
     items: tuple[ItemKind, ...]
-    check: Callable[[Tool, str], Tool]
-    """Check a definition. For a tool that the server executes, ``responses_mw.tools`` checks the members."""
+    check: checks.Check = checks.as_it_is
+    """Check a definition. For a tool that the server executes, ``responses_mw.tools`` does."""
     offer: Callable[[Tool, str | None], Offered] | None = None
     """Make the function for a definition within a namespace (or None). Unset for tools that the server executes."""
     chosen_by: tuple[str, ...] = ()
@@ -119,15 +119,6 @@ class ToolKind:
 # -- parts of descriptions ---------------------------------------------------------------------------------------------
 
 check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
-
-
-def check_call(value: Item, path: str, **required: checks.Check) -> Item:
-    """Check a call with a ``call_id``, these members and an optional ``namespace``."""
-    members: dict[str, checks.Check] = {"call_id": check_call_id, **required}
-    for name, check in members.items():
-        value[name] = checks.required(value, name, path, check)
-    checks.optional(value, path, namespace=checks.string)
-    return value
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
