@@ -84,7 +84,7 @@ def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
         embedding = (
             f"--cache.embedding-url={embeddings.url}",
             "--cache.embedding-model=hashing",
-            "--cache.embedding-timeout=5",
+            "--cache.timeout=5",
         )
         own = (f"--upstream={upstream.url}", f"--redis={redis}", "--server.log-level=error")
         yield redis, upstream, embeddings, stack.enter_context(running("responses_mw", "serve", *own, *embedding))

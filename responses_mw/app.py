@@ -39,10 +39,14 @@ from .tools import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
 from .upstream.chat_backend import ChatBackend
+from .upstream.client import CONNECT_TIMEOUT
 from .upstream.responses_backend import ResponsesBackend
 from .upstream.transports.asgi import ASGITransport
 
 logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 10_000
+"""Maximum connections to the upstream, which limits its concurrency itself. Proxied requests have as many of their own."""
 
 _GETTING_TO_KNOW = 2.0
 IN_PROCESS = "http://localhost"  # what a call tells the application that no request stands behind
@@ -56,14 +60,15 @@ class UnfitCache(StartupError):
     """The cache cannot be as it is configured; the message says why."""
 
 
-def network_transport(settings: Settings) -> httpx.AsyncBaseTransport:
+def network_transport() -> httpx.AsyncBaseTransport:
     """To the upstream over the network: by our own where httptools is installed, at a third of the cost of httpx's."""
-    connections = settings.upstream.max_connections
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
-        return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections))
-    return NetworkTransport(connections)
+        return httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+        )
+    return NetworkTransport(MAX_CONNECTIONS)
 
 
 @asynccontextmanager
@@ -74,7 +79,7 @@ async def open_upstream(
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
     else:
-        transport, base = transport or network_transport(settings), settings.upstream.url
+        transport, base = transport or network_transport(), settings.upstream.url
     async with transport:
         upstream = Upstream(transport, base, settings)
         if settings.upstream.url is not None:  # an application that we are mounted in has not started yet
@@ -103,10 +108,9 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             yield None
             return
         bounds = Bounds(
-            settings.state.max_response_bytes,
-            settings.state.max_history_bytes,
-            settings.state.max_history_items,
-            settings.state.local_cache_bytes,
+            response_bytes=settings.limits.max_request_bytes,
+            chain_bytes=2 * settings.limits.max_request_bytes,
+            recent_bytes=settings.limits.memory_bytes // 4,
         )
         state = State(
             client,
@@ -114,7 +118,6 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             log_ttl_seconds=settings.jobs.log_ttl,
             bounds=bounds,
             patience=settings.redis.timeout,
-            partitions=settings.jobs.queue_partitions,
             owner_bytes=settings.limits.stored_bytes,
         )
         stack.push_async_callback(state.wakeups.aclose)
@@ -201,7 +204,7 @@ async def open_cache(
             return
         transport = upstream.transport
         if settings.upstream.url is None and settings.cache.embedding_url is not None:
-            transport = await stack.enter_async_context(network_transport(settings))
+            transport = await stack.enter_async_context(network_transport())
         try:
             embeddings = Embeddings(transport, upstream.base, settings) if settings.cache.embedding_model else None
         except ModuleNotFoundError as missing:
@@ -277,16 +280,14 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(
-        transport=network_transport(settings),  # not that of our own calls: no request that passes comes near their connections
-        timeout=httpx.Timeout(None, connect=settings.upstream.connect_timeout),
+        transport=network_transport(),  # not that of our own calls: no request that passes comes near their connections
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
     keys = APIKeys.of(settings)
     passable = PassablePaths(settings.auth.proxy_paths) if keys is not None else None
-    proxy: ASGIApp = ReverseProxy(
-        client, settings.upstream.url, settings.server.base_path, passable=passable, body_timeout=settings.limits.body_timeout
-    )
+    proxy: ASGIApp = ReverseProxy(client, settings.upstream.url, settings.server.base_path, passable=passable)
     if keys is not None:
         key = settings.upstream.api_key
         proxy = APIKeyMiddleware(proxy, keys, upstream_key=key.get_secret_value() if key else None)

@@ -194,8 +194,8 @@ def serve(settings: Serve) -> None:
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
-        ws=websocket_protocol(Inbound(max(settings.limits.max_inbound_bytes, settings.limits.max_body_bytes))),
-        ws_max_size=settings.limits.max_body_bytes,
+        ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
+        ws_max_size=settings.limits.max_request_bytes,
         ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
         ws_per_message_deflate=False,  # it costs more than all the rest of a token
         server_header=False,

@@ -7,10 +7,13 @@ from typing import Self
 
 from .errors import Unavailable
 
-__all__ = ["Inbound", "Receiving"]
+__all__ = ["BODY_TIMEOUT", "Inbound", "Receiving"]
 
 # The beginning of each message is not counted: large ones never keep small ones out.
 SMALL = 64 * 1024
+
+BODY_TIMEOUT = 60.0
+"""Seconds for the next piece of a request body. A slower client is gone, or holds the connection on purpose."""
 
 
 class Inbound:

@@ -33,7 +33,7 @@ def inbound() -> Inbound:
 @pytest.fixture
 def ours(start: Start, inbound: Inbound) -> Ours:
     uvicorn = {"ws": websocket_protocol(inbound), "ws_per_message_deflate": False}
-    return start(limits__max_body_bytes=4 * SMALL, limits__max_inbound_bytes=1, uvicorn=uvicorn)
+    return start(limits__max_request_bytes=4 * SMALL, limits__memory_bytes=1, uvicorn=uvicorn)
 
 
 def large() -> list[str]:

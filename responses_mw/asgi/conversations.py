@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from .. import ids
 from ..engine.history import resolved, with_ids
+from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, NotSupported
 from ..ids import RunIds
 from ..protocol.request import checks
@@ -112,7 +113,7 @@ class ConversationRoutes:
         return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
 
     def _parsed(self, value: Any) -> list[Item]:
-        check_number_of_tools(None, value, maximum=self._settings.limits.max_tools)
+        check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
         return parse_input(checks.array(value, "items", max_length=MOST_ITEMS), "items")
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:

@@ -20,6 +20,7 @@ import httpx
 
 from ..errors import APIError, BadRequest, MethodNotAllowed, RequestTimeout, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from ..framing import Announced, InvalidFraming, announced, check_upgrade
+from ..inbound import BODY_TIMEOUT
 from .json import ErrorResponse
 from .passable import PassablePaths, check_path
 
@@ -74,7 +75,7 @@ class ReverseProxy:
         base_path: str = "",
         *,
         passable: PassablePaths | None = None,
-        body_timeout: float = 60.0,
+        body_timeout: float = BODY_TIMEOUT,
     ) -> None:
         self._client = client
         self._own_path = base_path.encode()

@@ -15,11 +15,11 @@ from starlette.requests import HTTPConnection, Request
 
 from ..auth import has_key, owner_in
 from ..engine.prompt_templates import Prompts
-from ..engine.run import limits_of
+from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge
-from ..inbound import Inbound, Receiving
+from ..inbound import BODY_TIMEOUT, Inbound, Receiving
 from ..protocol.request import checks
-from ..protocol.request.body import RequestLimits, decode
+from ..protocol.request.body import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse
 from ..protocol.response import document
 from ..protocol.types import Item, Part
@@ -51,9 +51,9 @@ class Paging:
 class RequestParser:
     """Parse the body of a request for a response: one that creates it, compacts its history or counts its tokens."""
 
-    def __init__(self, prompts: Prompts, limits: RequestLimits) -> None:
+    def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
-        self._limits = limits
+        self._limits = REQUEST_LIMITS
 
     def parse(self, body: Any, size: int) -> CreateResponse:
         """Return the request with its prompt template applied. `size` is that of the body in bytes. Raises `BadRequest`."""
@@ -70,8 +70,8 @@ class Reader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._limits = limits_of(settings)
-        self._inbound = Inbound(max(settings.limits.max_inbound_bytes, settings.limits.max_body_bytes))
+        self._limits = REQUEST_LIMITS
+        self._inbound = Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))
         self._forwarded = frozenset(name.encode() for name in ["authorization", *settings.upstream.forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
@@ -104,16 +104,15 @@ class Reader:
             raise BadRequest(
                 f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
             )
-        timeout = self._settings.limits.body_timeout
         try:
-            async with asyncio.timeout(timeout) as waiting:
+            async with asyncio.timeout(BODY_TIMEOUT) as waiting:
                 return await self._whole(request, receiving, waiting)
         except TimeoutError:
-            raise RequestTimeout(f"No more of the request's body came for {timeout:g} s.") from None
+            raise RequestTimeout(f"No more of the request's body came for {BODY_TIMEOUT:g} s.") from None
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
         """The body; each piece of it moves the end of ``waiting``."""
-        longest, timeout = self._settings.limits.max_body_bytes, self._settings.limits.body_timeout
+        longest = self._settings.limits.max_request_bytes
         now = asyncio.get_running_loop().time
         chunks, size = [], 0
         async for chunk in request.stream():
@@ -122,7 +121,7 @@ class Reader:
                 raise TooLarge(f"The request body is larger than {longest} bytes.")
             receiving.add(len(chunk))
             chunks.append(chunk)
-            waiting.reschedule(now() + timeout)
+            waiting.reschedule(now() + BODY_TIMEOUT)
         return b"".join(chunks)
 
 

@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
 from ..engine.prompt_templates import Prompts
-from ..engine.run import limits_of
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
 from ..jobs import Background
@@ -45,7 +44,7 @@ class Routes:
     ) -> None:
         reader = Reader(settings)
         self._origins = origins = Origins(settings.server.cors_origins)
-        parser = RequestParser(Prompts(settings.server.prompts_dir), limits_of(settings))
+        parser = RequestParser(Prompts(settings.server.prompts_dir))
         websockets = WebSockets(runner, upstream, state, reader, parser, origins, settings)
         responses = ResponseRoutes(runner, upstream, state, background, reader, parser, settings, cache)
         tokens = TokenRoutes(runner, upstream, reader, parser)

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_WAIT = 5.0
+"""Maximum seconds that a request waits for an equal one in progress; most answers are complete by then."""
+MAX_ENTRY_BYTES = 1024 * 1024
+"""Maximum size of a cached answer: a few times the longest text that a model writes."""
 LEASE = 5.0
 """Seconds after which the flight of a lost process ends."""
 STREAM_WAIT = 1.0
@@ -120,14 +124,14 @@ class Cache:
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
-        """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``cache.max_wait``.
+        """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``MAX_WAIT``.
 
         Raise what the ``gate`` raises. ``headers`` and ``scope`` are the caller's, for the embedding. Use ``flight`` around
         what follows a miss.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
-        wait = min(self._settings.cache.max_wait, STREAM_WAIT) if streamed else self._settings.cache.max_wait
+        wait = min(MAX_WAIT, STREAM_WAIT) if streamed else MAX_WAIT
         try:
             miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
             hit = await self._lookup(miss, wait, headers, scope)
@@ -262,7 +266,7 @@ class Cache:
         signature = self._signature(miss) if miss.vector is not None else None
         entry = record.Entry(texts, record.unmarked(document["usage"]), policy.ttl, signature)
         data = record.pack(entry, key, self._sealer)
-        if len(data) > self._settings.cache.max_entry_bytes:
+        if len(data) > MAX_ENTRY_BYTES:
             await self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None

@@ -35,6 +35,8 @@ _PATH = "/v1/embeddings"
 VERSION = 1
 _MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of an answer: some fifty times that of the largest vectors in use."""
+MAX_TEXT_LENGTH = 1000
+"""Maximum length, in characters, of a text for semantic lookup: one vector does not tell longer texts apart."""
 _WARN_INTERVAL = 60.0
 _MAX_EXPECTED = 10_000
 
@@ -57,7 +59,7 @@ class Embeddings:
         self._transport = transport
         self._foreign = settings.cache.embedding_url is not None
         self._url = httpx.URL((settings.cache.embedding_url or base) + _PATH)
-        self._timeout = settings.cache.embedding_timeout
+        self._timeout = settings.cache.timeout
         self._dimensions = settings.cache.embedding_dimensions
         self._parameters: dict[str, Any] = {"model": settings.cache.embedding_model}
         if self._dimensions is not None:
@@ -117,14 +119,13 @@ class Embedder:
     def __init__(self, embeddings: Embeddings | None, counts: Counter[str], settings: Settings) -> None:
         self._embeddings = embeddings
         self._counts = counts
-        self._max_text = settings.cache.max_text_length
         self._expected: OrderedDict[int, None] = OrderedDict()
         """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
         self._quiet_until = 0.0
 
     def compares(self, text: str, policy: Policy) -> bool:
         """Return whether to search for texts near to ``text``."""
-        return policy.mode == "semantic" and self._embeddings is not None and len(text) <= self._max_text
+        return policy.mode == "semantic" and self._embeddings is not None and len(text) <= MAX_TEXT_LENGTH
 
     def begin(self, text: str, owner: str, policy: Policy, headers: Headers, scope: Scope) -> Computing | None:
         """Start the embedding of ``text``, unless it is probably not needed."""

@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts.
 
 Each owner has up to 16 shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one cluster slot. A partition lies in one shard. The
-number of shards is the number of full partitions that fit into the owner's limits, and each shard gets an equal part of these
-limits, so a shard always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
+number of shards is the number of full partitions that fit into the owner's limit, and each shard gets an equal part of it, so a
+shard always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -25,6 +25,9 @@ from .key import Key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MAX_PARTITION_ENTRIES = 10_000
+"""Maximum number of answers that differ only in the last user text. A semantic lookup compares the text with all of them."""
+MAX_PARTITION_BYTES = 64 * 1024 * 1024
 MAX_SHARDS = 16
 _OWNERS = "rmw:{c}:owners"
 _OWNER = re.compile(r"[a-z0-9]{1,64}")
@@ -127,7 +130,8 @@ class Entries:
         self._settings = settings
         self._clock = clock
         self._registered: dict[str, float] = {}
-        self._shards = _shard_count(settings)
+        self._shards = max(1, min(settings.cache.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
+        """Shards of an owner. Entries stored under another limit may lie in other shards and are not found."""
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
@@ -169,9 +173,9 @@ class Entries:
             "space": vector.space,
             "ttl": ttl * 1000,
             "index_ttl": (settings.cache.ttl + _MARGIN) * 1000,
-            "partition_entries": settings.cache.max_partition_entries,
-            "partition_bytes": settings.cache.max_partition_bytes,
-            "shard_entries": settings.cache.max_owner_entries // self._shards,
+            "partition_entries": MAX_PARTITION_ENTRIES,
+            "partition_bytes": MAX_PARTITION_BYTES,
+            "shard_entries": MAX_PARTITION_ENTRIES,
             "shard_bytes": settings.cache.max_owner_bytes // self._shards,
         }
         await self.register(key.owner)
@@ -251,10 +255,3 @@ class Entries:
     def _key(self, key: Key) -> str:
         assert _OWNER.fullmatch(key.owner), "an owner is a hash"
         return f"rmw:{{c:{key.owner}:{int(key.partition[:4], 16) % self._shards}}}:g"
-
-
-def _shard_count(settings: Settings) -> int:
-    """Return the number of shards of an owner. Entries stored under other limits may lie in other shards and are not found."""
-    by_entries = settings.cache.max_owner_entries // settings.cache.max_partition_entries
-    by_bytes = settings.cache.max_owner_bytes // settings.cache.max_partition_bytes
-    return max(1, min(by_entries, by_bytes, MAX_SHARDS))

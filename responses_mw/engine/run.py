@@ -19,7 +19,6 @@ from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Chunk, Document, Part
-from ..settings import Settings
 from ..tools import Toolbox
 from ..tools.tool import ToolResult
 from ..upstream import Caller
@@ -28,6 +27,9 @@ from ..upstream.errors import as_response_error
 from .history import History, RunContext
 
 logger = logging.getLogger(__name__)
+
+REQUEST_LIMITS = RequestLimits()
+"""Limits of one request's contents. Whatever is accepted must be cheap to check and to convert, and no client needs more."""
 
 
 class RunMode(Enum):
@@ -144,10 +146,3 @@ class Run:
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")
-
-
-def limits_of(settings: Settings) -> RequestLimits:
-    """Return the limits of one request's contents."""
-    return RequestLimits(
-        settings.limits.max_input_items, settings.limits.max_tools, settings.limits.max_depth, settings.limits.max_values
-    )

@@ -11,8 +11,9 @@ from ..protocol.response import compaction
 from ..protocol.response.events import Event
 from ..settings import Settings
 from ..upstream.backend import Backend, OpenTurn
+from ..upstream.client import MAX_ANSWER_BYTES
 from .compaction import Compaction
-from .run import Run
+from .run import REQUEST_LIMITS, Run
 
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
@@ -29,8 +30,8 @@ class ToolLoop:
     async def offer_tools(self, run: Run) -> None:
         """Connect to the tools that run here, and collect the functions that the model may call."""
         run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
-        if len(run.offered) > self._settings.limits.max_tools:
-            message = f"The request and its history have more than {self._settings.limits.max_tools} tools."
+        if len(run.offered) > REQUEST_LIMITS.tools:
+            message = f"The request and its history have more than {REQUEST_LIMITS.tools} tools."
             raise BadRequest(message, param="tools", code="array_above_max_length")
         if run.toolbox is not None:
             await run.toolbox.open()
@@ -73,7 +74,7 @@ class ToolLoop:
         events = self._end_turn(run, turn)
         if events:
             yield events
-        run.receive(turn.stream.received, self._settings.limits.max_answer_bytes)
+        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
         async for events in self._run_tool_calls(run):
             yield events
         run.turn = None
@@ -110,7 +111,7 @@ class ToolLoop:
         run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
         for call in run.calls:
             result = await call
-            run.receive(result.size, self._settings.limits.max_answer_bytes)
+            run.receive(result.size, MAX_ANSWER_BYTES)
             run.results[assembler.awaited["id"]] = result.content
             assembler.sources = toolbox.sources
             yield assembler.settle(result.members, failed=result.failed)

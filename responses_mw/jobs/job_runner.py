@@ -14,7 +14,7 @@ import orjson
 
 from ..crypto import Sealer, Unsealable
 from ..engine.history import commit_job
-from ..engine.run import Run, limits_of
+from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
 from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol import sse
@@ -54,9 +54,8 @@ class JobRunner:
         self._log_writer = log_writer
         self._scope = scope
         self._settings = settings
-        self._limits = limits_of(settings)
         # Each token is an event of a few hundred bytes in the log.
-        self._max_log_bytes = 16 * settings.state.max_response_bytes
+        self._max_log_bytes = 8 * settings.limits.max_request_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job to its end or until it is stopped. Raises `Unsealable` if another replica may have the key."""
@@ -80,7 +79,7 @@ class JobRunner:
         caller = Caller(job.owner, secrets["headers"], self._scope)
         # Items that define tools are checked by parsing them; the run uses the stored ones, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
-        parsed = await by_size(job.size, parse, body, self._limits)
+        parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
         return await self._runner.resume(request, caller, dict(job.document), job.token)

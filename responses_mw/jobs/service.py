@@ -130,8 +130,7 @@ class Background:
                 logger.debug("response %s was settled by another process", response_id)
 
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
-        lease, attempts = self._settings.jobs.lease, self._settings.jobs.max_attempts
-        return await self._state.jobs.take(response_id, why, worker="", lease=lease, max_attempts=attempts, owner=owner)
+        return await self._state.jobs.take(response_id, why, worker="", lease=self._settings.jobs.lease, owner=owner)
 
 
 class JobService:

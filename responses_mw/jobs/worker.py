@@ -153,8 +153,7 @@ class Worker:
 
     async def _take(self, response_id: str, why: str) -> None:
         asked = asyncio.get_running_loop().time()
-        attempts = self._settings.jobs.max_attempts
-        taken = await self._state.jobs.take(response_id, why, worker=self._name, lease=self._lease, max_attempts=attempts)
+        taken = await self._state.jobs.take(response_id, why, worker=self._name, lease=self._lease)
         if taken.verdict == "held":
             await self._state.queue.renew([response_id], taken.left)
         elif taken.verdict == "run" and taken.job is not None:

@@ -56,12 +56,8 @@ class UpstreamSettings(Group):
         description="request headers forwarded to the upstream, in addition to authorization",
     )
     think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
-    connect_timeout: Duration = Field(5.0, gt=0, description="timeout for connecting to the upstream")
     first_byte_timeout: Duration = Field(600.0, gt=0, description="timeout for the first byte of the upstream's answer")
     idle_timeout: Duration = Field(120.0, gt=0, description="maximum silence of the upstream within an answer")
-    max_connections: int = Field(
-        10_000, gt=0, description="maximum connections to the upstream; proxied requests have as many of their own"
-    )
     status_grace: Duration = Field(
         0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
     )
@@ -112,15 +108,8 @@ class WebSocketSettings(Group):
     """WebSockets at ``/v1/responses``."""
 
     enabled: bool = Field(True, description="serve WebSockets at /v1/responses; otherwise an upgrade is refused with 426")
-    max_lifetime: Duration = Field(3600.0, gt=0, description="maximum lifetime of a connection; a running response ends first")
-    max_connections: int = Field(1000, gt=0, description="maximum connections of an owner to this process")
-    max_total_connections: int = Field(5000, gt=0, description="maximum connections of all owners to this process")
-    max_lanes: int = Field(32, gt=0, description="maximum concurrent responses of a connection")
-    max_unstored_bytes: Size = Field(
-        64 * MIB, gt=0, description="maximum memory for unstored responses and waiting requests of an owner"
-    )
-    max_total_unstored_bytes: Size = Field(
-        256 * MIB, gt=0, description="maximum memory for unstored responses and waiting requests of all owners"
+    max_connections: int = Field(
+        5000, gt=0, description="maximum connections to this process; an owner may have a fifth of them"
     )
 
 
@@ -142,12 +131,6 @@ class StateSettings(Group):
     required: bool = Field(False, description="refuse requests that cannot be stored with 503, instead of answering unstored")
     ttl: WholeDuration = Field(
         7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends its history's"
-    )
-    max_response_bytes: Size = Field(16 * MIB, gt=0, description="maximum size of a stored response")
-    max_history_bytes: Size = Field(64 * MIB, gt=0, description="maximum size of the history read for a response")
-    max_history_items: int = Field(10_000, gt=0, description="maximum number of items in a history")
-    local_cache_bytes: Size = Field(
-        64 * MIB, ge=0, description="maximum memory for recently read histories in this process; 0 disables it"
     )
 
 
@@ -197,10 +180,6 @@ class JobSettings(Group):
 
     concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
     lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
-    max_attempts: int = Field(
-        3, gt=0, description="maximum attempts for a background response whose worker is lost before its first output"
-    )
-    queue_partitions: int = Field(8, gt=0, description="partitions of the job queue, equal on all replicas")
     log_ttl: WholeDuration = Field(
         24 * 3600, gt=0, description="time for which the events of a finished background response can be streamed"
     )
@@ -219,31 +198,21 @@ class CacheSettings(Group):
         ["body", "header"], description="where a request may select a cache mode; selecting off is always allowed"
     )
     ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
-    max_wait: Duration = Field(
-        5.0, ge=0, description="maximum wait for an equal request in progress; a stream waits at most 1 s"
+    timeout: Duration = Field(
+        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; then it is a miss"
     )
-    timeout: Duration = Field(0.25, gt=0, description="timeout of the cache's Redis calls; then it is a miss")
     namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
-    max_entry_bytes: Size = Field(MIB, gt=0, description="maximum size of a cached answer")
-    max_partition_entries: int = Field(
-        10_000, gt=0, description="maximum number of cached answers that differ only in the last user text (a partition)"
-    )
-    max_partition_bytes: Size = Field(64 * MIB, gt=0, description="maximum size of a partition")
-    max_owner_entries: int = Field(160_000, gt=0, description="maximum number of cached answers of an owner")
     max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
     threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
     guard: Literal["strict", "loose"] = Field(
         "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
     )
-    max_text_length: int = Field(1000, gt=0, description="maximum length, in characters, of a text for semantic lookup")
-    memory_bytes: Size = Field(256 * MIB, gt=0, description="maximum memory for vectors and records of semantic lookup")
     embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
     embedding_url: str | None = Field(
         None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
     )
     embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
     embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (unset: the model's default)")
-    embedding_timeout: Duration = Field(0.3, gt=0, description="timeout of an embedding; then it is a miss")
 
     @field_validator("embedding_url")
     @classmethod
@@ -279,9 +248,8 @@ class ToolSettings(Group):
     )
     sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
     max_turns: int = Field(64, gt=0, description="maximum turns of a response; the last one offers no server tools")
-    timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call")
+    timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call or a web search")
     max_output_bytes: Size = Field(MIB, ge=KIB, description="maximum size of a tool's output for the model")
-    max_mcp_tools: int = Field(512, gt=0, description="maximum number of tools of an MCP server")
 
     @field_validator("sandbox_url")
     @classmethod
@@ -299,8 +267,6 @@ class SearchSettings(Group):
     url: str | None = Field(None, description="URL of SearXNG, or a replacement for the URL of Tavily or Brave")
     api_key: SecretStr | None = Field(None, description="API key for the search provider")
     mcp_tool: str | None = Field(None, description="MCP tool that searches, as label/tool")
-    timeout: Duration = Field(15.0, gt=0, description="timeout of a search")
-    max_results: int = Field(10, gt=0, description="maximum number of search results given to the model")
 
     @field_validator("url")
     @classmethod
@@ -331,17 +297,14 @@ class CompactionSettings(Group):
 class LimitSettings(Group):
     """Limits of a request, of a response and of an owner."""
 
-    max_body_bytes: Size = Field(32 * MIB, gt=0, description="maximum size of a request body")
-    max_inbound_bytes: Size = Field(
-        256 * MIB, gt=0, description="maximum total size of large request bodies being received; more are refused with 503"
+    max_request_bytes: Size = Field(
+        32 * MIB, gt=0, description="maximum size of a request body and of a stored response; a history may be twice as large"
     )
-    body_timeout: Duration = Field(60.0, gt=0, description="timeout for the next piece of a request body")
-    max_input_items: int = Field(10_000, gt=0, description="maximum number of input items")
-    max_tools: int = Field(1024, gt=0, description="maximum number of tools, including those in namespaces and input items")
-    max_depth: int = Field(64, gt=0, description="maximum nesting depth of a request's JSON")
-    max_values: int = Field(1_000_000, gt=0, description="maximum number of values (members and elements) in a request's JSON")
-    max_answer_bytes: Size = Field(
-        128 * MIB, gt=0, description="maximum bytes that the upstream and tools may send for a response"
+    memory_bytes: Size = Field(
+        256 * MIB,
+        gt=0,
+        description="maximum memory of this process for each of: large request bodies being received, unstored WebSocket "
+        "responses (an owner: a quarter), vectors of the semantic cache; and a quarter of it for recently read histories",
     )
     requests_per_minute: int = Field(
         0, ge=0, description="maximum responses that an owner may request per minute on all replicas; 0 is unlimited"

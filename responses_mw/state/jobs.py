@@ -26,6 +26,8 @@ __all__ = ["Jobs", "announced"]
 
 _CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
 _APPEND, _PUBLISH = script("log_append"), script("publish")
+MAX_ATTEMPTS = 3
+"""Maximum attempts for a job whose workers are lost before its first output: the request itself may be what kills them."""
 # Batches of a log that are read at a time.
 PAGE = 100
 # Logs that one call of the script appends to.
@@ -76,7 +78,9 @@ class Jobs:
         """Count the ``size`` that the log of a running job has grown to as stored by its owner. Raises OverQuota."""
         await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
 
-    async def take(self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int, owner: str = "") -> Taken:
+    async def take(
+        self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""
+    ) -> Taken:
         """Give the job to a new holder for ``lease`` seconds.
 
         ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it whoever holds it. Raises NewerRecord.

@@ -24,7 +24,7 @@ class Bounds:
     ``recent_bytes`` bounds what a process keeps in memory of the chains it has read; 0 keeps nothing.
     """
 
-    response_bytes: int = 16 * 1024 * 1024
+    response_bytes: int = 32 * 1024 * 1024
     chain_bytes: int = 64 * 1024 * 1024
     chain_items: int = 10_000
     recent_bytes: int = 64 * 1024 * 1024

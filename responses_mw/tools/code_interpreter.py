@@ -99,12 +99,7 @@ class CodeInterpreter:
             "code_interpreter", settings.tools.sandbox_url, headers, allow_private=True, credentials_of_caller=False
         )
         self._max_bytes = settings.tools.max_output_bytes
-        limits = MCPLimits(
-            settings.tools.timeout + _SANDBOX_MARGIN,
-            settings.upstream.connect_timeout,
-            self._max_bytes,
-            settings.tools.max_mcp_tools,
-        )
+        limits = MCPLimits(timeout=settings.tools.timeout + _SANDBOX_MARGIN, output_bytes=self._max_bytes)
         self._connection = MCPConnection(target, limits)
         self._memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()

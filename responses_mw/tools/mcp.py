@@ -195,12 +195,7 @@ class MCPServers:
             credentials_of_caller=server is None or any(name in tool for name in _SECRET),
         )
         settings = self._settings
-        limits = MCPLimits(
-            settings.tools.timeout,
-            settings.upstream.connect_timeout,
-            settings.tools.max_output_bytes,
-            settings.tools.max_mcp_tools,
-        )
+        limits = MCPLimits(timeout=settings.tools.timeout, output_bytes=settings.tools.max_output_bytes)
         return MCPConnection(target, limits, resolve=self._resolve)
 
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:

@@ -12,7 +12,7 @@ from ..crypto import Sealer
 from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
 from ..protocol.types import Item, Tool
 from .mcp import MCPServers, check_mcp_tool, echo
-from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult, failure
+from .tool import MAX_MCP_TOOLS, ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult, failure
 
 if TYPE_CHECKING:
     from .connection import MCPConnection
@@ -163,17 +163,16 @@ class SignedListings:
     3. A list without a valid signature is ignored, not refused: the server is asked for its tools.
     """
 
-    def __init__(self, sealer: Sealer, owner: str, items: Iterable[Item], max_tools: int) -> None:
-        """A list of more than ``max_tools`` is never trusted: none is signed."""
+    def __init__(self, sealer: Sealer, owner: str, items: Iterable[Item]) -> None:
+        """A list of more than ``MAX_MCP_TOOLS`` is never trusted: none is signed."""
         self._sealer = sealer
         self._owner = owner
-        self._max_tools = max_tools
         self._latest = {item["server_label"]: item for item in items if item["type"] == "mcp_list_tools"}
 
     def trusted(self, label: str, url: str) -> list[dict[str, Any]] | None:
         """Return the tools that the server at ``url`` listed for this owner before, or None if no valid signature says so."""
         item = self._latest.get(label)
-        if item is None or len(item["tools"]) > self._max_tools:
+        if item is None or len(item["tools"]) > MAX_MCP_TOOLS:
             return None
         signature, tools = item.get("signature"), _plain_tools(item["tools"])
         if not isinstance(signature, str):

@@ -28,10 +28,13 @@ from mcp_types import Implementation
 
 from .bridge import SESSION_HEADER, UNREACHABLE, MCPBridge
 from .guard import GuardedTransport, Resolve, resolve
+from .tool import MAX_MCP_TOOLS
 
 T = TypeVar("T")
 Connect: TypeAlias = Callable[["MCPTarget", "MCPLimits", MCPBridge], AbstractAsyncContextManager[Any]]
 
+CONNECT_TIMEOUT = 5.0
+"""Seconds for connecting to a server. One that is up accepts a connection at once, however long its tools take."""
 _DELETE_TIMEOUT = 1.0
 """Seconds for deleting a session at the server."""
 _OVERHEAD = 64 * 1024
@@ -69,9 +72,8 @@ class MCPLimits:
     """Limits of a connection. Times are in seconds."""
 
     timeout: float = 60.0
-    connect_timeout: float = 5.0
     output_bytes: int = 1024 * 1024
-    tools: int = 512
+    tools: int = MAX_MCP_TOOLS
 
     @property
     def answer_bytes(self) -> int:
@@ -196,7 +198,7 @@ def _http(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> httpx2.Asy
     return httpx2.AsyncClient(
         transport=_SharedTransport(bridge),
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
-        timeout=httpx2.Timeout(limits.timeout, connect=limits.connect_timeout, read=None),
+        timeout=httpx2.Timeout(limits.timeout, connect=CONNECT_TIMEOUT, read=None),
         trust_env=False,  # neither proxies nor credentials of the environment
     )
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .mcp_tools import SignedListings
 
 
+MAX_MCP_TOOLS = 512
+"""Maximum number of tools of an MCP server. The model reads the definitions of all of them in every turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The result of one call. A tool's failure is a result too: the model sees it, and the run goes on."""

@@ -64,7 +64,7 @@ class Tools:
         are sent to tool servers. Raises ``BadRequest`` for an approval without a request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        listings = SignedListings(self._sealer, owner, items, self._settings.tools.max_mcp_tools)
+        listings = SignedListings(self._sealer, owner, items)
         context = ToolContext(self._settings, self._http, self._servers, listings, owner, items, trace)
         entries = [_KIND_OF[tool["type"]].entry(tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None

@@ -82,7 +82,7 @@ class WebSearch:
 
     def __init__(self, tool: Tool, provider: SearchProvider, settings: Settings, earlier: Iterable[Item] = ()) -> None:
         self._provider = provider
-        self._options = _options(tool, settings.search.max_results)
+        self._options = _options(tool)
         self._excerpt = _SIZES[tool.get("search_context_size", "medium")][1]
         self.sources: list[dict[str, Any]] = sources_of(earlier)
         self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
@@ -141,13 +141,13 @@ class WebSearch:
         return self._last
 
 
-def _options(tool: Tool, max_results: int) -> dict[str, Any]:
+def _options(tool: Tool) -> dict[str, Any]:
     """Return the members that all queries of a run share."""
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
     country = location.get("country")
     return {
-        "count": min(_SIZES[size][0], max_results),
+        "count": _SIZES[size][0],
         "allowed": tuple(plain_host(domain) for domain in filters.get("allowed_domains", ())),
         "blocked": tuple(plain_host(domain) for domain in filters.get("blocked_domains", ())),
         "place": Place(

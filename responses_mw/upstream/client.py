@@ -25,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=ChatStream)
 
+CONNECT_TIMEOUT = 5.0
+"""Seconds for connecting to the upstream. A server that is up accepts a connection at once, however busy it is."""
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
+"""Maximum bytes that the upstream and tools may send for a response: some 400,000 tokens, as a chunk has about 300 bytes."""
+
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
 _MODELS_LAST = 30.0  # seconds for which an answer of /v1/models is cached
@@ -166,7 +171,7 @@ class Upstream:
             send,
             first_byte_timeout=settings.upstream.first_byte_timeout,
             idle_timeout=settings.upstream.idle_timeout,
-            max_bytes=settings.limits.max_answer_bytes,
+            max_bytes=MAX_ANSWER_BYTES,
         )
 
     async def _get(self, path: str, caller: Caller) -> httpx.Response:
@@ -217,7 +222,7 @@ class Upstream:
             headers["authorization"] = f"Bearer {self._key}"
         if content:
             headers["content-type"] = "application/json"
-        timeout = {"connect": self._settings.upstream.connect_timeout}
+        timeout = {"connect": CONNECT_TIMEOUT}
         # Latin-1, as they were decoded: a caller's headers may contain any byte.
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))

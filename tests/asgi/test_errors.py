@@ -14,6 +14,7 @@ import pytest
 from openai.types.responses import ResponseError
 
 from responses_mw.errors import UpstreamError
+from responses_mw.protocol.request.body import RequestLimits
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
 from tests.support.oracle import stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
@@ -303,7 +304,7 @@ async def test_a_wrong_request_is_400_with_the_path_of_the_fault(
 
 
 async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limits__max_body_bytes=1000)
+    ours = start(limits__max_request_bytes=1000)
 
     async def chunked() -> Any:
         for _ in range(20):
@@ -316,8 +317,11 @@ async def test_too_large_a_body_is_413(start: Start, upstream: ScriptedUpstream)
     assert response.status_code == 200
 
 
-async def test_too_many_items_tools_and_levels_are_refused(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limits__max_input_items=2, limits__max_tools=1, limits__max_depth=8)
+async def test_too_many_items_tools_and_levels_are_refused(
+    start: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.asgi.requests.REQUEST_LIMITS", RequestLimits(items=2, tools=1, depth=8))
+    ours = start()
     tool = {"type": "function", "name": "f"}
     deep: Any = "x"
     for _ in range(9):

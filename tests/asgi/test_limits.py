@@ -198,8 +198,8 @@ async def test_a_response_over_a_websocket_is_a_request_too(start: Start, upstre
 
 
 async def test_a_creation_that_fails_does_not_count(start: Start, upstream: ScriptedUpstream) -> None:
-    ours, owner = start(limits__background=1, auth__secret_keys=[SECRET], state__max_response_bytes=2000), random_part()
-    assert (await post(ours, owner, background=True, input="x" * 5000)).status_code == 413
+    ours, owner = start(limits__background=1, auth__secret_keys=[SECRET], limits__max_request_bytes=6000), random_part()
+    assert (await post(ours, owner, background=True, input="x" * 5800)).status_code == 413
     upstream.stream(*HELLO)
     assert (await post(ours, owner, background=True)).status_code == 200
 

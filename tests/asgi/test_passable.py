@@ -145,8 +145,9 @@ async def test_an_upload_that_stalls_is_cut_off(
     assert not any(request.whole for request in recording.requests)
 
 
-async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start) -> None:
-    ours = start(limits__body_timeout=0.1)
+async def test_a_request_to_us_whose_body_stalls_is_a_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("responses_mw.asgi.requests.BODY_TIMEOUT", 0.1)
+    ours = start()
     reader, writer = await asyncio.open_connection(ours.http.base_url.host, ours.http.base_url.port)
     writer.write(b'POST /v1/responses HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"input": ')
     async with asyncio.timeout(60):

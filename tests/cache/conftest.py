@@ -61,9 +61,7 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIt
         def open_cache(url: str, sealer: Sealer | None = None, **given: Any) -> Cache:
             client = connect(url, timeout=20.0)
             stack.push_async_callback(client.aclose)
-            chosen = settings(
-                **{"cache__timeout": 20.0, "cache__embedding_timeout": 20.0, "upstream__url": embeddings_url, **given}
-            )
+            chosen = settings(**{"cache__timeout": 20.0, "upstream__url": embeddings_url, **given})
             assert chosen.upstream is not None
             return Cache(client, Embeddings(transport, chosen.upstream.url or "", chosen), sealer or Sealer(), chosen)
 

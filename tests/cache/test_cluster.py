@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cache.asking import ALICE, BOB, SEMANTIC, EmbeddingServer, ask, key
 from tests.support.cluster import cluster_url
 
@@ -18,8 +20,10 @@ async def test_everything_works_in_a_cluster(
     open_cache: OpenCache,
     cluster: list[Server],
     embedding_server: EmbeddingServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache = open_cache(cluster_url(cluster), cache__max_partition_entries=2)
+    monkeypatch.setattr("responses_mw.cache.store.MAX_PARTITION_ENTRIES", 2)
+    cache = open_cache(cluster_url(cluster))
     embedding_server.near(Q, SAME, 0.97)
     for owner in (ALICE, BOB):
         for n in range(4):

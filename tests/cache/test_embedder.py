@@ -52,7 +52,7 @@ async def test_for_who_is_refused_nothing_is_embedded_or_noted(
 
 async def test_an_embedding_ends_with_the_lookup_that_is_cancelled(open_cache: OpenCache, url: str, serve: Serve) -> None:
     slow = Slow()
-    cache = open_cache(url, upstream__url=serve(slow, lifespan="off"), cache__embedding_timeout=60)
+    cache = open_cache(url, upstream__url=serve(slow, lifespan="off"), cache__timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await slow.came.wait()
     looking.cancel()

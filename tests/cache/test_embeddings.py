@@ -88,7 +88,7 @@ async def test_an_answer_without_end_is_no_embedding(
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
     with pytest.raises(NoEmbedding, match="more than"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__timeout=20)).embed("Hi")
 
 
 async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
@@ -98,7 +98,7 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
         await send({"type": "http.response.body", "body": gzip.compress(b" " * 100)})
 
     with pytest.raises(NoEmbedding, match="gzip"):
-        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__embedding_timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__timeout=20)).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
@@ -116,7 +116,7 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
 
     begun = time.monotonic()
     with pytest.raises(NoEmbedding, match="Timeout"):
-        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__embedding_timeout=0.05)).embed("Hi")
+        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__timeout=0.05)).embed("Hi")
     assert time.monotonic() - begun < 5
 
 

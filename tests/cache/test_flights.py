@@ -92,13 +92,15 @@ async def test_those_who_wait_for_what_cannot_be_kept_go_on_at_once_and_together
 
 
 async def test_a_wait_is_bounded_and_that_of_a_stream_is_a_second_at_most(
-    open_cache: OpenCache, plain_server: Server, server: Plain
+    open_cache: OpenCache, plain_server: Server, server: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.dbsize() == 0
-    cache = open_cache(plain_server.url, cache__max_wait=0.2)
+    monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 0.2)
+    cache = open_cache(plain_server.url)
     await begun(cache)
     assert isinstance(await (await waiting(cache)), Miss)
-    patient = open_cache(plain_server.url, cache__max_wait=60)
+    monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 60)
+    patient = open_cache(plain_server.url)
     since = time.monotonic()
     assert isinstance(await (await waiting(patient, streamed=True)), Miss)
     assert time.monotonic() - since < 10
@@ -191,7 +193,7 @@ async def test_a_look_up_that_is_cancelled_leaves_no_flight(
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    cache = open_cache(plain_server.url, upstream__url=serve(silent, lifespan="off"), cache__embedding_timeout=60)
+    cache = open_cache(plain_server.url, upstream__url=serve(silent, lifespan="off"), cache__timeout=60)
     looking = asyncio.create_task(cache.lookup(key(cache), SEMANTIC, granted))
     await asked.wait()
     async with asyncio.timeout(60):

@@ -105,7 +105,6 @@ async def test_what_means_the_same_is_answered_too(
         cache__mode="semantic",
         cache__embedding_model="embed",
         cache__embedding_url=serve(embedding_server, lifespan="off"),
-        cache__embedding_timeout=20,
         cache__timeout=20,
     )
     upstream.whole(completion({"content": "Paris."}))

@@ -202,7 +202,7 @@ async def test_a_look_up_brings_a_part_of_a_long_partition_and_the_search_the_re
 
 async def test_a_scan_holds_no_more_bytes_than_it_may(url: str) -> None:
     client = connect(url)
-    store, search = opened(client, cache__memory_bytes=1)
+    store, search = opened(client, limits__memory_bytes=1)
     vector = unit_vector([1, 0, 0, 0, 0, 0])
     for here in (partition(), partition()):
         await add(store, search, key_in(here, "e"), vector)

@@ -216,7 +216,7 @@ async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Re
 
 
 async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(state__max_response_bytes=20_000)
+    ours = replica(limits__max_request_bytes=20_000)
     upstream.stream(text("x" * 30_000), finish())
     document = await ended(ours, (await create(ours))["id"])
     assert (document["status"], document["completed_at"]) == ("failed", None)

@@ -53,7 +53,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     given = {
         "UPSTREAM_URL": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "UPSTREAM_DIALECT": "vllm",
         "UPSTREAM_STATUS_GRACE": "0.2", "SERVER_BASE_PATH": "/openai/", "SERVER_SSE_DONE": "false",
-        "LIMITS_MAX_BODY_BYTES": "1000", "SERVER_LOG_LEVEL": "debug",
+        "LIMITS_MAX_REQUEST_BYTES": "1000", "SERVER_LOG_LEVEL": "debug",
     }  # fmt: skip
     for name, value in given.items():
         monkeypatch.setenv(f"RESPONSES_MW_{name}", value)
@@ -62,7 +62,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     assert settings.upstream.api_key is not None
     assert settings.upstream.api_key.get_secret_value() == "secret"
     assert (settings.upstream.dialect, settings.upstream.status_grace, settings.server.base_path) == ("vllm", 0.2, "/openai")
-    assert (settings.server.sse_done, settings.limits.max_body_bytes, settings.server.log_level) == (False, 1000, "debug")
+    assert (settings.server.sse_done, settings.limits.max_request_bytes, settings.server.log_level) == (False, 1000, "debug")
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_headers_are_named_in_whatever_case() -> None:
 def test_durations_and_sizes_may_have_a_unit() -> None:
     settings = make_settings(
         state__ttl="7d", upstream__idle_timeout="1.5m", upstream__status_grace="50ms", redis__timeout="3",
-        limits__max_body_bytes="64MiB", cache__max_owner_bytes="1GB", limits__stored_bytes=7,
+        limits__max_request_bytes="64MiB", cache__max_owner_bytes="1GB", limits__stored_bytes=7,
     )  # fmt: skip
     assert settings.state.ttl == 7 * 24 * 3600
     assert (settings.upstream.idle_timeout, settings.upstream.status_grace, settings.redis.timeout) == (90, 0.05, 3)
-    assert (settings.limits.max_body_bytes, settings.cache.max_owner_bytes, settings.limits.stored_bytes) == (
+    assert (settings.limits.max_request_bytes, settings.cache.max_owner_bytes, settings.limits.stored_bytes) == (
         64 << 20,
         10**9,
         7,
@@ -123,14 +123,14 @@ def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.Monk
         {"server__base_path": "openai"},
         {"upstream__status_grace": -1},
         {"upstream__idle_timeout": 0},
-        {"limits__max_body_bytes": 0},
+        {"limits__max_request_bytes": 0},
         {"server__cors_origins": "[1"},
         {"auth__secret_keys": "short"},
         {"upstream__forward_headers": "x-mine,Content-Length"},
         {"no_such_group": 1},
         {"cache__no_such_setting": 1},
         {"state__ttl": "7 fortnights"},
-        {"limits__max_body_bytes": "64 acres"},
+        {"limits__max_request_bytes": "64 acres"},
     ],
 )
 def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixtur
     for flag in (
         "--upstream.url URL",
         "--upstream.idle-timeout SECONDS",
-        "--limits.max-body-bytes SIZE",
+        "--limits.max-request-bytes SIZE",
         "--server.cors-origins A,B,...",
         "--host ADDRESS",
     ):

@@ -165,12 +165,6 @@ async def test_the_context_size_bounds_results_and_excerpts(size: str, count: in
     assert shelf.queries[0].thorough == (size == "high")
 
 
-async def test_the_setting_bounds_the_results_too() -> None:
-    settings = make_settings(search__provider="tavily", search__api_key="secret", search__max_results=2)
-    shelf = Shelf(A, B, C)
-    assert len((await search(shelf, settings).call(asking("a"))).members["results"]) == 2
-
-
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [

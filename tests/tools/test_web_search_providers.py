@@ -212,7 +212,7 @@ async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
 async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
     server.silent = True
     with pytest.raises(SearchFailed, match="in time"):
-        await provider(name, search__timeout=0.05).search(Query("a"))
+        await provider(name, tools__timeout=0.05).search(Query("a"))
 
 
 async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.both_mounts
 
 Ask = Callable[[Upstream], Awaitable[object]]
+StartBounded = Callable[..., "Ours"]
+
+
+@pytest.fixture
+def start_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> StartBounded:
+    """Starts ours with a maximum for what the upstream and tools may send for a response."""
+
+    def start_bounded(maximum: int, **settings: Any) -> Ours:
+        for module in ("upstream.client", "engine.tool_loop"):
+            monkeypatch.setattr(f"responses_mw.{module}.MAX_ANSWER_BYTES", maximum)
+        return start(**settings)
+
+    return start_bounded
 
 
 class Endless:
@@ -101,8 +114,8 @@ async def test_of_an_error_without_end_the_status_tells_enough(ask: Ask, encodin
     assert (error.status, error.message) == (502, "The upstream answered with status 500.")
 
 
-async def test_a_stream_without_end_is_a_failed_response(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limits__max_answer_bytes=100_000)
+async def test_a_stream_without_end_is_a_failed_response(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
+    ours = start_bounded(100_000)
     upstream.stream(*[text("word " * 20)] * 2000)
     failed = await stream(ours)
     assert failed.terminal == "response.failed"
@@ -112,21 +125,23 @@ async def test_a_stream_without_end_is_a_failed_response(start: Start, upstream:
     assert (await stream(ours)).terminal == "response.completed"
 
 
-async def test_calls_arguments_and_reasoning_count_too(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(limits__max_answer_bytes=10_000)
+async def test_calls_arguments_and_reasoning_count_too(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
+    ours = start_bounded(10_000)
     for piece in (delta(reasoning='"' * 1000), call('"' * 1000, name="f", call_id="c"), delta(refusal="no" * 500)):
         upstream.stream(*[piece] * 20)
         assert (await stream(ours)).response["error"]["message"] == "The upstream sent more than 10000 bytes."
 
 
-async def test_a_whole_answer_that_is_too_large_is_a_502(start: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_whole_answer_that_is_too_large_is_a_502(start_bounded: StartBounded, upstream: ScriptedUpstream) -> None:
     upstream.whole(completion({"content": "a" * 20_000}))
-    response = await start(limits__max_answer_bytes=10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
+    response = await start_bounded(10_000).http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
     assert (response.status_code, response.json()["error"]["message"]) == (502, "The upstream sent more than 10000 bytes.")
 
 
-async def test_all_turns_and_what_tools_return_count_together(start: Start, upstream: ScriptedUpstream, serve: Serve) -> None:
-    ours = start(tools__allow_private_urls=True, limits__max_answer_bytes=4000)
+async def test_all_turns_and_what_tools_return_count_together(
+    start_bounded: StartBounded, upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    ours = start_bounded(4000, tools__allow_private_urls=True)
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
     tool = {"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}
     for _ in range(20):

@@ -218,13 +218,15 @@ async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Cal
         assert response.status_code == 502
 
 
-async def test_a_connection_that_cannot_be_made_in_time_is_504(start_at: Callable[..., Ours]) -> None:
+async def test_a_connection_that_cannot_be_made_in_time_is_504(
+    start_at: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.upstream.client.CONNECT_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, _filled(listener):
         ours = start_at(
             "proxy",
             upstream=f"http://127.0.0.1:{listener.getsockname()[1]}",
             upstream__dialect="vllm",
-            upstream__connect_timeout=0.1,
         )
         response = await ours.http.post("/v1/responses", json=BODY)
         assert response.status_code == 504

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from starlette.types import Message, Receive, Send
 
 from ...cache.policy import policy_of
-from ...engine.run import RunMode, limits_of
+from ...engine.run import REQUEST_LIMITS, RunMode
 from ...engine.runner import Runner
 from ...errors import APIError, BadRequest, RateLimited
 from ...protocol.request.create import CreateResponse
@@ -34,6 +34,11 @@ from .held import ConnectionHistory
 from .memory import Share
 
 logger = logging.getLogger(__name__)
+
+MAX_LIFETIME = 3600.0
+"""Seconds after which a connection accepts no new responses, as at OpenAI. It is closed when the running ones have ended."""
+MAX_LANES = 32
+"""Maximum concurrent responses of a connection. More need another connection, which the limits of an owner count."""
 
 Parse = Callable[[Any, int], CreateResponse]
 """From the body of a request, and its size, to a request that is valid by itself; raises ``BadRequest``."""
@@ -68,7 +73,7 @@ class WebSocketConnection:
         self._admission = admission
         self._caller = caller
         self._settings = settings
-        self._limits = limits_of(settings)
+        self._limits = REQUEST_LIMITS
         self._receive = receive
         self._send = send
         self._lanes: dict[str | None, deque[Create]] = {}
@@ -81,7 +86,7 @@ class WebSocketConnection:
         """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
         try:
             async with anyio.create_task_group() as group:
-                with anyio.move_on_after(self._settings.websocket.max_lifetime) as time:
+                with anyio.move_on_after(MAX_LIFETIME) as time:
                     await self._read(group)
                 if time.cancelled_caught:
                     await self._wind_up(group)
@@ -110,7 +115,7 @@ class WebSocketConnection:
         group.cancel_scope.cancel()
 
     def _limit_reached(self) -> BadRequest:
-        minutes = f"{self._settings.websocket.max_lifetime / 60:g} minutes"
+        minutes = f"{MAX_LIFETIME / 60:g} minutes"
         message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
         return BadRequest(message, code="websocket_connection_limit_reached")
 
@@ -125,7 +130,7 @@ class WebSocketConnection:
     async def _take(self, data: bytes, group: TaskGroup) -> None:
         lane = None
         try:
-            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.limits.max_body_bytes)
+            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.limits.max_request_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
                 await self._tell(frames.steer_failed_text(frame, lane))
@@ -140,9 +145,8 @@ class WebSocketConnection:
             raise self._limit_reached()
         lane = self._lanes.get(create.lane)
         if lane is None:
-            most = self._settings.websocket.max_lanes
-            if len(self._lanes) >= most:
-                raise RateLimited(f"The connection has {most} responses under way.")
+            if len(self._lanes) >= MAX_LANES:
+                raise RateLimited(f"The connection has {MAX_LANES} responses under way.")
             self._lanes[create.lane] = deque()
             group.start_soon(self._serve, create, group)
         elif self._waiting >= MOST_WAITING:

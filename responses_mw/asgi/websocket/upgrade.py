@@ -48,9 +48,7 @@ class WebSockets:
         self._settings = settings
         self._open: Counter[str] = Counter()
         """The number of open connections of each owner."""
-        self._memory = Memory(
-            owner_bytes=settings.websocket.max_unstored_bytes, total_bytes=settings.websocket.max_total_unstored_bytes
-        )
+        self._memory = Memory(owner_bytes=settings.limits.memory_bytes // 4, total_bytes=settings.limits.memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = scope.get(HOST_SCOPE, scope)
@@ -86,10 +84,11 @@ class WebSockets:
 
     @contextmanager
     def _counted(self, owner: str) -> Iterator[None]:
-        maximum = self._settings.websocket.max_connections
+        total = self._settings.websocket.max_connections
+        maximum = max(1, total // 5)
         if self._open[owner] >= maximum:
             raise RateLimited(f"You have {maximum} WebSocket connections open.")
-        if self._open.total() >= self._settings.websocket.max_total_connections:
+        if self._open.total() >= total:
             raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
         self._open[owner] += 1
         try:

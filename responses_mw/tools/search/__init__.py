@@ -24,7 +24,7 @@ def open_provider(settings: Settings, http: httpx.AsyncClient, call_mcp: CallMCP
     if settings.search.provider == "none":
         return None
     key = settings.search.api_key.get_secret_value() if settings.search.api_key else ""
-    options = ProviderOptions(http, settings.search.url, key, settings.search.timeout, call_mcp)
+    options = ProviderOptions(http, settings.search.url, key, settings.tools.timeout, call_mcp)
     module = import_module(f".{settings.search.provider}", __name__)
     provider: SearchProvider = module.Provider(options)
     return provider

@@ -35,7 +35,7 @@ class ConnectionPool:
         self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used comes last
 
     async def acquire(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
-        """Return an open connection, using TLS if ``context`` is given; ``upstream.connect_timeout`` is in seconds.
+        """Return an open connection, using TLS if ``context`` is given; ``connect_timeout`` is in seconds.
 
         Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
         """

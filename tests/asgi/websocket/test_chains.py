@@ -137,7 +137,7 @@ async def test_a_response_that_is_not_generated_can_be_continued(ws: Ours, upstr
 async def test_the_oldest_of_too_many_bytes_are_forgotten(start_ws: Start, upstream: ScriptedUpstream) -> None:
     for _ in range(4):
         upstream.stream(*HELLO)
-    async with opened(start_ws(websocket__max_unstored_bytes=10_000)) as socket:
+    async with opened(start_ws(limits__memory_bytes=40_000)) as socket:
         old = await socket.response("x" * 6000, store=False)
         new = await socket.response("x" * 6000, store=False)
         assert is_unknown(await socket.error(previous_response_id=old["id"]), old["id"])

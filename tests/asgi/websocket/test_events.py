@@ -192,7 +192,7 @@ async def test_a_frame_may_be_binary(ws_proxy: Ours, upstream: ScriptedUpstream)
 
 
 async def test_a_frame_that_is_too_large_is_a_413(start_ws: Start, upstream: ScriptedUpstream) -> None:
-    async with opened(start_ws(limits__max_body_bytes=1000)) as socket:
+    async with opened(start_ws(limits__max_request_bytes=1000)) as socket:
         refused = await socket.error("x" * 1000)
     assert (refused["status"], refused["error"]["code"]) == (413, "request_too_large")
     assert not upstream.requests
@@ -276,8 +276,8 @@ async def test_a_page_of_the_server_itself_may_connect(ws_proxy: Ours) -> None:
         assert (await socket.receive())["type"] == "error"
 
 
-async def test_an_owner_has_so_many_connections(start_ws: Start) -> None:
-    ours = start_ws(websocket__max_connections=1)
+async def test_an_owner_has_a_fifth_of_the_connections(start_ws: Start) -> None:
+    ours = start_ws(websocket__max_connections=9)
     async with opened(ours):
         with pytest.raises(InvalidStatus) as caught:
             async with opened(ours):
@@ -290,10 +290,13 @@ async def test_an_owner_has_so_many_connections(start_ws: Start) -> None:
         await socket.receive()
 
 
-async def test_a_connection_has_so_many_lanes(start_ws: Start, upstream: ScriptedUpstream) -> None:
+async def test_a_connection_has_so_many_lanes(
+    start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.asgi.websocket.connection.MAX_LANES", 1)
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
-    async with opened(start_ws(websocket__max_lanes=1)) as socket:
+    async with opened(start_ws()) as socket:
         await socket.create(stream_id="a")
         await socket.receive()
         await socket.create(stream_id="b")
@@ -304,10 +307,13 @@ async def test_a_connection_has_so_many_lanes(start_ws: Start, upstream: Scripte
         assert (await socket.events())[-1]["type"] == "response.completed"
 
 
-async def test_the_time_of_a_connection_ends_with_its_last_response(start_ws: Start, upstream: ScriptedUpstream) -> None:
+async def test_the_time_of_a_connection_ends_with_its_last_response(
+    start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("responses_mw.asgi.websocket.connection.MAX_LIFETIME", 0.5)
     held = Signal()
     upstream.stream(text("Hel"), held, *HELLO)
-    async with opened(start_ws(websocket__max_lifetime=0.5)) as socket:
+    async with opened(start_ws()) as socket:
         await socket.create()
         events = [await socket.receive()]
         while events[-1]["type"] != "error":  # the time is over when a new response is refused

@@ -38,7 +38,7 @@ async def is_known(socket: Socket, response_id: str) -> bool:
 async def test_an_owner_holds_so_much_on_all_its_connections(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
-    ours = start_proxy(websocket__max_unstored_bytes=20_000)
+    ours = start_proxy(limits__memory_bytes=80_000)
     async with opened(ours) as first, opened(ours) as second, opened(ours, key="another's") as other:
         for _ in range(3):
             upstream.stream(*HELLO)
@@ -57,8 +57,8 @@ async def test_an_owner_holds_so_much_on_all_its_connections(
 async def test_what_an_owner_held_is_free_again_when_its_connection_ends(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
-    ours = start_proxy(websocket__max_unstored_bytes=20_000, websocket__max_total_unstored_bytes=20_000)
-    for _ in range(3):
+    ours = start_proxy(limits__memory_bytes=60_000)
+    for _ in range(8):
         async with opened(ours, key=f"{_}") as socket:
             upstream.stream(*HELLO)
             held = await socket.response("x" * 9_000, store=False)
@@ -68,7 +68,7 @@ async def test_what_an_owner_held_is_free_again_when_its_connection_ends(
 async def test_requests_that_wait_on_several_connections_count_together(
     start_proxy: Callable[..., Ours], upstream: ScriptedUpstream
 ) -> None:
-    ours, held = start_proxy(websocket__max_unstored_bytes=20_000), Signal()
+    ours, held = start_proxy(limits__memory_bytes=80_000), Signal()
     async with opened(ours) as first, opened(ours) as second:
         for socket in (first, second):
             answer = upstream.stream(text("a"), held, *HELLO)
@@ -89,7 +89,7 @@ async def test_requests_that_wait_on_several_connections_count_together(
 
 
 async def test_all_owners_together_have_so_many_connections(start_proxy: Callable[..., Ours]) -> None:
-    ours = start_proxy(websocket__max_total_connections=2)
+    ours = start_proxy(websocket__max_connections=2)
     async with opened(ours, key="a"), opened(ours, key="b"):
         with pytest.raises(InvalidStatus) as caught:
             async with opened(ours, key="c"):
