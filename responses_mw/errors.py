@@ -152,7 +152,11 @@ class Unavailable(APIError):
 
 
 class UpstreamError(APIError):
-    """What the upstream answered, already in our shape. ``status`` is the one that our caller gets."""
+    """An error of the upstream, in our shape. ``status`` is the one that our caller gets.
+
+    ``is_overload`` says that the upstream processed nothing and may accept the same request later: 429, 502, 503, or no
+    connection. ``retry_after`` is the number of seconds that it asked to wait, if it named one.
+    """
 
     def __init__(
         self,
@@ -163,10 +167,14 @@ class UpstreamError(APIError):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        is_overload: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message, param=param, code=code, headers=headers)
         self.status = status
         self.type = type
+        self.is_overload = is_overload
+        self.retry_after = retry_after
 
 
 class UpstreamUnreachable(UpstreamError):

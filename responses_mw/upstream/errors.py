@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -38,6 +40,10 @@ _PARAMS = {
     "max_completion_tokens": "max_output_tokens",
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+OVERLOAD = frozenset({429, 502, 503})
+"""Statuses after which the same request may succeed later: the upstream, or a proxy before it, has processed nothing."""
+_LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+"""Codes of a 429 that waiting does not cure."""
 _TOO_LONG = (
     "exceed_context_size_error",
     "context length",
@@ -61,9 +67,24 @@ def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bo
         status = 400
     if status >= 500:
         kept = {name: headers[name] for name in ("retry-after",) if name in headers}
-        return UpstreamError(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
-    kept = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
-    return _client_error(status, message, fault, kept)
+        error = UpstreamError(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
+    else:
+        kept = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
+        error = _client_error(status, message, fault, kept)
+    error.is_overload = status in OVERLOAD and error.code not in _LASTING
+    error.retry_after = _retry_after(headers)
+    return error
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Return the seconds that a ``Retry-After`` asks to wait; None if it is missing or invalid."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
@@ -138,10 +159,14 @@ def _status(code: Any) -> int | None:
 
 
 def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
-    """The error for an answer that never began."""
+    """Return the error for an answer that never began."""
+    failure: UpstreamError
     if isinstance(error, TimeoutError | httpx.TimeoutException):
-        return UpstreamTimeout("The upstream did not answer in time.")
-    return UpstreamUnreachable(f"The upstream cannot be reached ({type(error).__name__}).")
+        failure = UpstreamTimeout("The upstream did not answer in time.")
+    else:
+        failure = UpstreamUnreachable(f"The upstream cannot be reached ({type(error).__name__}).")
+    failure.is_overload = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)  # nothing was sent
+    return failure
 
 
 def as_response_error(error: UpstreamError) -> tuple[str, str]:

@@ -1,0 +1,47 @@
+"""Which errors of the upstream are an overload, and how long it asks to wait."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+
+import httpx
+import orjson
+import pytest
+
+from responses_mw.upstream.errors import from_status, from_transport
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_an_overloaded_upstream_may_be_asked_again(status: int) -> None:
+    error = from_status(status, b"busy", httpx.Headers({"retry-after": "7"}))
+    assert (error.is_overload, error.retry_after) == (True, 7)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404, 500, 504])
+def test_other_errors_are_no_overload(status: int) -> None:
+    assert not from_status(status, b"no", httpx.Headers()).is_overload
+
+
+def test_an_exhausted_quota_is_no_overload() -> None:
+    body = orjson.dumps({"error": {"message": "You exceeded your current quota.", "code": "insufficient_quota"}})
+    assert not from_status(429, body, httpx.Headers()).is_overload
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1", "1e9", "Thu, 99 Nov 2026 00:00:00 GMT", "\u0661"])
+def test_an_invalid_retry_after_is_none(value: str) -> None:
+    assert from_status(503, b"", httpx.Headers([(b"retry-after", value.encode())])).retry_after is None
+
+
+def test_a_retry_after_may_be_a_date() -> None:
+    later = formatdate(time.time() + 60, usegmt=True)
+    error = from_status(503, b"", httpx.Headers({"retry-after": later}))
+    assert error.retry_after == pytest.approx(60, abs=30)
+    assert from_status(503, b"", httpx.Headers({"retry-after": formatdate(0, usegmt=True)})).retry_after == 0
+
+
+def test_a_connection_that_was_never_made_is_an_overload_and_a_broken_one_is_not() -> None:
+    assert from_transport(httpx.ConnectError("refused")).is_overload
+    assert from_transport(httpx.ConnectTimeout("refused")).is_overload
+    assert not from_transport(httpx.ReadError("reset")).is_overload
+    assert not from_transport(TimeoutError()).is_overload
