@@ -16,47 +16,32 @@ class Dialect:
 
     name: str
     max_tokens: str = "max_tokens"
-    developer_role: bool = False
-    """Whether ``developer`` is a role; otherwise such messages are sent as ``system``."""
-    hoist_system: bool = False
-    """Whether system messages must come first, joined into one."""
-    reasoning_field: str | None = None
-    """The member of an assistant message for earlier reasoning."""
+    developer_role: bool = False  # whether developer is a role; otherwise such messages are sent as system
+    hoist_system: bool = False  # whether system messages must come first, joined into one
+    reasoning_field: str | None = None  # the member of an assistant message for earlier reasoning
+    # field: reasoning_effort; template: also chat_template_kwargs.enable_thinking; refused
     reasoning_effort: str = "field"
-    """``field``: ``reasoning_effort``; ``template``: also ``chat_template_kwargs.enable_thinking``; ``refused``."""
-    verbosity: str = "refused"
-    """``field``, ``template`` (``chat_template_kwargs.verbosity``) or ``refused``."""
+    verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
+    # How to force a function: object, name (a bare string), only (offer only that one with "required"), refused.
     tool_choice: str = "object"
-    """How to force a function: ``object``, ``name`` (a bare string), ``only`` (offer only that one with ``required``),
-    ``refused``.
-    """
-    parallel_tool_calls: bool = True
-    """Whether the parameter is supported. It is enforced on the answer in any case."""
-    response_format: str = "openai"
-    """``openai``, ``value`` (TGI: the schema under ``value``) or ``refused``."""
-    parse_arguments: bool = True
-    """Whether the server parses the arguments of earlier calls and so requires a JSON object."""
-    object_arguments: bool = False
-    """Whether arguments are sent as an object instead of a string."""
+    parallel_tool_calls: bool = True  # whether the parameter is supported. It is enforced on the answer in any case
+    response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused
+    parse_arguments: bool = True  # whether the server parses the arguments of earlier calls and so requires a JSON object
+    object_arguments: bool = False  # whether arguments are sent as an object instead of a string
     parameters_required: bool = False
-    content_with_calls: bool = True
-    """Whether an assistant message can have both text and calls."""
-    image_urls: bool = True
-    """Whether images can be http(s) URLs; otherwise only data URLs."""
+    content_with_calls: bool = True  # whether an assistant message can have both text and calls
+    image_urls: bool = True  # whether images can be http(s) URLs; otherwise only data URLs
     audio: bool = False
     video: bool = False
     pdf: bool = False
-    prefill: str | None = None
-    """The parameter that continues an incomplete last message."""
+    prefill: str | None = None  # the parameter that continues an incomplete last message
     stream_usage: bool = True
+    # Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed.
     hints: frozenset[str] = frozenset()
-    """Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed."""
     service_tier: bool = False
-    top_p_one: bool = True
-    """Whether ``top_p: 1`` is valid. TGI rejects it, although it is the default."""
+    top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects it, although it is the default
     stop_is_list: bool = False
-    any_model: bool = False
-    """Whether the server has one model and ignores the name."""
+    any_model: bool = False  # whether the server has one model and ignores the name
     refuses: dict[str, str] = field(default_factory=dict)
 
 

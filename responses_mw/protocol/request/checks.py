@@ -62,6 +62,11 @@ def unsupported(path: str, why: str) -> NoReturn:
     raise NotSupported(f"'{path}' is not supported: {why}", param=path)
 
 
+def foreign_envelope(path: str, param: str) -> NoReturn:
+    message = f"The encrypted content '{path}' could not be verified: it was not made by this server, or its key is gone."
+    raise BadRequest(message, param=param, code="invalid_encrypted_content")
+
+
 def string(value: Any, path: str, *, max_length: int | None = None, pattern: str | None = None) -> str:
     if not isinstance(value, str):
         wrong_type(path, "a string", value)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
 from ..tool_kinds.form import ItemKind
@@ -138,7 +137,5 @@ def _unsealed(item: Item, unseal: Unseal, index: int) -> Item:
     if text is not None:
         return {**item, "content": [{"type": "reasoning_text", "text": text}]}
     if index >= 0 and not text_of(item):
-        where = f"input[{index}].encrypted_content"
-        message = f"The encrypted content '{where}' could not be verified: it was not made by this server, or its key is gone."
-        raise BadRequest(message, param=where, code="invalid_encrypted_content")
+        checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
     return item

@@ -18,9 +18,15 @@ from typing import Any
 from ...errors import BadRequest
 from ..types import Item, Part
 from . import checks
+from .items import user_message
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
-_PARTS = frozenset({"input_text", "input_image", "input_file"})
+_part = checks.by_type(
+    {
+        "input_text": checks.fields({"text": checks.string}),
+        **dict.fromkeys(("input_image", "input_file"), checks.as_it_is),
+    }
+)
 _PATH = "prompt.variables"
 
 Variables = Mapping[str, str | Part]
@@ -56,11 +62,7 @@ def _variable(value: Any, path: str) -> str | Part:
         return value
     if not isinstance(value, dict):
         checks.wrong_type(path, "a string or an object", value)
-    part = checks.mapping(value, path)
-    kind = checks.required(part, "type", path, checks.string)
-    checks.one_of(kind, f"{path}.type", _PARTS)
-    if kind == "input_text":
-        checks.required(part, "text", path, checks.string)
+    part: Part = _part(value, path)
     return part
 
 
@@ -81,10 +83,8 @@ def filled(body: dict[str, Any], template: Template, values: Variables) -> dict[
 
 def _own_input(body: dict[str, Any]) -> list[Any]:
     own = body.get("input")
-    if own is None:
-        return []
-    if isinstance(own, str):
-        return [{"type": "message", "role": "user", "content": own}]
+    if own is None or isinstance(own, str):
+        return [] if own is None else [user_message(own)]
     if not isinstance(own, list):
         checks.wrong_type("input", "a string or an array of objects", own)
     return own

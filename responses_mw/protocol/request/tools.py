@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS, offered
@@ -110,7 +109,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
-        checked = _choice_object(choice, _Choosable(tools, [one.form for one in offered(tools, items)]), max_length)
+        checked = _choice_object(choice, _Selection(offered(tools, items), tools), max_length)
         mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
     if mode == "required" and not can_call:
         message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
@@ -122,25 +121,24 @@ def choice_names(choice: Any, offered: Sequence[Offered]) -> frozenset[str] | No
     """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which selects no function."""
     if isinstance(choice, str):
         return None
+    selection = _Selection(offered)
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
-    wanted: defaultdict[_Selector, set[_Values]] = defaultdict(set)
-    for one in chosen:
-        selector = _selector(one)
-        wanted[selector].add(_chosen_values(one, selector))
-    return frozenset(one.name for one in offered if any(_form_values(one.form, s) in values for s, values in wanted.items()))
+    groups = [selection.names(one) for one in chosen]
+    distinct = {id(names): names for names in groups}.values()  # many choices can name one namespace
+    return frozenset(name for names in distinct for name in names)
 
 
-def _choice_object(choice: Any, choosable: _Choosable, max_length: int | None) -> dict[str, Any]:
+def _choice_object(choice: Any, selection: _Selection, max_length: int | None) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
-        return _one_choice(checked, "tool_choice", choosable, _CHOICES | {"allowed_tools"})
+        return _one_choice(checked, "tool_choice", selection, _CHOICES | {"allowed_tools"})
     listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=max_length))
-    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", choosable, _CHOICES) for index, one in enumerate(listed)]
+    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", selection, _CHOICES) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
 
 
-def _one_choice(choice: Any, path: str, choosable: _Choosable, supported: Collection[str]) -> dict[str, Any]:
+def _one_choice(choice: Any, path: str, selection: _Selection, supported: Collection[str]) -> dict[str, Any]:
     checked = checks.mapping(choice, path)
     kind = checks.required(checked, "type", path, checks.string)
     _refuse_not_served(kind, path)
@@ -148,33 +146,40 @@ def _one_choice(choice: Any, path: str, choosable: _Choosable, supported: Collec
     required, optional = _members(kind)
     for name in (*required, *(name for name in optional if name in checked)):
         checks.required(checked, name, path, checks.string)
-    if checked not in choosable:
+    if checked not in selection:
         name = (*required, "type")[0]
         message = f"Invalid '{path}.{name}': '{checked[name]}' not found in the 'tools' parameter."
         raise BadRequest(message, param=f"{path}.{name}", code="invalid_value")
     return checked
 
 
-_Selector: TypeAlias = tuple[str, tuple[str, ...]]
-"""The type of a choice, and the members by which it selects."""
-_Values: TypeAlias = tuple[Any, ...]
+class _Selection:
+    """The functions and server-side tools that a choice can select.
 
+    They are indexed by the members that a choice has, so that many choices among many tools stay linear.
+    """
 
-class _Choosable:
-    """What a choice can select. Tools are indexed by selector, so that many choices among many tools stay linear."""
-
-    def __init__(self, tools: Sequence[Tool], forms: Sequence[CallForm]) -> None:
+    def __init__(self, offered: Sequence[Offered], tools: Sequence[Tool] = ()) -> None:
+        self._offered = offered
         self._served = {_served_as(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
-        self._forms = forms
-        self._known: dict[_Selector, set[_Values | None]] = {}
+        self._known: dict[tuple[str, ...], dict[tuple[Any, ...], list[str]]] = {}
 
     def __contains__(self, choice: Mapping[str, Any]) -> bool:
         if choice["type"] in SERVED_TOOLS:
             return _served_as(choice) in self._served
-        selector = _selector(choice)
-        if selector not in self._known:
-            self._known[selector] = {_form_values(form, selector) for form in self._forms}
-        return _chosen_values(choice, selector) in self._known[selector]
+        return bool(self.names(choice))
+
+    def names(self, choice: Mapping[str, Any]) -> Sequence[str]:
+        """The names of the functions that the choice selects."""
+        required, optional = _members(choice["type"])
+        members = tuple(name for name in (*required, *optional) if name in choice)
+        index = self._known.get((choice["type"], *members))
+        if index is None:
+            index = self._known[(choice["type"], *members)] = {}
+            for one in self._offered:
+                if (values := _form_values(one.form, choice["type"], members)) is not None:
+                    index.setdefault(values, []).append(one.name)
+        return index.get(tuple(choice[name] for name in members), ())
 
 
 def _served_as(tool: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -189,20 +194,10 @@ def _members(kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
     return TOOL_KINDS[kind].chosen_by, TOOL_KINDS[kind].narrowed_by
 
 
-def _selector(choice: Mapping[str, Any]) -> _Selector:
-    required, optional = _members(choice["type"])
-    return choice["type"], tuple(name for name in (*required, *optional) if name in choice)
-
-
-def _chosen_values(choice: Mapping[str, Any], selector: _Selector) -> _Values:
-    return tuple(choice[name] for name in selector[1])
-
-
-def _form_values(form: CallForm, selector: _Selector) -> _Values | None:
-    """The values of a function that choices with this selector compare; None if they cannot select it."""
-    kind, names = selector
+def _form_values(form: CallForm, kind: str, members: Sequence[str]) -> tuple[Any, ...] | None:
+    """The values of a function that a choice of type ``kind`` with these ``members`` compares; None if it cannot select it."""
     if kind == "namespace":
         return (form.members.get("namespace"),)
     if form.item not in TOOL_KINDS[kind].calls:
         return None
-    return tuple(form.members.get(name) for name in names)
+    return tuple(form.members.get(name) for name in members)

@@ -192,7 +192,6 @@ def _kept(items: Sequence[Item]) -> list[Item]:
 
 
 def _refuse(item: Item, index: int) -> NoReturn:
-    where = f"input[{index}].encrypted_content" if index >= 0 else f"encrypted_content of '{item.get('id')}'"
-    param = where if index >= 0 else "input"
-    message = f"The encrypted content '{where}' could not be verified: it was not made by this server, or its key is gone."
-    raise BadRequest(message, param=param, code="invalid_encrypted_content")
+    if index < 0:
+        checks.foreign_envelope(f"encrypted_content of '{item.get('id')}'", "input")
+    checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")

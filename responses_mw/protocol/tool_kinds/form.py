@@ -19,14 +19,11 @@ from ...errors import TooLarge
 from ..request import checks
 from ..types import Item, Part, Tool
 
+# Name of a function, a custom tool or a namespace. Names too long for the upstream are shortened in the chat request.
 NAME = r"[a-zA-Z0-9_-]{1,128}"
-"""Name of a function, a custom tool or a namespace. Names too long for the upstream are shortened in the chat request."""
-MAX_NAME = 64
-"""Maximum length of a function's name in Chat Completions."""
-MAX_CALL_ID = 64
-"""Maximum length of a ``call_id``."""
-MAX_NESTING = 128
-"""Maximum depth of arguments that are sent as an object. JSON encoders have a limit."""
+MAX_NAME = 64  # length of a function's name in Chat Completions
+MAX_CALL_ID = 64  # length of a call_id
+MAX_NESTING = 128  # depth of arguments that are sent as an object: JSON encoders have a limit
 USUAL_STATUSES = frozenset({"in_progress", "completed", "incomplete"})
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
@@ -37,30 +34,20 @@ _HASH_LENGTH = 8
 class CallForm:
     """How calls of one function appear as items and in events."""
 
-    item: str
-    """Type of the item."""
-    prefix: str
-    """Prefix of the item's id."""
+    item: str  # type of the item
+    prefix: str  # prefix of the item's id
+    # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
-    """Members that the item has from the start besides id, type and status: ``name``, ``namespace``, ``server_label``."""
+    # Member that grows while the model writes. None: the item is not shown until the call is complete.
     text: str | None = None
-    """Member that grows while the model writes. None: the item is not shown until the call is complete."""
-    events: str = ""
-    """Name of the text's events: ``response.<events>.delta`` and ``response.<events>.done``."""
-    done: tuple[str, ...] = ()
-    """Members of the item that the ``.done`` event repeats."""
-    argument: str | None = None
-    """Argument of the function that holds the text. None: the text is the JSON of all arguments."""
-    made: Callable[[str], dict[str, Any]] | None = None
-    """Build members of the item from the complete arguments."""
-    begins: tuple[str, ...] = ()
-    """Events (``response.<...>``) after ``output_item.added``."""
-    runs: tuple[str, ...] = ()
-    """Events when execution starts."""
-    ends: tuple[str, ...] = ()
-    """Events when execution ends: one for success, one for failure."""
-    served: bool = False
-    """Whether the server executes the call. Otherwise the client does, and refers to it by its ``call_id``."""
+    events: str = ""  # name of the text's events: response.<events>.delta and response.<events>.done
+    done: tuple[str, ...] = ()  # members of the item that the done event repeats
+    argument: str | None = None  # argument of the function that holds the text. None: the text is the JSON of all arguments
+    made: Callable[[str], dict[str, Any]] | None = None  # builds members of the item from the complete arguments
+    begins: tuple[str, ...] = ()  # events (response.<...>) after output_item.added
+    runs: tuple[str, ...] = ()  # events when execution starts
+    ends: tuple[str, ...] = ()  # events when execution ends: one for success, one for failure
+    served: bool = False  # whether the server executes the call; the client's calls have a call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +67,14 @@ class ItemKind:
     """One type of input item: its checks, and what the chat model sees of it."""
 
     type: str
-    prefix: str
-    """Prefix of the item's id."""
+    prefix: str  # prefix of the item's id
     check: checks.Check
+    # What the item is in a conversation: a call of the client's, its output, a call that the server executed, a call that
+    # waits for approval, or nothing that the model sees by itself.
     role: Literal["call", "output", "served_call", "approval_request", "nothing"] = "nothing"
-    """What the item is in a conversation: a call of the client's, its output, a call that the server executed, a call that
-    waits for approval, or nothing that the model sees by itself."""
-    arguments: Callable[[Item], str] | None = None
-    """The arguments of the call, as the model would write them."""
-    output: Callable[[Item], str | list[Part]] | None = None
-    """What the model reads of the call's result."""
-    function: str | None = None
-    """Name of the function that such an item calls. None: the item has a name."""
+    arguments: Callable[[Item], str] | None = None  # the arguments of the call, as the model would write them
+    output: Callable[[Item], str | list[Part]] | None = None  # what the model reads of the call's result
+    function: str | None = None  # name of the function that such an item calls. None: the item has a name
     statuses: frozenset[str] = USUAL_STATUSES
 
 
@@ -101,14 +84,11 @@ class ToolKind:
 
     types: tuple[str, ...]
     items: tuple[ItemKind, ...]
-    check: checks.Check = checks.as_it_is
-    """Check a definition. For a tool that the server executes, ``responses_mw.tools`` does."""
+    check: checks.Check = checks.as_it_is  # checks a definition; for tools that the server executes, responses_mw.tools does
+    # Makes the function for a definition within a namespace (or None). Unset for tools that the server executes.
     offer: Callable[[Tool, str | None], Offered] | None = None
-    """Make the function for a definition within a namespace (or None). Unset for tools that the server executes."""
-    chosen_by: tuple[str, ...] = ()
-    """Members that a ``tool_choice`` of this type must have."""
-    narrowed_by: frozenset[str] = frozenset()
-    """Members that it may have."""
+    chosen_by: tuple[str, ...] = ()  # members that a tool_choice of this type must have
+    narrowed_by: frozenset[str] = frozenset()  # members that it may have
 
     @property
     def calls(self) -> frozenset[str]:
