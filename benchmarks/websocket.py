@@ -98,7 +98,7 @@ def main() -> None:
             "serve",
             f"--upstream={upstream.url}",
             "--server.log-level=error",
-            "--websocket.max-connections=10000",
+            "--server.max-websockets=10000",
         ) as ours,
     ):
         plans = {"server-sent events": 0, f"{STREAMS} WebSockets": STREAMS, f"{OPEN} WebSockets": OPEN}

@@ -59,7 +59,7 @@ class Dispatcher:
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket" and not self.settings.websocket.enabled:
+        elif scope["type"] == "websocket" and not self.settings.server.max_websockets:
             refusal = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
             await ErrorResponse(refusal)(scope, receive, send)
         else:

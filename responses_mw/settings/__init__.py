@@ -26,7 +26,6 @@ from .groups import (
     StateSettings,
     ToolSettings,
     UpstreamSettings,
-    WebSocketSettings,
 )
 from .tool_servers import EVERY_TOOL, ApprovalFilters, ToolFilter, ToolServer
 
@@ -49,7 +48,6 @@ __all__ = [
     "ToolServer",
     "ToolSettings",
     "UpstreamSettings",
-    "WebSocketSettings",
 ]
 
 
@@ -68,7 +66,6 @@ class Settings(BaseSettings):
 
     upstream: UpstreamSettings = UpstreamSettings()
     server: ServerSettings = ServerSettings()
-    websocket: WebSocketSettings = WebSocketSettings()
     redis: RedisSettings = RedisSettings()
     state: StateSettings = StateSettings()
     auth: AuthSettings = AuthSettings()

@@ -45,17 +45,17 @@ class UpstreamSettings(Group):
     api_key: SecretStr | None = Field(
         None, description="API key for the upstream, replacing the caller's; used for proxied requests only with API keys"
     )
-    api: Literal["chat", "responses"] = Field(
-        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state stays here)"
-    )
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
         "auto", description="type of the upstream server; auto detects it"
     )
+    api: Literal["chat", "responses"] = Field(
+        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state stays here)"
+    )
+    think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
     forward_headers: Names = Field(
         ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
         description="request headers forwarded to the upstream, in addition to authorization",
     )
-    think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
     first_byte_timeout: Duration = Field(600.0, gt=0, description="timeout for the first byte of the upstream's answer")
     idle_timeout: Duration = Field(120.0, gt=0, description="maximum silence of the upstream within an answer")
     status_grace: Duration = Field(
@@ -81,20 +81,25 @@ class ServerSettings(Group):
 
     base_path: str = Field("", description="path prefix before /v1, e.g. /openai")
     cors_origins: Names = Field([], description="origins allowed to call, in addition to the server's own; * allows all")
-    reasoning_events: Literal["openai", "open_responses"] = Field(
-        "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
-    )
-    sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum level of log records")
+    log_format: Literal["human", "json"] = Field("human", description="format of log records")
+    admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
+    admin_host: str = Field("127.0.0.1", description="address of the admin port")
+    drain_timeout: Duration = Field(30.0, ge=0, description="time that a stopping process waits for background responses")
+    prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
     keep_alive: Duration = Field(15.0, gt=0, description="silence after which a comment is sent on a stream")
     keepalive_event: bool = Field(
         False, description="send a 'keepalive' event instead of the comment (for Codex; some old SDKs reject it)"
     )
-    drain_timeout: Duration = Field(30.0, ge=0, description="time that a stopping process waits for background responses")
-    prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
-    admin_host: str = Field("127.0.0.1", description="address of the admin port")
-    admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum level of log records")
-    log_format: Literal["human", "json"] = Field("human", description="format of log records")
+    reasoning_events: Literal["openai", "open_responses"] = Field(
+        "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
+    )
+    sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
+    max_websockets: int = Field(
+        5000,
+        ge=0,
+        description="maximum WebSockets to this process; an owner may have a fifth of them; 0 refuses upgrades with 426",
+    )
 
     @field_validator("base_path")
     @classmethod
@@ -102,15 +107,6 @@ class ServerSettings(Group):
         if value and not value.startswith("/"):
             raise ValueError("must begin with a slash")
         return value.rstrip("/")
-
-
-class WebSocketSettings(Group):
-    """WebSockets at ``/v1/responses``."""
-
-    enabled: bool = Field(True, description="serve WebSockets at /v1/responses; otherwise an upgrade is refused with 426")
-    max_connections: int = Field(
-        5000, gt=0, description="maximum connections to this process; an owner may have a fifth of them"
-    )
 
 
 class RedisSettings(Group):
@@ -128,30 +124,30 @@ class RedisSettings(Group):
 class StateSettings(Group):
     """Stored responses and conversations."""
 
-    required: bool = Field(False, description="refuse requests that cannot be stored with 503, instead of answering unstored")
     ttl: WholeDuration = Field(
         7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends its history's"
     )
+    required: bool = Field(False, description="refuse requests that cannot be stored with 503, instead of answering unstored")
 
 
 class AuthSettings(Group):
     """Credentials, owners and encryption."""
 
+    secret_keys: Secrets = Field(
+        [], description="secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"
+    )
     api_keys_file: str | None = Field(
         None, description="file of API keys, one name:sha256:hash per line; requests without a key are then refused"
     )
     api_keys: Names = Field([], description="API keys in the format of the file, in addition to it")
-    proxy_paths: Names = Field(
-        ["/v1/", "GET /health", "GET /ping", "GET /version"],
-        description="paths proxied to the upstream when there are API keys: a final slash includes all paths below; "
-        "a method before the path restricts it, otherwise GET, HEAD, OPTIONS and POST are proxied",
-    )
     tenant_header: str | None = Field(
         None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
     )
     tenant_keys: Names = Field([], description="names of the API keys that may use tenant_header (unset: all)")
-    secret_keys: Secrets = Field(
-        [], description="secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"
+    proxy_paths: Names = Field(
+        ["/v1/", "GET /health", "GET /ping", "GET /version"],
+        description="paths proxied to the upstream when there are API keys: a final slash includes all paths below; "
+        "a method before the path restricts it, otherwise GET, HEAD, OPTIONS and POST are proxied",
     )
 
     @field_validator("secret_keys")
@@ -191,28 +187,28 @@ class CacheSettings(Group):
     mode: Literal["off", "exact", "semantic"] = Field(
         "off", description="cache mode: equal requests (exact), or also requests with the same meaning (semantic)"
     )
-    max_mode: Literal["off", "exact", "semantic"] = Field(
-        "semantic", description="highest cache mode that a request may select"
-    )
-    request_controls: Names = Field(
-        ["body", "header"], description="where a request may select a cache mode; selecting off is always allowed"
-    )
     ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
-    timeout: Duration = Field(
-        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; then it is a miss"
-    )
-    namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
-    max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
-    threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
-    guard: Literal["strict", "loose"] = Field(
-        "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
-    )
     embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
     embedding_url: str | None = Field(
         None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
     )
     embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
     embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (unset: the model's default)")
+    threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
+    guard: Literal["strict", "loose"] = Field(
+        "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
+    )
+    max_mode: Literal["off", "exact", "semantic"] = Field(
+        "semantic", description="highest cache mode that a request may select"
+    )
+    request_controls: Names = Field(
+        ["body", "header"], description="where a request may select a cache mode; selecting off is always allowed"
+    )
+    namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
+    timeout: Duration = Field(
+        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; then it is a miss"
+    )
+    max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
 
     @field_validator("embedding_url")
     @classmethod
@@ -297,6 +293,14 @@ class CompactionSettings(Group):
 class LimitSettings(Group):
     """Limits of a request, of a response and of an owner."""
 
+    requests_per_minute: int = Field(
+        0, ge=0, description="maximum responses that an owner may request per minute on all replicas; 0 is unlimited"
+    )
+    streams: int = Field(0, ge=0, description="maximum open streams of an owner; 0 is unlimited")
+    background: int = Field(0, ge=0, description="maximum unfinished background responses of an owner; 0 is unlimited")
+    stored_bytes: Size = Field(
+        0, ge=0, description="maximum size of an owner's stored responses and conversations; 0 is unlimited"
+    )
     max_request_bytes: Size = Field(
         32 * MIB, gt=0, description="maximum size of a request body and of a stored response; a history may be twice as large"
     )
@@ -305,14 +309,6 @@ class LimitSettings(Group):
         gt=0,
         description="maximum memory of this process for each of: large request bodies being received, unstored WebSocket "
         "responses (an owner: a quarter), vectors of the semantic cache; and a quarter of it for recently read histories",
-    )
-    requests_per_minute: int = Field(
-        0, ge=0, description="maximum responses that an owner may request per minute on all replicas; 0 is unlimited"
-    )
-    streams: int = Field(0, ge=0, description="maximum open streams of an owner; 0 is unlimited")
-    background: int = Field(0, ge=0, description="maximum unfinished background responses of an owner; 0 is unlimited")
-    stored_bytes: Size = Field(
-        0, ge=0, description="maximum size of an owner's stored responses and conversations; 0 is unlimited"
     )
 
 

@@ -227,7 +227,7 @@ async def test_without_the_setting_there_is_no_cors(ours: Ours, upstream: Script
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/"])
 async def test_an_upgrade_of_ours_is_refused_with_426_where_there_are_none(start: Start, library: str, path: str) -> None:
     """The server has no library for them, or a setting turns them off."""
-    ours = start(uvicorn={"ws": library}, websocket__enabled=library == "none")
+    ours = start(uvicorn={"ws": library}, server__max_websockets=int(library == "none"))
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
             await session.ws_connect(f"{ours.url}{path}", headers={"openai-beta": "responses_websockets=2026-02-06"})

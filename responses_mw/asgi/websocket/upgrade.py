@@ -84,7 +84,7 @@ class WebSockets:
 
     @contextmanager
     def _counted(self, owner: str) -> Iterator[None]:
-        total = self._settings.websocket.max_connections
+        total = self._settings.server.max_websockets
         maximum = max(1, total // 5)
         if self._open[owner] >= maximum:
             raise RateLimited(f"You have {maximum} WebSocket connections open.")

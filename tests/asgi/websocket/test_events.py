@@ -253,7 +253,7 @@ async def test_an_upgrade_at_another_path_of_ours_is_a_404(ws: Ours) -> None:
 @pytest.mark.both_mounts
 async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        async with opened(start_ws(websocket__enabled=False)):
+        async with opened(start_ws(server__max_websockets=0)):
             pass
     assert caught.value.response.status_code == 426
 
@@ -277,7 +277,7 @@ async def test_a_page_of_the_server_itself_may_connect(ws_proxy: Ours) -> None:
 
 
 async def test_an_owner_has_a_fifth_of_the_connections(start_ws: Start) -> None:
-    ours = start_ws(websocket__max_connections=9)
+    ours = start_ws(server__max_websockets=9)
     async with opened(ours):
         with pytest.raises(InvalidStatus) as caught:
             async with opened(ours):

@@ -89,7 +89,7 @@ async def test_requests_that_wait_on_several_connections_count_together(
 
 
 async def test_all_owners_together_have_so_many_connections(start_proxy: Callable[..., Ours]) -> None:
-    ours = start_proxy(websocket__max_connections=2)
+    ours = start_proxy(server__max_websockets=2)
     async with opened(ours, key="a"), opened(ours, key="b"):
         with pytest.raises(InvalidStatus) as caught:
             async with opened(ours, key="c"):
