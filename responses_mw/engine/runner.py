@@ -130,7 +130,7 @@ class Runner:
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:
         """Read the history and create the document of a new response. Sends nothing to the upstream's model."""
         history = history or self._history
-        request = replace(request, tools=self._tools.check(request.tools)) if request.tools else request
+        request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
         context = await history.begin(request, caller.owner)
         created = document.create(request, response_id=context.ids.response, model=request.model or model, created_at=_now())
@@ -140,12 +140,18 @@ class Runner:
             created |= {"input_messages": None, "output_messages": None}  # set at the end of the run
         return self._new_run(request, caller, model, context, created, history)
 
+    def _checked(self, request: CreateResponse) -> CreateResponse:
+        """Return the request with its server-side tools checked."""
+        if not request.tools:
+            return request
+        return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
+
     async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
         """Prepare the run of a background response that `prepare` created on any replica.
 
         The items of `request` have their ids. `token` is the fencing token of the worker.
         """
-        request = replace(request, tools=self._tools.check(request.tools)) if request.tools else request
+        request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
         context = await self._history.rejoin(request, caller.owner, created["id"], token)
         return self._new_run(request, caller, model, context, created, self._history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from .mcp import MCPServers
 from .mcp_tools import MCPEntry, SignedListings
 from .tool import ServedFunction, ToolContext, ToolEntry, ToolResult
 
+logger = logging.getLogger(__name__)
+
 KINDS = (mcp_tools.KIND, code_interpreter.KIND, web_search.KIND)
 
 _KIND_OF = {name: kind for kind in KINDS for name in kind.types}
@@ -35,15 +38,25 @@ class Tools:
         self._http = http
         self._sealer = sealer
         self._servers = MCPServers(settings)
+        self._has_logged_search = False
 
-    def check(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Check the entries of ``tools`` that are served here. Raises ``BadRequest``."""
+    def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
+        """Check the entries of ``tools`` that are served here, and the request's ``tool_choice``. Raises ``BadRequest``."""
         checked = [
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
+        web_search.check_choice(choice, checked, self._settings)
+        self._log_missing_search(checked)
         return checked
+
+    def _log_missing_search(self, tools: Sequence[Tool]) -> None:
+        """Log once that requests offer a web search and there is no provider."""
+        is_missing = self._settings.search.provider == "none" and any(tool["type"] in web_search.TYPES for tool in tools)
+        if is_missing and not self._has_logged_search:
+            self._has_logged_search = True
+            logger.warning("a request offers web_search, and no search.provider is set: the model is not offered the tool")
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return the entries without secrets, to be shown and stored."""
@@ -73,7 +86,7 @@ class Tools:
 class ForwardedTools(Tools):
     """The tools of an upstream that checks and runs them itself."""
 
-    def check(self, tools: Sequence[Tool]) -> list[Tool]:
+    def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         return list(tools)
 
     def toolbox(self, *_: object) -> None:

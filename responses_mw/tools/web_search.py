@@ -33,18 +33,33 @@ _COUNTRY = r"[A-Za-z]{2}"
 def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
     """Check an entry of ``tools``. Raises ``BadRequest``."""
     checked: Tool = _definition(tool, path)
-    if settings.search.provider == "none" and checked.get("external_web_access", True):
-        checks.unsupported(
-            f"{path}.type", "this server has no web search; its operator can configure one (setting 'search.provider')."
-        )
     return checked
 
 
+def can_search(tool: Tool, settings: Settings) -> bool:
+    """Return whether the tool is offered to the model: every search is live, and needs a provider."""
+    return settings.search.provider != "none" and bool(tool.get("external_web_access", True))
+
+
+def check_choice(choice: Any, tools: Sequence[Tool], settings: Settings) -> None:
+    """Refuse a ``tool_choice`` that leaves the model only searches, if this server has no provider. Raises ``BadRequest``.
+
+    A search that is merely offered is no reason to refuse a request: some clients always offer it (Codex).
+    """
+    chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
+    mode = choice if isinstance(choice, str) else choice.get("mode", "required")
+    if mode == "required" and settings.search.provider == "none" and chosen and all(one["type"] in TYPES for one in chosen):
+        checks.unsupported(
+            "tool_choice", "this server has no web search; its operator can configure one (setting 'search.provider')."
+        )
+
+
 def _content_types(value: Any, path: str) -> list[Any]:
-    for index, kind in enumerate(checks.array(value, path)):
-        if checks.one_of(kind, f"{path}[{index}]", {"text", "image"}) == "image":
-            checks.unsupported(f"{path}[{index}]", "only text can be searched.")
-    return list(value)
+    """Accept images besides text: a search may return none. Images alone would leave nothing to return."""
+    kinds = checks.each(checks.among("text", "image"))(value, path)
+    if kinds and "text" not in kinds:
+        checks.unsupported(path, "only text can be searched.")
+    return kinds
 
 
 def _domains(value: Any, path: str) -> list[Any]:
@@ -62,6 +77,7 @@ _definition = checks.closed_object(
     type=checks.among(*TYPES),
     external_web_access=checks.boolean,  # false: the tool is not offered
     search_content_types=_content_types,
+    image_settings=checks.mapping,  # no images are returned
     search_context_size=checks.among(*_SIZES),
     filters=checks.closed_object(allowed_domains=_domains, blocked_domains=_domains),
     user_location=checks.closed_object(
@@ -182,10 +198,10 @@ def _failure(message: str, action: dict[str, Any]) -> ToolResult:
 
 
 class WebSearchEntry(ToolEntry):
-    """Web search as an entry of ``tools``. Without access to the live web it offers no function."""
+    """Web search as an entry of ``tools``. Without a provider or access to the live web it offers no function."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        self._is_offered = tool.get("external_web_access", True)
+        self._is_offered = can_search(tool, context.settings)
         self._access: MCPAccess | None = None
         if not self._is_offered:
             return

@@ -179,13 +179,41 @@ async def test_a_container_of_another_owner_cannot_be_used_by_its_id(
     assert "forty-one" not in read
 
 
-async def test_tools_without_what_they_need_are_refused_by_name(start: Start) -> None:
+async def test_a_code_interpreter_without_a_sandbox_is_refused_by_name(start: Start) -> None:
+    response = await start().http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [PYTHON]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[0].type"
+    assert "sandbox_url" in response.json()["error"]["message"]
+
+
+async def test_a_search_without_a_provider_is_not_offered_to_the_model_and_logged_once(
+    start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = start()
-    for tool, setting in ((SEARCH, "search.provider"), (PYTHON, "sandbox_url")):
-        response = await ours.http.post("/v1/responses", json={"model": "tiny", "input": "Hi", "tools": [tool]})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "tools[0].type"
-        assert setting in response.json()["error"]["message"]
+    with caplog.at_level("WARNING", "responses_mw"):
+        for _ in range(2):
+            upstream.stream(*HELLO)
+            response = (await stream(ours, tools=[SEARCH])).response
+            assert response["status"] == "completed"
+            assert response["tools"] == [SEARCH]
+            assert "tools" not in upstream.requests[-1].json
+    assert sum("search.provider" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        (SEARCH, [SEARCH]),
+        ("required", [SEARCH]),
+        ({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, [SEARCH, {"type": "function", "name": "f"}]),
+    ],
+)
+async def test_a_search_that_is_forced_needs_a_provider(start: Start, choice: Any, tools: list[Any]) -> None:
+    body = {"model": "tiny", "input": "Hi", "tools": tools, "tool_choice": choice}
+    response = await start().http.post("/v1/responses", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tool_choice"
+    assert "search.provider" in response.json()["error"]["message"]
 
 
 async def test_tools_run_in_background_with_secrets_that_are_sealed(

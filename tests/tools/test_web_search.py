@@ -78,7 +78,9 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
     ("member", "param"),
     [
         ({"external_web_access": "no"}, "external_web_access"),
-        ({"search_content_types": ["text", "image"]}, "search_content_types[1]"),
+        ({"search_content_types": ["image"]}, "search_content_types"),
+        ({"search_content_types": ["video"]}, "search_content_types[0]"),
+        ({"image_settings": "large"}, "image_settings"),
         ({"search_context_size": "huge"}, "search_context_size"),
         ({"filters": {"allowed_domains": ["https://example.com"]}}, "filters.allowed_domains[0]"),
         ({"filters": {"allowed_domains": ["a.com\n$site=b.com"]}}, "filters.allowed_domains[0]"),
@@ -99,10 +101,14 @@ def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], pa
     assert caught.value.status == 400
 
 
-def test_without_a_provider_the_refusal_says_what_to_set() -> None:
-    with pytest.raises(BadRequest, match=r"'search\.provider'") as caught:
-        check_web_search({"type": "web_search", "external_web_access": True}, "tools[0]", Settings())
-    assert caught.value.param == "tools[0].type"
+def test_a_search_that_may_also_return_images_is_accepted_and_returns_text() -> None:
+    tool = {"type": "web_search", "search_content_types": ["text", "image"], "image_settings": {"size": "small"}}
+    assert check_web_search(tool, "tools[0]", TAVILY) == tool
+
+
+def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
+    tool = {"type": "web_search", "external_web_access": True}
+    assert check_web_search(tool, "tools[0]", Settings()) == tool
 
 
 @pytest.mark.parametrize(
