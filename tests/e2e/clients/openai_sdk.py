@@ -1,4 +1,4 @@
-"""The official openai client: ``python -m tests.clients.openai_sdk URL MCP SSE``."""
+"""The official openai client: ``python -m tests.e2e.clients.openai_sdk URL MCP SSE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from tests.clients.cases import BYE, CODE, FOUND, KEY, MODEL, SEARCH, Case, Servers, Way, expect, expect_farewell, run, servers
+from tests.e2e.clients.cases import (
+    BYE,
+    CODE,
+    FOUND,
+    KEY,
+    MODEL,
+    SEARCH,
+    Case,
+    Servers,
+    Way,
+    expect,
+    expect_farewell,
+    run,
+    servers,
+)
 
 MODES = ("previous_response_id", "store=False")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -1,35 +1,36 @@
-#!/usr/bin/env -S bash -c 'exec "$(dirname "$0")/python" "$0" "$@"'
 """Codex CLI runs against responses-mw with a scripted model behind it, and must come to what the script says.
 
-    scripts/codex-check                  all the cases
-    scripts/codex-check --only shell     one of them; may be given several times
-    scripts/codex-check --codex PATH     with another Codex than the pinned one, which npm installs into a cache
-
-Needs npm for the pinned Codex. Exit status 1 if a case fails.
+npm installs the pinned Codex into a cache; ``--codex PATH`` is another one to run.
 """
 
-import argparse
+from __future__ import annotations
+
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import uvicorn
-from anyio.from_thread import start_blocking_portal
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import pytest
 
 from benchmarks.processes import await_ready, end, free_port
-from tests.codex.cases import CASES, Case
-from tests.codex.model import LONG, Model
-from tests.codex.wire import Wire
+from tests.e2e.codex.cases import CASES, Case
+from tests.e2e.codex.model import LONG, Model
+from tests.e2e.codex.wire import Wire
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+    from tests.support.servers import Serve
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 CODEX = "0.169.0"
 SECONDS = 90.0
@@ -39,48 +40,20 @@ BREAKS_AT = b"response.output_text.delta"
 MOST_SHOWN = 1500
 
 
-def cache() -> Path:
-    """Where Codex is kept, and runs: it wants no home under /tmp."""
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "responses-mw"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def installed_codex() -> Path:
-    """The pinned Codex, installed if it is not there yet."""
-    folder = cache() / f"codex-{CODEX}"
+@pytest.fixture(scope="module")
+def codex(cache: Path, request: pytest.FixtureRequest) -> Path:
+    """The Codex to run: the pinned one is installed if it is not there yet."""
+    if given := request.config.getoption("--codex"):
+        return Path(given).absolute()
+    folder = cache / f"codex-{CODEX}"
     path = folder / "node_modules" / ".bin" / "codex"
     if not path.exists():
+        if not shutil.which("npm"):
+            pytest.skip("there is no npm here")
         folder.mkdir(exist_ok=True)
-        print(f"Installing @openai/codex@{CODEX} into {folder} ...")
-        command = [
-            "npm",
-            "install",
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            "--prefix",
-            str(folder),
-            f"@openai/codex@{CODEX}",
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)]
+        subprocess.run(["npm", "install", *options, f"@openai/codex@{CODEX}"], check=True, stdout=subprocess.DEVNULL)
     return path
-
-
-@contextmanager
-def served(model: Model) -> Iterator[str]:
-    """The model's server in a thread, and its URL."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(model, port=port, log_config=None, timeout_graceful_shutdown=1))
-    with start_blocking_portal("asyncio") as portal:
-        future = portal.start_task_soon(server.serve)
-        while not server.started and not future.done():
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            future.result(10)
 
 
 class Ours:
@@ -112,12 +85,23 @@ class Ours:
         self.start()
 
 
-@contextmanager
-def wired(port: int) -> Iterator[tuple[Wire, str]]:
-    """What Codex reaches our server over, and its URL."""
-    wire = Wire(port)
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(wire.open()) as url:
-        yield wire, url
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def ours(serve_module: Serve, model: Model) -> Iterator[Ours]:
+    with Ours(serve_module(model)) as ours:
+        yield ours
+
+
+@pytest.fixture(scope="module")
+def wire(ours: Ours, portal: BlockingPortal) -> Iterator[Wire]:
+    """What Codex reaches our server over."""
+    wire = Wire(ours.port)
+    with portal.wrap_async_context_manager(wire.open()):
+        yield wire
 
 
 def config(case: Case, url: str) -> str:
@@ -147,38 +131,34 @@ def config(case: Case, url: str) -> str:
         lines += [
             "[mcp_servers.calculator]",
             f'command = "{sys.executable}"',
-            f'args = ["{ROOT / "tests/codex/calculator.py"}"]',
+            f'args = ["{ROOT / "tests" / "e2e" / "codex" / "calculator.py"}"]',
             "required = true",  # else the first turn begins without it when it is slow to start
             "startup_timeout_sec = 60",
         ]
     return "\n".join(lines) + "\n"
 
 
-def run(case: Case, codex: Path, url: str, model: Model, wire: Wire, ours: Ours, *, verbose: bool) -> list[str]:
-    """What went wrong."""
+@pytest.mark.parametrize("name", CASES)
+def test_codex_comes_to_what_the_script_says(name: str, codex: Path, model: Model, wire: Wire, ours: Ours, cache: Path) -> None:
+    case = CASES[name]
     model.begin(case.turns, forgotten=1 if case.summed_up else 0)
     wire.begin(BREAKS_AT if case.trouble else None, holds=case.trouble != "connection breaks")
-    with tempfile.TemporaryDirectory(prefix="run-", dir=cache()) as folder:
-        home, work = Path(folder) / "home", Path(folder) / "work"
+    with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as folder:  # Codex wants no home under /tmp
+        home, work, last = (Path(folder) / name for name in ("home", "work", "last.txt"))
         home.mkdir()
         work.mkdir()
-        (home / "config.toml").write_text(config(case, url))
+        (home / "config.toml").write_text(config(case, wire.url))
         environment = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY")}
         environment |= {"HOME": str(home), "CODEX_HOME": str(home), "OURS_KEY": "key", "NO_COLOR": "1"}
-        last = Path(folder) / "last.txt"
         command = [str(codex), "exec", "-C", str(work)]
         options = ["--skip-git-repo-check", "--output-last-message", str(last)]
-        try:
-            status, wrote = finished([*command, *options, case.prompt], environment, trouble(case, wire, ours))
-            if case.sequel:
-                status, more = finished([*command, "resume", *options, "--last", case.sequel], environment)
-                wrote += more
-        except subprocess.TimeoutExpired:
-            return [*model.faults, f"Codex was not done after {SECONDS:.0f} s"]
-        if verbose:
-            print(wrote)
+        status, wrote = finished([*command, *options, case.prompt], environment, trouble(case, wire, ours))
+        if case.sequel:
+            status, more = finished([*command, "resume", *options, "--last", case.sequel], environment)
+            wrote += more
+        print(wrote)
         said = last.read_text() if last.exists() else ""
-        return [*model.faults, *_faults(case, status, wrote, said, model, work), *_wire_faults(case, wire)]
+        assert [*model.faults, *_faults(case, status, wrote, said, model, work), *_wire_faults(case, wire)] == []
 
 
 Trouble = Callable[["subprocess.Popen[str]"], None]
@@ -188,7 +168,9 @@ Trouble = Callable[["subprocess.Popen[str]"], None]
 def trouble(case: Case, wire: Wire, ours: Ours) -> Trouble:
     """What is to be killed, once the wire has cut the answer."""
 
-    def look(codex: "subprocess.Popen[str]") -> None:
+    is_due = bool(case.trouble)
+
+    def look(codex: subprocess.Popen[str]) -> None:
         nonlocal is_due
         if not is_due or wire.breaks_at:
             return
@@ -198,7 +180,6 @@ def trouble(case: Case, wire: Wire, ours: Ours) -> Trouble:
         elif case.trouble == "server is killed":
             ours.restart()
 
-    is_due = bool(case.trouble)
     return look
 
 
@@ -250,30 +231,3 @@ def _faults(case: Case, status: int, wrote: str, said: str, model: Model, work: 
     errors = [line for line in wrote.splitlines() if "ERROR" in line]
     if status or (errors and not case.trouble):  # of a broken connection it tells
         yield f"Codex ended with status {status}: " + (errors[-1] if errors else wrote.strip()[-MOST_SHOWN:])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
-    parser.add_argument("--codex", type=Path, help="the Codex to run")
-    parser.add_argument("--verbose", action="store_true", help="show what Codex writes")
-    options = parser.parse_args()
-    codex = (options.codex or installed_codex()).absolute()
-    model, failed = Model(), 0
-    with (
-        served(model) as upstream,
-        Ours(upstream) as ours,
-        wired(ours.port) as (wire, url),
-    ):
-        for name in options.only or CASES:
-            begin = time.monotonic()
-            faults = run(CASES[name], codex, url, model, wire, ours, verbose=options.verbose)
-            print(f"{'FAILED' if faults else 'ok':<7}{name:<26}{time.monotonic() - begin:5.1f} s", flush=True)
-            for fault in faults:
-                print("       - " + fault.replace("\n", "\n         "), flush=True)
-            failed += bool(faults)
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

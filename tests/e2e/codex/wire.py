@@ -25,11 +25,12 @@ class Wire:
         self._holds = holds
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[str]:
-        """The URL that is relayed."""
+    async def open(self) -> AsyncIterator[None]:
+        """Relay what is sent to ``url``."""
         server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield
         finally:
             server.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.clients.cases import MODEL
+from tests.e2e.clients.cases import MODEL
 from tests.support.strict import ChatRequest, Delta, StrictModel, message_text, tool_call
 
 THOUGHTS = "I am told what to do."

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: ``python -m tests.clients.agents_sdk URL MCP SSE``."""
+"""The OpenAI Agents SDK: ``python -m tests.e2e.clients.agents_sdk URL MCP SSE``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
 from pydantic import BaseModel
 
-from tests.clients.cases import (
+from tests.e2e.clients.cases import (
     BYE,
     CODE,
     FOUND,

@@ -1,4 +1,4 @@
-"""LangChain's ``ChatOpenAI`` over the Responses API: ``python -m tests.clients.langchain URL MCP SSE``."""
+"""LangChain's ``ChatOpenAI`` over the Responses API: ``python -m tests.e2e.clients.langchain URL MCP SSE``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, custom_tool
 from pydantic import BaseModel
 
-from tests.clients.cases import (
+from tests.e2e.clients.cases import (
     BYE,
     CODE,
     FOUND,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tests.codex.model import SUMMARY, Turn, Unexpected, after, answer, call, long, told, write
+from tests.e2e.codex.model import SUMMARY, Turn, Unexpected, after, answer, call, long, told, write
 from tests.support.strict import ChatRequest, Delta
 
 UNKNOWN = "scripted"

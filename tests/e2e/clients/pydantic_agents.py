@@ -1,4 +1,4 @@
-"""Pydantic AI's ``OpenAIResponsesModel``: ``python -m tests.clients.pydantic_agents URL MCP SSE``."""
+"""Pydantic AI's ``OpenAIResponsesModel``: ``python -m tests.e2e.clients.pydantic_agents URL MCP SSE``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModel
 from pydantic_ai.native_tools import CodeExecutionTool, MCPServerTool, WebSearchTool
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.cases import (
+from tests.e2e.clients.cases import (
     BYE,
     CODE,
     FOUND,

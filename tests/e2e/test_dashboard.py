@@ -1,9 +1,7 @@
-#!/usr/bin/env -S bash -c 'exec "$(dirname "$0")/python" "$0" "$@"'
-"""Asks a real Prometheus every query of the dashboard and of the alerts, while it scrapes a server under load.
+"""A real Prometheus is asked every query of the dashboard and of the alerts, while it scrapes a server under load.
 
-It needs prometheus and promtool (apt install prometheus; or PROMETHEUS, the folder that they are in), and .venv with the
-extra test: .venv/bin/python scripts/dashboard-check. It takes a minute, and fails where a panel would stay empty, a legend
-names a label that the answer has not, or an alert cannot be evaluated.
+It needs prometheus and promtool (apt install prometheus; or ``$PROMETHEUS``, the folder that they are in). A panel that stays
+empty, a legend with a label that the answer has not, or an alert that cannot be evaluated is a failure.
 """
 
 from __future__ import annotations
@@ -15,22 +13,21 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
+import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.demo.servers import demo_upstream
+from tests.support.paths import ROOT
 
-FILES = REPOSITORY / "helm" / "responses-mw" / "files"
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+FILES = ROOT / "helm" / "responses-mw" / "files"
 SECONDS = 20
 MOST_JOBS = 5
 PATIENCE = 60.0
@@ -42,26 +39,24 @@ scrape_configs: [{{job_name: responses-mw, static_configs: [{{targets: ["127.0.0
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=os.environ.get("PROMETHEUS") or None)
-    return found or sys.exit(f"scripts/dashboard-check: there is no {name}: apt install prometheus, or set PROMETHEUS")
+    """The path of a program of Prometheus."""
+    return shutil.which(name, path=os.environ.get("PROMETHEUS") or None) or pytest.skip(f"there is no {name} here")
 
 
 @contextmanager
-def running(*command: str) -> Iterator[None]:
-    with tempfile.TemporaryFile() as output:
+def started(log: Path, *command: str) -> Iterator[None]:
+    """Run a process, whose output goes to ``log``."""
+    with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             yield
-        except BaseException:
-            output.seek(0)
-            sys.stderr.write(output.read().decode(errors="replace")[-3000:])
-            raise
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE)
+            print(log.read_text(errors="replace")[-3000:])
 
 
-async def answers(client: httpx.AsyncClient, url: str) -> None:
+async def until_ready(client: httpx.AsyncClient, url: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
             with suppress(httpx.TransportError):
@@ -72,7 +67,7 @@ async def answers(client: httpx.AsyncClient, url: str) -> None:
 
 async def exercise(client: httpx.AsyncClient, url: str) -> None:
     """Streams, background responses and too many of them, a request that is repeated, one for a model that does not exist."""
-    command = [sys.executable, str(REPOSITORY / "deploy" / "load.py"), f"--url={url}", f"--seconds={SECONDS}"]
+    command = [sys.executable, str(ROOT / "deploy" / "load.py"), f"--url={url}", f"--seconds={SECONDS}"]
     load = await asyncio.create_subprocess_exec(*command, "--streams=10", "--background=3", stdout=subprocess.DEVNULL)
     while load.returncode is None:
         for model in ("demo", "no-such-model"):
@@ -81,8 +76,7 @@ async def exercise(client: httpx.AsyncClient, url: str) -> None:
         await asyncio.gather(*(client.post(f"{url}/v1/responses", json=job) for _ in range(3 * MOST_JOBS)))
         with suppress(TimeoutError):
             await asyncio.wait_for(load.wait(), 1)
-    if load.returncode:
-        sys.exit("scripts/dashboard-check: the load failed")
+    assert load.returncode == 0, "the load failed"
 
 
 def panels() -> Iterator[tuple[str, str, set[str]]]:
@@ -93,44 +87,44 @@ def panels() -> Iterator[tuple[str, str, set[str]]]:
             yield panel["title"], query, set(re.findall(r"{{\s*(\w+)\s*}}", target.get("legendFormat", "")))
 
 
-async def faults(client: httpx.AsyncClient, prometheus: str) -> list[str]:
+async def faults_of_panels(client: httpx.AsyncClient, prometheus: str) -> list[str]:
     found = []
     for title, query, legend in panels():
         answer = (await client.get(f"{prometheus}/api/v1/query", params={"query": query})).json()
         series: list[dict[str, Any]] = answer.get("data", {}).get("result", [])
         labels = {label for one in series for label in one["metric"]}
         numbers = [one["value"][1] for one in series if one["value"][1] != "NaN"]
-        print(f"{title:30} {len(series):2} series {[one['metric'] for one in series] if legend else ''}")
         if not numbers or not legend <= labels:
             found.append(f"{title}: {answer.get('error') or 'empty, or without ' + str(legend - labels)}: {query}")
+    return found
+
+
+async def faults_of_alerts(client: httpx.AsyncClient, prometheus: str) -> list[str]:
     groups = (await client.get(f"{prometheus}/api/v1/rules")).json()["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
-    print("alerts: " + ", ".join(f"{rule['name']} {rule['state']}" for rule in rules))
-    return found + [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
+    assert rules
+    return [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
 
 
-async def main() -> int:
+def test_the_alerts_are_rules_of_prometheus() -> None:
     subprocess.run([program("promtool"), "check", "rules", str(FILES / "alerts.yaml")], check=True)
+
+
+async def test_no_panel_stays_empty_and_every_alert_is_evaluated(tmp_path: Path) -> None:
+    server = program("prometheus")
     port, admin, own = (free_port() for _ in range(3))
     url, prometheus = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{own}"
+    (tmp_path / "prometheus.yaml").write_text(CONFIG.format(alerts=FILES / "alerts.yaml", admin=admin))
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "prometheus.yaml").write_text(CONFIG.format(alerts=FILES / "alerts.yaml", admin=admin))
         upstream = stack.enter_context(demo_upstream(0.02))
         serve = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", f"--port={port}"]
-        serve += [f"--limits.background={MOST_JOBS}", "--server.drain-timeout=1"]
-        stack.enter_context(running(*serve, f"--server.admin-port={admin}"))
-        options = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
-        stack.enter_context(running(program("prometheus"), *options, f"--web.listen-address=127.0.0.1:{own}"))
+        serve += [f"--limits.background={MOST_JOBS}", "--server.drain-timeout=1", f"--server.admin-port={admin}"]
+        stack.enter_context(started(tmp_path / "serve.log", *serve))
+        options = [f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data"]
+        listen = f"--web.listen-address=127.0.0.1:{own}"
+        stack.enter_context(started(tmp_path / "prometheus.log", server, *options, listen))
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            await answers(client, f"http://127.0.0.1:{admin}/readyz")
-            await answers(client, f"{prometheus}/-/ready")
-            begun = time.monotonic()
+            await until_ready(client, f"http://127.0.0.1:{admin}/readyz")
+            await until_ready(client, f"{prometheus}/-/ready")
             await exercise(client, url)
-            found = await faults(client, prometheus)
-    print(*found, f"scripts/dashboard-check: {len(found)} faults after {time.monotonic() - begun:.0f} s of load", sep="\n")
-    return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+            assert await faults_of_panels(client, prometheus) + await faults_of_alerts(client, prometheus) == []
