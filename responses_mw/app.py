@@ -18,11 +18,10 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from .asgi.access import APIKeyMiddleware, PassablePaths
 from .asgi.admin import checks, open_admin
-from .asgi.api_keys import APIKeyMiddleware
 from .asgi.limits import RateLimitMiddleware, RateLimits
 from .asgi.middleware import Application, Dispatcher
-from .asgi.passable import PassablePaths
 from .asgi.proxy import ReverseProxy
 from .asgi.routes import Routes
 from .asgi.telemetry import TelemetryMiddleware

@@ -1,20 +1,13 @@
-"""The gate: nothing has a side effect before its caller has been accepted.
+"""Who makes a request: API keys, owners, and the gate before side effects.
 
-A tool server contacted, code run, a text embedded, anything stored, queued or counted: what does such a thing takes the gate of
-its request as an argument that has no default, and awaits it first. So none can be added that forgets it.
-
-The gate of a request is ``Upstream.verify`` for its caller. It costs nothing where he has a key of ours, or once the upstream
-has answered this very request; else it asks the upstream, and remembers what that says for a while. It raises ``Unauthorized``
-for a caller who is refused, ``UpstreamError`` where nobody knows.
-
-Whose a request is. Every stored object carries its owner, and is there for nobody else.
-
-API keys of our own: who has one may ask, and is the owner of what is stored for it.
-
-A file, or a setting, has a line for each key: ``name:sha256:<the key's SHA-256 in hexadecimal digits>``. Empty lines and such
-as begin with ``#`` are skipped. The keys themselves are nowhere; they must be random (32 characters or more), as a guess costs
-whoever has the file only a hash. Two lines with one name are one owner, so that a key can be replaced. The file is read at the
-start.
+- An *API key* of ours admits its bearer, and owns what is stored for it.
+- Every stored object has an *owner*, and is invisible to all others. The owner is a hash of a trusted gateway's tenant, of the
+  API key's name, or of the credential.
+- A *gate* is awaited before any side effect: calling a tool server, running code, embedding text, storing, queueing or
+  counting. Every function with such an effect has the gate as a required argument, so that none can forget it. The gate of a
+  request is `Upstream.verify` for its caller. It is free for a caller with an API key of ours, and once the upstream has
+  answered this request. Otherwise it asks the upstream, and caches the result. It raises `Unauthorized` for a caller that the
+  upstream refuses, and `UpstreamError` if the upstream does not answer.
 """
 
 from __future__ import annotations
@@ -35,64 +28,30 @@ if TYPE_CHECKING:
 
 Gate: TypeAlias = Callable[[], Awaitable[None]]
 
-
 ANONYMOUS = "anonymous"
 CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
-"""Tells the sandbox whose containers a call may use. No request can set it."""
+"""Names the owner of containers to the sandbox. Requests cannot set it."""
 
-
-def owner_of(headers: Headers, tenant_header: str | None) -> str:
-    """The owner that ``headers`` tell: the trusted gateway's ``auth.tenant_header`` if set, else the credential. It is a
-    hash: neither can be read from what is stored. A changed credential is another owner.
-
-    Raises ``BadRequest`` where the tenant is missing: a gateway that forgot it must not have everybody share one owner.
-    """
-    if tenant_header:
-        return _hashed("tenant", _tenant(headers, tenant_header))
-    # A credential that stands there twice tells neither of the two.
-    told = ", ".join(headers.getlist("authorization"))
-    return _hashed("credential", _canonical(told)) if told else ANONYMOUS
-
-
-def _tenant(headers: Headers, name: str) -> str:
-    """The one value of the header. Two of them are the gateway's and one that its client made up."""
-    values = headers.getlist(name)
-    if len(values) == 1 and values[0].strip():
-        return values[0]
-    fault = "is sent more than once" if len(values) > 1 else "is empty" if values else "is missing"
-    message = f"The header '{name}', by which this server knows whose a request is, {fault}."
-    raise BadRequest(message, param=name, code="invalid_tenant_header")
-
-
-def _hashed(kind: str, told: str) -> str:
-    return sha256(f"{kind}\0{told}".encode()).hexdigest()[:32]
-
-
-def _canonical(authorization: str) -> str:
-    """The header as most write it: a scheme is the same in any case, and a credential behind however many spaces."""
-    scheme, _, credential = authorization.strip().partition(" ")
-    return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # which is then the credential
-
-
-def container_owner(owner: str) -> str:
-    """The owner as the sandbox is told it: a hash, as a name may have characters that no header can."""
-    return sha256(f"container\0{owner}".encode(errors="surrogatepass")).hexdigest()[:32]
-
+API_KEY = "responses_mw.api_key"
+"""The member of an ASGI scope that holds the name of the caller's API key."""
 
 _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
-API_KEY = "responses_mw.api_key"
-"""Where an ASGI scope holds the name of the caller's key."""
 
 
 class InvalidKeys(StartupError, ValueError):
-    """The file of API keys cannot be read, or a line of it; the message tells which."""
+    """The API keys cannot be read. The message says why, and quotes no line, which may be a key by mistake."""
 
 
 class APIKeys:
-    """The hashes of the keys, with the names that they have."""
+    """The hashes of the API keys, and their names.
+
+    A line is `name:sha256:<SHA-256 of the key in hexadecimal>`. Empty lines and lines that start with `#` are skipped. Two
+    lines with one name are the same owner, so that a key can be replaced. Keys must be random (32 characters or more), because
+    testing a guess against a hash is cheap.
+    """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Raises ``InvalidKeys``. No line is in its message: it may be a key by mistake."""
+        """Raises `InvalidKeys`."""
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
             text = line.strip()
@@ -105,20 +64,16 @@ class APIKeys:
 
     @classmethod
     def of(cls, settings: Settings) -> APIKeys | None:
-        """Those that are set; None if none are to be asked for. Raises ``InvalidKeys``."""
+        """Return the configured keys, or None if there are none. Raises `InvalidKeys`."""
         if settings.auth.api_keys_file is None:
             keys = cls(settings.auth.api_keys) if settings.auth.api_keys else None
         else:
-            try:
-                lines = Path(settings.auth.api_keys_file).read_text("utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise InvalidKeys(f"auth.api_keys_file cannot be read: {type(error).__name__}") from None
-            keys = cls([*lines, *settings.auth.api_keys])
+            keys = cls([*_read_lines(settings.auth.api_keys_file), *settings.auth.api_keys])
             if not keys._hashes:
-                raise InvalidKeys("auth.api_keys_file holds no key: nobody could ask for anything")
+                raise InvalidKeys("auth.api_keys_file holds no key, so that every request would be refused")
         unknown = set(settings.auth.tenant_keys) - (keys.names if keys is not None else set())
         if unknown:
-            raise InvalidKeys(f"auth.tenant_keys names {', '.join(sorted(unknown))}, which is no API key's name")
+            raise InvalidKeys(f"auth.tenant_keys names {', '.join(sorted(unknown))}, which is not the name of an API key")
         return keys
 
     @property
@@ -126,7 +81,7 @@ class APIKeys:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """The name of the key in an ``Authorization`` header; None if it is none of ours. Takes the same time for any."""
+        """Return the name of the key in an `Authorization` header, or None for an unknown one, in constant time."""
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
@@ -136,21 +91,57 @@ class APIKeys:
         return found if scheme.lower() == "bearer" else None
 
 
+def _read_lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidKeys(f"auth.api_keys_file cannot be read: {type(error).__name__}") from None
+
+
 def has_key(scope: Any) -> bool:
-    """Whether the request with this ASGI ``scope`` came with a key of ours."""
+    """Whether the request with this ASGI `scope` has an API key of ours."""
     return API_KEY in scope
 
 
 def owner_in(scope: Any, settings: Settings) -> str:
-    """Whose the request with this ASGI ``scope`` is: a trusted gateway's tenant, our key's name, or the credential.
+    """Return the owner of the request with this ASGI `scope`.
 
-    Raises ``BadRequest`` where the tenant is missing, ``Forbidden`` where the key is none that may name one.
+    It is the tenant that a trusted gateway names in `auth.tenant_header`, else the API key, else the credential. A changed
+    credential is another owner. Raises `BadRequest` if the tenant is missing, because all users of the gateway would share one
+    owner. Raises `Forbidden` for a tenant that the API key may not name.
     """
     name, header, headers = scope.get(API_KEY), settings.auth.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.auth.tenant_keys and name not in settings.auth.tenant_keys:
         if header in headers:
-            raise Forbidden(f"This API key may not name a tenant: leave '{header}' out.", code="tenant_not_allowed")
+            raise Forbidden(f"This API key may not name a tenant: remove the header '{header}'.", code="tenant_not_allowed")
         header = None
-    if name is not None and not header:
-        return sha256(f"key\0{name}".encode()).hexdigest()[:32]
-    return owner_of(headers, header)
+    if header:
+        return _hash("tenant", _tenant(headers, header))
+    if name is not None:
+        return _hash("key", name)
+    authorization = ", ".join(headers.getlist("authorization"))  # of two credentials, neither is the owner
+    return _hash("credential", _canonical(authorization)) if authorization else ANONYMOUS
+
+
+def _tenant(headers: Headers, name: str) -> str:
+    """Return the only value of the header. If there are two, the client of the gateway may have made one up."""
+    values = headers.getlist(name)
+    if len(values) == 1 and values[0].strip():
+        return values[0]
+    fault = "is sent more than once" if len(values) > 1 else "is empty" if values else "is missing"
+    raise BadRequest(f"The header '{name}', which names the tenant, {fault}.", param=name, code="invalid_tenant_header")
+
+
+def _hash(kind: str, value: str) -> str:
+    return sha256(f"{kind}\0{value}".encode()).hexdigest()[:32]
+
+
+def _canonical(authorization: str) -> str:
+    """Normalize the case of the scheme and the spaces before the credential."""
+    scheme, _, credential = authorization.strip().partition(" ")
+    return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # without a scheme, it is the credential
+
+
+def container_owner(owner: str) -> str:
+    """Return the owner's name for the sandbox: a hash, because an owner may contain characters that a header cannot."""
+    return sha256(f"container\0{owner}".encode(errors="surrogatepass")).hexdigest()[:32]

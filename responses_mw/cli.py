@@ -166,8 +166,8 @@ def serve(settings: Serve) -> None:
     import uvicorn
 
     from .app import create_app
+    from .asgi.inbound import Inbound
     from .asgi.listener import HTTPProtocol, websocket_protocol
-    from .inbound import Inbound
 
     set_up_sdk()
     # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.

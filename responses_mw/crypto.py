@@ -1,10 +1,11 @@
-"""Sealing of secrets that leave this process (to a client, or to Redis): AES-256-GCM, keys from ``auth.secret_keys``.
+"""Encryption and signatures for data that leaves this process, for a client or for Redis.
 
-An envelope is ``rmw1.<key id>.<base64url of nonce and ciphertext>``. The first key seals, all open: a key is rotated by rolling
-out ``old,new`` first and ``new,old`` then. What an envelope is for, and whose it is, are associated data: an envelope of one
-owner, or for another purpose, does not open.
+- `seal` encrypts with AES-256-GCM. An envelope is `rmw1.<key id>.<base64url of nonce and ciphertext>`.
+- `sign` proves that readable data is ours, with HMAC-SHA256: `rmw1.<key id>.<base64url of the signature>`.
 
-What is no secret, but must come back unchanged, is signed: ``rmw1.<key id>.<base64url of HMAC-SHA256>``, by the same rules.
+The keys are derived from `auth.secret_keys`. The first key seals and signs; all keys open and verify. To rotate a key, deploy
+`old,new` to every replica, then `new,old`. Purpose and owner are associated data: neither another owner's envelope opens, nor
+one made for another purpose.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+__all__ = ["InvalidEnvelope", "Sealer"]
+
 logger = logging.getLogger(__name__)
 
-LEAST_SECRET = 32
 _SCHEME = "rmw1"
-_NONCE = 12
+_NONCE_BYTES = 12
 
 
 class _Key(NamedTuple):
@@ -34,50 +36,50 @@ class _Key(NamedTuple):
     signing: bytes
 
 
-class Unsealable(ValueError):
-    """An envelope that does not open here: not one of ours, damaged, another owner's, or of a key that is not known."""
+class InvalidEnvelope(ValueError):
+    """An envelope that cannot be opened: malformed, damaged, another owner's, or sealed with an unknown key."""
 
 
 class Sealer:
-    """Seals and opens by the given secrets (each at least 32 characters); with none, by a key of this process alone."""
+    """Seal and sign with keys derived from secrets of at least 32 characters, or with a random key of this process."""
 
     def __init__(self, secret_keys: Sequence[str] = ()) -> None:
         self.is_shared = bool(secret_keys)
         if not secret_keys:
-            logger.warning("auth.secret_keys is not set: what is sealed here can be opened by this process only")
-            secret_keys = [secrets.token_hex(LEAST_SECRET)]
+            logger.warning("auth.secret_keys is not set: only this process can open what it seals")
+            secret_keys = [secrets.token_hex(32)]
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))
 
     @property
     def key_ids(self) -> list[str]:
-        """What tells the keys from others without telling anything of them; that of the key that seals comes first."""
+        """The ids of the keys, which reveal nothing of them. The key that seals comes first."""
         return list(self._keys)
 
     def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
-        nonce = secrets.token_bytes(_NONCE)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
         sealed = nonce + self._keys[self._first].cipher.encrypt(nonce, data, _associated(purpose, owner))
         return f"{_SCHEME}.{self._first}.{base64.urlsafe_b64encode(sealed).decode()}"
 
     def open(self, envelope: str, *, purpose: str, owner: str) -> bytes:
-        """Raises ``Unsealable``."""
+        """Return the sealed data. Raises `InvalidEnvelope`."""
         scheme, _, rest = envelope.partition(".")
         key_id, _, encoded = rest.partition(".")
         key = self._keys.get(key_id)
         if scheme != _SCHEME or key is None:
-            raise Unsealable("not an envelope of ours, or its key is not known")
+            raise InvalidEnvelope("not an envelope, or sealed with an unknown key")
         try:
             sealed = base64.b64decode(encoded, altchars=b"-_", validate=True)
-            return key.cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _associated(purpose, owner))
+            return key.cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _associated(purpose, owner))
         except (binascii.Error, ValueError, InvalidTag):
-            raise Unsealable("the envelope is damaged, or somebody else's") from None
+            raise InvalidEnvelope("the envelope is damaged, or for another owner or purpose") from None
 
     def sign(self, data: bytes, *, purpose: str, owner: str) -> str:
-        """The signature that proves later that ``data`` is ours, and this owner's. The same data has the same."""
+        """Return a signature of `data`. It is deterministic."""
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Whether ``signature`` is what ``sign`` gave for this, here or where the keys are the same."""
+        """Whether `sign` made `signature` from the same arguments, with any of the keys."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False
@@ -89,12 +91,12 @@ class Sealer:
 
 
 def _derive(secret: str) -> tuple[str, _Key]:
-    """The id and the key of a secret; the id tells nothing of it."""
-    material = _expanded(secret, 36, b"responses_mw sealing")
-    return material[32:].hex(), _Key(AESGCM(material[:32]), _expanded(secret, 32, b"responses_mw signing"))
+    """Return the id and the keys for a secret."""
+    material = _expand(secret, 36, b"responses_mw sealing")
+    return material[32:].hex(), _Key(AESGCM(material[:32]), _expand(secret, 32, b"responses_mw signing"))
 
 
-def _expanded(secret: str, length: int, info: bytes) -> bytes:
+def _expand(secret: str, length: int, info: bytes) -> bytes:
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(secret.encode())
 
 

@@ -1,45 +1,25 @@
 """Every error that a caller can see, as one tree.
 
-    APIError                        carries an HTTP status and OpenAI's error body
-    ├── BadRequest                  400  the request cannot be served as it stands
-    │   ├── NotSupported            400  understood, but this server does not do it (yet)
-    │   └── TooLarge                413  a body, list or nesting beyond its setting
-    ├── Unauthorized                401  the credential is missing or refused
-    ├── Forbidden                   403  a page of another origin, or a tenant that a key may not name
-    ├── NotFound                    404  no such object *for this owner*
-    ├── MethodNotAllowed            405
-    ├── RequestTimeout              408  the rest of the request did not come
-    ├── UpgradeRequired             426  a WebSocket where there is none
-    ├── RateLimited                 429  the owner has asked for too much; carries Retry-After
-    ├── Unavailable                 503  a service that the request needs is away; carries Retry-After
-    └── UpstreamError               any  the deployment behind us answered with an error, or not at all
-        ├── UpstreamUnreachable     502  no connection, or it broke before an answer
-        └── UpstreamTimeout         504  connected, but no answer in time
-
-The body is the one that OpenAI documents for its API: ``{"error": {"message", "type", "param", "code"}}``.
+APIError                        an HTTP status, and the error body that OpenAI documents
+├── BadRequest                  400  the request is invalid
+│   ├── NotSupported            400  the request is valid, but this server or its upstream does not support it
+│   └── TooLarge                413  a body, list or nesting beyond its limit
+├── Unauthorized                401  the credential is missing or refused
+├── Forbidden                   403  a page of another origin, or an API key that may not name a tenant
+├── NotFound                    404  no such object for this owner
+├── MethodNotAllowed            405
+├── RequestTimeout              408  the client stopped sending its request
+├── UpgradeRequired             426  a WebSocket is expected, or not supported
+├── RateLimited                 429  the owner is over a limit; has Retry-After
+├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
+└── UpstreamError               any  the upstream answered with an error, or not at all
+    ├── UpstreamUnreachable     502  no connection, or it broke before the answer
+    └── UpstreamTimeout         504  connected, but no answer in time
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
-
-__all__ = [
-    "APIError",
-    "BadRequest",
-    "Forbidden",
-    "MethodNotAllowed",
-    "NotFound",
-    "NotSupported",
-    "RateLimited",
-    "RequestTimeout",
-    "TooLarge",
-    "Unauthorized",
-    "Unavailable",
-    "UpgradeRequired",
-    "UpstreamError",
-    "UpstreamTimeout",
-    "UpstreamUnreachable",
-]
 
 
 class StartupError(RuntimeError):
@@ -47,9 +27,10 @@ class StartupError(RuntimeError):
 
 
 class APIError(Exception):
-    """An error with an HTTP ``status`` and the members of OpenAI's error object.
+    """An error with an HTTP `status` and the members of OpenAI's error object.
 
-    ``param`` is the path of what is wrong in the request (``input[3].content[0].type``); ``headers`` are sent beside the body.
+    `param` is the path of the invalid value in the request, such as `input[3].content[0].type`. `headers` are added to the
+    response.
     """
 
     status: int = 500
@@ -71,7 +52,7 @@ class APIError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """The JSON body of the HTTP answer."""
+        """Return the JSON body of the HTTP response."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -81,8 +62,6 @@ class BadRequest(APIError):
 
 
 class NotSupported(BadRequest):
-    """A parameter that is understood but that this server, or the upstream behind it, does not serve."""
-
     default_code = "unsupported_parameter"
 
 
@@ -114,7 +93,7 @@ class MethodNotAllowed(APIError):
 
 
 class RequestTimeout(APIError):
-    """The client stopped sending its request. Nothing tells where another begins: the connection ends with the answer."""
+    """The client stopped sending its request. The connection is closed, because the start of the next request is unknown."""
 
     status = 408
     type = "invalid_request_error"
@@ -131,7 +110,7 @@ class UpgradeRequired(APIError):
 
 
 class RateLimited(APIError):
-    """The owner has asked for more than a limit allows; ``retry_after`` is in seconds."""
+    """The owner is over a limit. `retry_after` is in seconds."""
 
     status = 429
     type = "requests"
@@ -142,7 +121,7 @@ class RateLimited(APIError):
 
 
 class Unavailable(APIError):
-    """Something that the request needs is away for now; ``retry_after`` is in seconds."""
+    """A service that the request needs is unavailable for now. `retry_after` is in seconds."""
 
     status = 503
     default_code = "service_unavailable"
@@ -152,10 +131,10 @@ class Unavailable(APIError):
 
 
 class UpstreamError(APIError):
-    """An error of the upstream, in our shape. ``status`` is the one that our caller gets.
+    """An error of the upstream, in OpenAI's shape. `status` is the one that the caller gets.
 
-    ``is_overload`` says that the upstream processed nothing and may accept the same request later: 429, 502, 503, or no
-    connection. ``retry_after`` is the number of seconds that it asked to wait, if it named one.
+    `is_overload` says that the upstream processed nothing and may accept the same request later: 429, 502, 503, or no
+    connection. `retry_after` is the number of seconds that it asked to wait, if it named one.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Work on what a client sent, kept off the event loop where it is large: one request must not hold up all the others.
+"""Run work on large messages in a thread, so that one request does not block the event loop for all others.
 
-Python's own steps give way to the loop every few milliseconds, and so do compression and hashes. A single step in C does not:
-decoding or encoding JSON of 32 MiB takes some 100 ms in which nothing else runs, in a thread or not.
+Python code, compression and hashing give the loop its turn every few milliseconds. A single call into C that holds the GIL does
+not: decoding or encoding 32 MiB of JSON blocks for about 100 ms, in a thread or not.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AT_ONCE = 256 * 1024
-"""Bytes of JSON that are worked on in place: a few milliseconds."""
+MAX_INLINE_BYTES = 256 * 1024
+"""Bytes of JSON that are processed on the event loop, which takes a few milliseconds."""
 _THREADS = 2
 
 
 async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What ``work`` returns, which works on ``size`` bytes: in a thread if they are many. One that nobody waits for any more
-    ends by itself."""
-    if size <= AT_ONCE:
+    """Call `work`, which processes `size` bytes, in a thread if they are many. Cancellation does not stop the thread."""
+    if size <= MAX_INLINE_BYTES:
         return work(*args, **kwargs)
     context = copy_context()
     return await asyncio.get_running_loop().run_in_executor(_executor(), lambda: context.run(work, *args, **kwargs))
@@ -32,5 +31,5 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Few threads of their own: more would only share the one interpreter, and names are resolved in asyncio's."""
+    """Return a small pool of our own: more threads would only contend for the GIL, and asyncio's pool resolves host names."""
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="responses-mw")

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..errors import BadRequest, Unavailable
-from ..framing import require_bodiless_get
-from ..inbound import Inbound
+from ..http import require_bodiless_get
+from .inbound import Inbound
 
 __all__ = ["HTTPProtocol", "websocket_protocol"]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import APIError, StartupError, UpgradeRequired
-from ..framing import check_upgrade
+from ..http import check_upgrade
 from ..jobs import JobService
 from ..settings import Settings
 from .json import ErrorResponse

@@ -19,10 +19,10 @@ import anyio
 import httpx
 
 from ..errors import APIError, BadRequest, MethodNotAllowed, RequestTimeout, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from ..framing import Announced, InvalidFraming, announced, check_upgrade
-from ..inbound import BODY_TIMEOUT
+from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
+from .access import PassablePaths, check_path
+from .inbound import BODY_TIMEOUT
 from .json import ErrorResponse
-from .passable import PassablePaths, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,7 +127,7 @@ class ReverseProxy:
         if self._passable is not None:
             self._passable.check(method, path)
 
-    async def _body(self, told: Announced, receive: Receive) -> bytes | _RequestBody | None:
+    async def _body(self, told: BodyFraming, receive: Receive) -> bytes | _RequestBody | None:
         """The body, whole or still on its way; None where the client has left. Raises ``BadRequest``, ``RequestTimeout``."""
         first = await _next_message(receive, self._body_timeout if told.has_body else None)
         if first["type"] == "http.disconnect":
@@ -206,7 +206,7 @@ class _RequestBody(httpx.AsyncByteStream):
     where the body is not as long as was announced, before a byte too many; ``RequestTimeout`` where it stops coming.
     """
 
-    def __init__(self, first: Message, receive: Receive, told: Announced, timeout: float) -> None:
+    def __init__(self, first: Message, receive: Receive, told: BodyFraming, timeout: float) -> None:
         self._next: Message | None = first
         self._receive = receive
         self._timeout = timeout
@@ -251,9 +251,9 @@ async def _next_message(receive: Receive, patience: float | None) -> Message:
         raise RequestTimeout(f"No more of the request's body came for {patience:g} s.") from None
 
 
-def _announced(scope: Scope) -> Announced:
+def _announced(scope: Scope) -> BodyFraming:
     try:
-        return announced(scope["headers"])
+        return body_framing(scope["headers"])
     except InvalidFraming as error:
         raise BadRequest(f"The request is not framed as it must be: {error}.", code="invalid_framing", headers=_CLOSE) from None
 

@@ -17,7 +17,6 @@ from ..auth import has_key, owner_in
 from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge
-from ..inbound import BODY_TIMEOUT, Inbound, Receiving
 from ..protocol.request import checks
 from ..protocol.request.body import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse
@@ -28,6 +27,7 @@ from ..state import Page
 from ..telemetry import annotate
 from ..threads import by_size
 from ..upstream import Caller, Standing
+from .inbound import BODY_TIMEOUT, Inbound, Receiving
 
 T = TypeVar("T")
 

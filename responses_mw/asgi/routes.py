@@ -17,9 +17,9 @@ from ..settings import Settings
 from ..state import State
 from ..telemetry import annotate
 from ..upstream import Upstream
+from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes
 from .json import ErrorResponse, error_response
-from .origins import SAFE_METHODS, Origins
 from .requests import HOST_SCOPE, Reader, RequestParser
 from .responses import CompactRoutes, ResponseRoutes, TokenRoutes
 from .websocket import WebSockets

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import httpx
 import orjson
 
-from ..bodies import BodyRefused, read_whole
+from ..http import BodyRefused, read_body
 from ..settings import Settings
 from .key import Key
 from .policy import Policy
@@ -79,7 +79,7 @@ class Embeddings:
             async with asyncio.timeout(self._timeout):
                 response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))
                 try:
-                    body = await read_whole(response, _MAX_BYTES)
+                    body = await read_body(response, _MAX_BYTES)
                 finally:
                     await response.aclose()
         except BodyRefused as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ..crypto import Sealer, Unsealable
+from ..crypto import InvalidEnvelope, Sealer
 from ..protocol.types import Chunk, Document
 from .guard import Signature
 from .key import VERSION, Key
@@ -147,7 +147,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool 
         signature = Signature.of(data["signature"]) if signed and data["signature"] else None
         texts = tuple((str(kind), str(text)) for kind, text in data["texts"])
         return Entry(texts, data["usage"], int(data["ttl"]), signature)
-    except (Unsealable, ValueError, LookupError, TypeError) as error:
+    except (InvalidEnvelope, ValueError, LookupError, TypeError) as error:
         raise UnreadableRecord(str(error)) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..crypto import Sealer, Unsealable
+from ..crypto import InvalidEnvelope, Sealer
 from ..engine.history import commit_job
 from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
@@ -58,7 +58,7 @@ class JobRunner:
         self._max_log_bytes = 8 * settings.limits.max_request_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
-        """Run the job to its end or until it is stopped. Raises `Unsealable` if another replica may have the key."""
+        """Run the job to its end or until it is stopped. Raises `InvalidEnvelope` if another replica may have the key."""
         job = claimed.job
         try:
             run = await self._resume(job)
@@ -90,7 +90,7 @@ class JobRunner:
             raise Unauthorized("The credential that the response was created with has expired.")
         try:
             opened = self._sealer.open(job.credential, purpose=secrets_purpose(job.response_id), owner=job.owner)
-        except Unsealable:
+        except InvalidEnvelope:
             # With an embedded store, the key was lost with the previous process, and no replica has it.
             shared = self._sealer.is_shared or self._settings.redis.url is not None
             if shared and time.time() < job.document["created_at"] + KEY_ROLLOUT_SECONDS:

@@ -16,7 +16,7 @@ from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ..crypto import Sealer, Unsealable
+from ..crypto import InvalidEnvelope, Sealer
 from ..engine.runner import Runner
 from ..ids import random_part
 from ..settings import Settings
@@ -174,7 +174,7 @@ class Worker:
                 claimed.stop(DRAINED)
             with job_span(job.response_id, job.owner):
                 await self._jobs.run(claimed)
-        except Unsealable:
+        except InvalidEnvelope:
             logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
             await self._state.jobs.release(job)  # the worker that claims it after the lease in the queue may have the key
         finally:

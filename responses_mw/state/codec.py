@@ -19,7 +19,7 @@ import orjson
 import zstandard
 
 from ..ids import RANDOM_LENGTH
-from ..threads import AT_ONCE
+from ..threads import MAX_INLINE_BYTES
 from .errors import NewerRecord
 from .values import Turn
 
@@ -90,7 +90,7 @@ def unpack_turn(turn: bytes) -> Turn:
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
     """Stored turns. Their JSON is parsed in one piece: hundreds of short texts one by one take twice as long."""
     texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
-    if sum(map(len, texts)) > AT_ONCE:  # in pieces, it can be interrupted between them
+    if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces, it can be interrupted between them
         values = [orjson.loads(text) for text in texts]
     else:
         values = orjson.loads(b"[%b]" % b",".join(texts))

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from ..crypto import Sealer, Unsealable
+from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.lifecycle import Lifecycle
@@ -154,7 +154,7 @@ def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes 
     """Open an envelope; None if it is another server's or another owner's."""
     try:
         return sealer.open(envelope, purpose=purpose, owner=owner)
-    except Unsealable:
+    except InvalidEnvelope:
         return None
 
 

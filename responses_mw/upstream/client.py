@@ -10,8 +10,8 @@ import httpx
 import orjson
 
 from .. import ids
-from ..bodies import MOST, MOST_OF_A_FAULT, BodyRefused, read_whole
 from ..errors import BadRequest, UpstreamError
+from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
 from ..settings import Settings
@@ -185,7 +185,7 @@ class Upstream:
         is_fault = response.status_code >= 300
         try:
             async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
-                body = await read_whole(response, MOST_OF_A_FAULT if is_fault else MOST)
+                body = await read_body(response, MAX_ERROR_BODY if is_fault else MAX_BODY)
         except BodyRefused as error:
             if not is_fault:
                 raise UpstreamError(f"The upstream sent {error}.") from None
@@ -235,7 +235,7 @@ class Upstream:
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
             async with asyncio.timeout(self._settings.upstream.idle_timeout):
-                body = response.content if response.is_closed else await read_whole(response, MOST_OF_A_FAULT)
+                body = response.content if response.is_closed else await read_body(response, MAX_ERROR_BODY)
         except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status is enough
         own_key = self._key is not None or caller.standing.is_known

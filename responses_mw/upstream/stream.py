@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import orjson
 
-from ..bodies import MOST, BodyRefused, check_plain
 from ..errors import UpstreamError, UpstreamTimeout
+from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, Text, as_chunk
 from ..protocol.request.body import loads
 from ..protocol.response.events import TERMINAL
@@ -59,7 +59,7 @@ class ChatStream:
         """Send the request and wait until the answer has begun or ended."""
         self._response = response = await self._send()
         try:
-            check_plain(response)
+            check_uncompressed(response)
         except BodyRefused as error:
             raise UpstreamError(f"The upstream sent {error}.") from None
         if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
@@ -170,8 +170,8 @@ class _Whole:
     def feed(self, data: bytes) -> list[bytes]:
         self._parts.append(data)
         self._size += len(data)
-        if self._size > MOST:
-            raise FrameTooLong(f"an answer of more than {MOST} bytes")
+        if self._size > MAX_BODY:
+            raise FrameTooLong(f"an answer of more than {MAX_BODY} bytes")
         return []
 
     def flush(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw import Settings
-from responses_mw.asgi.api_keys import APIKeyMiddleware
+from responses_mw.asgi.access import APIKeyMiddleware
 from responses_mw.auth import APIKeys, InvalidKeys
 from tests.support.configured import make_settings
 from tests.support.scripted import HELLO

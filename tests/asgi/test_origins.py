@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.datastructures import Headers
 
-from responses_mw.asgi.origins import Origins
+from responses_mw.asgi.access import Origins
 from responses_mw.errors import Forbidden
 from tests.support.scripted import HELLO
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings
-from responses_mw.asgi.api_keys import APIKeyMiddleware
+from responses_mw.asgi.access import APIKeyMiddleware
 from responses_mw.auth import APIKeys
 from responses_mw.cli import main
 from tests.support.configured import make_settings

@@ -17,9 +17,9 @@ from ...errors import APIError, RateLimited, Unavailable
 from ...settings import Settings
 from ...state import State
 from ...upstream import Caller, Upstream
+from ..access import Origins
 from ..json import ErrorResponse
 from ..limits import admitted
-from ..origins import Origins
 from ..requests import HOST_SCOPE, Reader, RequestParser
 from .connection import WebSocketConnection
 from .held import ConnectionHistory

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from ...bodies import BodyRefused, read_whole
+from ...http import BodyRefused, read_body
 from ..tool import ToolResult
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ async def _exchange(http: httpx.AsyncClient, request: httpx.Request) -> tuple[in
     try:
         if response.status_code != 200:
             return response.status_code, b""
-        return 200, await read_whole(response, MAX_ANSWER_BYTES)
+        return 200, await read_body(response, MAX_ANSWER_BYTES)
     finally:
         await response.aclose()
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import httptools
 import httpx
 
-from ...framing import InvalidFraming, announced
+from ...http import InvalidFraming, body_framing
 from .connections import ConnectionPool, Origin, PooledConnection
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -108,7 +108,7 @@ class OutgoingRequest:
 def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStream) -> int | None:
     """Return the announced length, or None for chunks. Adds the framing header if it is missing."""
     try:
-        framing = announced(headers)
+        framing = body_framing(headers)
     except InvalidFraming as error:
         raise httpx.LocalProtocolError(f"The request's framing is invalid: {error}") from error
     if framing.chunked:

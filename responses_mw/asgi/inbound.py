@@ -1,36 +1,34 @@
-"""The memory for messages that are being received: bodies of HTTP requests, and frames of WebSockets."""
+"""The memory of messages that are being received: bodies of HTTP requests, and frames of WebSockets."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Self
 
-from .errors import Unavailable
+from ..errors import Unavailable
 
 __all__ = ["BODY_TIMEOUT", "Inbound", "Receiving"]
 
-# The beginning of each message is not counted: large ones never keep small ones out.
-SMALL = 64 * 1024
+# The first bytes of each message are not counted, so that large messages never block small ones.
+UNCOUNTED = 64 * 1024
 
 BODY_TIMEOUT = 60.0
 """Seconds for the next piece of a request body. A slower client is gone, or holds the connection on purpose."""
 
 
 class Inbound:
-    """At most `maximum` bytes of all messages that are received at a time."""
+    """A bound on the total size of the messages that are being received."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self.size = 0
 
     def receiving(self) -> Receiving:
-        """Return a context manager to receive one message in."""
+        """Return a context manager that counts one message until it exits."""
         return Receiving(self)
 
 
 class Receiving:
-    """One message: what came of it counts until the end, or until it is cleared."""
-
     __slots__ = ("_inbound", "_size")
 
     def __init__(self, inbound: Inbound) -> None:
@@ -44,7 +42,7 @@ class Receiving:
         self.clear()
 
     def add(self, size: int) -> None:
-        """Count another piece. Raises `Unavailable`."""
+        """Count another piece of the message. Raises `Unavailable`."""
         inbound, counted = self._inbound, self._counted
         self._size += size
         inbound.size += self._counted - counted
@@ -52,10 +50,10 @@ class Receiving:
             raise Unavailable("The server is receiving too many large requests.")
 
     def clear(self) -> None:
-        inbound = self._inbound
-        inbound.size -= self._counted
+        """Stop counting what was received."""
+        self._inbound.size -= self._counted
         self._size = 0
 
     @property
     def _counted(self) -> int:
-        return max(0, self._size - SMALL)
+        return max(0, self._size - UNCOUNTED)

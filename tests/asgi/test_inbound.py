@@ -10,9 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from responses_mw.asgi.inbound import UNCOUNTED, Inbound
 from responses_mw.asgi.listener import websocket_protocol
 from responses_mw.errors import Unavailable
-from responses_mw.inbound import SMALL, Inbound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from tests.support.servers import Ours, Start
 
 BODY = {"model": "tiny", "input": "hi"}
-PIECE = SMALL // 2
+PIECE = UNCOUNTED // 2
 
 
 @pytest.fixture
 def inbound() -> Inbound:
     """The memory for the messages of WebSockets."""
-    return Inbound(4 * SMALL)
+    return Inbound(4 * UNCOUNTED)
 
 
 @pytest.fixture
 def ours(start: Start, inbound: Inbound) -> Ours:
     uvicorn = {"ws": websocket_protocol(inbound), "ws_per_message_deflate": False}
-    return start(limits__max_request_bytes=4 * SMALL, limits__memory_bytes=1, uvicorn=uvicorn)
+    return start(limits__max_request_bytes=4 * UNCOUNTED, limits__memory_bytes=1, uvicorn=uvicorn)
 
 
 def large() -> list[str]:
@@ -109,11 +109,11 @@ def opened(ours: Ours) -> Any:
 
 
 def test_nothing_is_left_of_what_was_received_or_refused() -> None:
-    inbound = Inbound(2 * SMALL)
+    inbound = Inbound(2 * UNCOUNTED)
     for _ in range(3):
         with inbound.receiving() as first, inbound.receiving() as second, inbound.receiving() as small:
-            first.add(3 * SMALL)
+            first.add(3 * UNCOUNTED)
             with pytest.raises(Unavailable):
-                second.add(2 * SMALL)
-            small.add(SMALL)
+                second.add(2 * UNCOUNTED)
+            small.add(UNCOUNTED)
         assert inbound.size == 0

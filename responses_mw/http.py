@@ -1,0 +1,132 @@
+"""Rules of HTTP messages that the server side and the clients share: where a body ends, and how much of it is read.
+
+Anything ambiguous is invalid: a request that two servers read differently can hide another (RFC 9112, section 6).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import httpx
+
+from .errors import BadRequest, MethodNotAllowed
+
+__all__ = [
+    "MAX_BODY",
+    "MAX_ERROR_BODY",
+    "BodyFraming",
+    "BodyRefused",
+    "InvalidFraming",
+    "body_framing",
+    "check_uncompressed",
+    "check_upgrade",
+    "read_body",
+    "require_bodiless_get",
+]
+
+MAX_ERROR_BODY = 1024 * 1024
+MAX_BODY = 64 * MAX_ERROR_BODY
+"""Bytes of a response body that is read whole. No legitimate body comes near it."""
+
+_CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
+_CLOSE = {"connection": "close"}
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+
+
+class InvalidFraming(ValueError):
+    """The headers do not say where the body ends, or say it twice."""
+
+
+class BodyFraming(NamedTuple):
+    """How the headers of a message announce its body: with a length, in chunks, or not at all."""
+
+    length: int | None
+    chunked: bool
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or bool(self.length)
+
+
+def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
+    """Return the framing that the headers announce. Raises `InvalidFraming`."""
+    lengths, codings = [], []
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == b"content-length":
+            lengths.append(value)
+        elif lowered == b"transfer-encoding":
+            codings.append(value)
+    if len(lengths) + len(codings) > 1:
+        raise InvalidFraming("there is more than one Content-Length or Transfer-Encoding")
+    if codings and codings[0].lower() != b"chunked":
+        raise InvalidFraming("its Transfer-Encoding is not 'chunked'")
+    if lengths and not _DIGITS.fullmatch(lengths[0]):
+        raise InvalidFraming("its Content-Length is not a number of bytes")
+    return BodyFraming(int(lengths[0]) if lengths else None, bool(codings))
+
+
+def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse CONNECT, and any request for an upgrade except a GET without a body. Header names must be in lower case.
+
+    Servers on httptools skip the body of an upgrade request, and parse it as another request if it arrives in a later segment.
+    The connection must therefore be closed after the answer. Raises `BadRequest` or `MethodNotAllowed`.
+    """
+    fields = list(headers)
+    if method == "CONNECT":
+        raise MethodNotAllowed(
+            "CONNECT is not supported.", headers={"allow": "GET, HEAD, OPTIONS, POST", "connection": "close"}
+        )
+    if _requests_upgrade(fields):
+        require_bodiless_get(method, fields)
+
+
+def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises `BadRequest` for an upgrade request that is not a GET without a body."""
+    try:
+        is_valid = method == "GET" and not body_framing(headers).has_body
+    except InvalidFraming:
+        is_valid = False
+    if not is_valid:
+        raise BadRequest(
+            "A request for a connection upgrade must be a GET without a body. Send it over HTTP/1.1 without an Upgrade header.",
+            code="invalid_upgrade",
+            headers=_CLOSE,
+        )
+
+
+def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a server may switch the connection to another protocol. llhttp also accepts Proxy-Connection."""
+    has_upgrade, options = False, b""
+    for name, value in headers:
+        if name == b"upgrade":
+            has_upgrade = True
+        elif name in _CONNECTION_FIELDS:
+            options += value.lower() + b","
+    return has_upgrade and b"upgrade" in options
+
+
+class BodyRefused(Exception):
+    """A response body is compressed or too large. The message completes the phrase "sent ..."."""
+
+
+def check_uncompressed(response: httpx.Response) -> None:
+    """Raises `BodyRefused` for a compressed body. We never ask for one, and a few bytes could expand without bound."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise BodyRefused(f"a body with the content-encoding '{encoding[:32]}', which was not asked for")
+
+
+async def read_body(response: httpx.Response, maximum: int = MAX_BODY) -> bytes:
+    """Read the body of a streamed response; the caller closes it. Raises `BodyRefused` and errors of the stream."""
+    check_uncompressed(response)
+    parts: list[bytes] = []
+    size = 0
+    async for data in response.aiter_raw():
+        size += len(data)
+        if size > maximum:
+            raise BodyRefused(f"more than {maximum} bytes")
+        parts.append(data)
+    return b"".join(parts)
