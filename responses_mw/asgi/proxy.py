@@ -140,7 +140,7 @@ class ReverseProxy:
     ) -> httpx.TransportError | APIError | None:
         """Send the request and pass the answer back; what broke the answer off, if anything did, is returned."""
         try:
-            response = await self._send(request)
+            response = await self._client.send(request, stream=True, follow_redirects=False)
         except APIError as error:  # of the request's body
             await ErrorResponse(error)(scope, receive, send)
             return None
@@ -160,16 +160,6 @@ class ReverseProxy:
                 await response.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
-
-    async def _send(self, request: httpx.Request) -> httpx.Response:
-        """A connection that the upstream was closing as the request went into it is no reason to fail: there is one more try,
-        where there is a body to send again."""
-        try:
-            return await self._client.send(request, stream=True, follow_redirects=False)
-        except httpx.ConnectError:
-            if not isinstance(request.stream, httpx.ByteStream):
-                raise
-            return await self._client.send(request, stream=True, follow_redirects=False)
 
     def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
         query = scope["query_string"]

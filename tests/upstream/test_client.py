@@ -9,9 +9,11 @@ import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
 from benchmarks.processes import free_port
+from responses_mw.upstream import stream as stream_module
 from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, TINY, completion, error, text
 
@@ -113,7 +115,10 @@ async def test_a_cookie_of_the_upstream_is_not_kept(
     assert "cookie" not in upstream.requests[1].headers
 
 
-async def test_connections_are_used_again(start_at: Callable[..., Ours], upstream: ScriptedUpstream) -> None:
+async def test_connections_are_used_again(
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_END_TIMEOUT", 60)
     ours = start_at("proxy")
     for _ in range(3):
         upstream.stream(*HELLO)
@@ -216,6 +221,30 @@ async def test_a_connection_that_is_reset_before_the_answer_is_502(start_at: Cal
         ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=5)
         response = await ours.http.post("/v1/responses", json={**BODY, "stream": True})
         assert response.status_code == 502
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
+async def test_a_request_that_kills_a_server_is_sent_once(start_at: Callable[..., Ours], path: str) -> None:
+    requests = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        body = orjson.dumps(ANSWER)
+        for answer in (b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body), b""):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+            requests += 1
+            if not answer:
+                await asyncio.sleep(0.2)
+            writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=5)
+        assert (await ours.http.post(path, json=BODY)).status_code == 200
+        assert (await ours.http.post(path, json=BODY)).status_code == 502
+    assert requests == 2
 
 
 async def test_a_connection_that_cannot_be_made_in_time_is_504(

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.processes import free_port
 from responses_mw.upstream.transports import connections as pool_module
+from responses_mw.upstream.transports import http11
 from responses_mw.upstream.transports.http11 import NetworkTransport
 
 if TYPE_CHECKING:
@@ -750,25 +751,71 @@ async def test_an_idle_connection_is_closed_after_a_while(transport: NetworkTran
     assert served.total == 2
 
 
-@pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
-async def test_a_used_connection_that_dies_without_a_byte_is_a_connect_error(
-    transport: NetworkTransport, is_reset: bool
-) -> None:
-    async def conversation(reader: Reader, writer: Writer) -> None:
-        await answering(OK)(reader, writer)
+class Closing:
+    """Answers the first request of a connection; closes at the second one, after a while, without an answer."""
+
+    def __init__(self, *, after: float = 0.0, is_reset: bool = False) -> None:
+        self._after = after
+        self._is_reset = is_reset
+        self.requests = 0
+
+    async def __call__(self, reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        if is_reset:
+        self.requests += 1
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests += 1
+        await asyncio.sleep(self._after)
+        if self._is_reset:
             reset(writer)
 
-    async with listening(conversation) as url:
-        for _ in range(2):
-            await fetch(transport, url)
-            with pytest.raises(httpx.ConnectError):
-                await ask(transport, url, "POST", content=b"hello")
+
+ENDS = pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
+
+
+@ENDS
+async def test_a_request_into_a_stale_connection_is_sent_again_on_a_new_one(
+    transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch, is_reset: bool
+) -> None:
+    monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
+    closing = Closing(is_reset=is_reset)
+    served = Counted(closing)
+    async with listening(served) as url:
+        one, two = await asyncio.gather(ask(transport, url), ask(transport, url))  # two connections, idle once they are read
+        assert await reads(one) == await reads(two) == [b"ok"]
+        assert await fetch(transport, url, "POST", content=b"hello") == b"ok"
+    assert (served.total, closing.requests) == (3, 4)
+
+
+@ENDS
+async def test_a_request_that_a_used_connection_worked_on_before_it_died_is_not_sent_again(
+    transport: NetworkTransport, is_reset: bool
+) -> None:
+    closing = Closing(after=0.2, is_reset=is_reset)
+    async with listening(closing) as url:
+        await fetch(transport, url)
+        with pytest.raises(httpx.ReadError if is_reset else httpx.RemoteProtocolError):
+            await ask(transport, url, "POST", content=b"hello")
+        assert closing.requests == 2
+
+
+async def test_a_streamed_request_into_a_stale_connection_is_not_sent_again(
+    transport: NetworkTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"hello"
+
+    monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
+    closing = Closing()
+    async with listening(closing) as url:
+        await fetch(transport, url)
+        with pytest.raises(httpx.ReadError):
+            await ask(transport, url, "POST", content=body())
+        assert closing.requests == 2
 
 
 @pytest.mark.parametrize("first", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_used_connection_that_dies_after_a_byte_is_no_connect_error(transport: NetworkTransport, first: bytes) -> None:
+async def test_a_request_is_not_sent_again_after_a_byte_of_its_answer(transport: NetworkTransport, first: bytes) -> None:
     async with listening(answering(OK, first)) as url:
         await fetch(transport, url)
         with pytest.raises(httpx.RemoteProtocolError):
@@ -776,9 +823,7 @@ async def test_a_used_connection_that_dies_after_a_byte_is_no_connect_error(tran
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
-async def test_a_new_connection_that_dies_without_a_byte_is_no_connect_error(
-    transport: NetworkTransport, is_reset: bool
-) -> None:
+async def test_a_request_on_a_new_connection_is_not_sent_again(transport: NetworkTransport, is_reset: bool) -> None:
     async def conversation(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if is_reset:
@@ -1027,15 +1072,11 @@ async def test_an_answer_over_tls_may_come_together_with_the_end_of_the_connecti
             assert await fetch(transport, url) == b"ok"
 
 
-async def test_a_used_tls_connection_that_dies_without_a_byte_is_a_connect_error(tls: TLS) -> None:
-    async def conversation(reader: Reader, writer: Writer) -> None:
-        await answering(OK)(reader, writer)
-        await reader.readuntil(b"\r\n\r\n")
-
-    async with NetworkTransport(1, tls[1]) as transport, listening(conversation, ssl=tls[0]) as url:
+async def test_a_request_into_a_stale_tls_connection_is_sent_again(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http11, "_STALE_WINDOW", 60)
+    async with NetworkTransport(1, tls[1]) as transport, listening(Closing(), ssl=tls[0]) as url:
         await fetch(transport, url)
-        with pytest.raises(httpx.ConnectError):
-            await ask(transport, url)
+        assert await fetch(transport, url) == b"ok"
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------

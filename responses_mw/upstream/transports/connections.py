@@ -34,14 +34,16 @@ class ConnectionPool:
         self._open: set[PooledConnection] = set()
         self._idle: dict[PooledConnection, None] = {}  # an ordered set: the most recently used comes last
 
-    async def acquire(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
-        """Return an open connection, using TLS if ``context`` is given; ``connect_timeout`` is in seconds.
+    async def acquire(
+        self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
+    ) -> PooledConnection:
+        """Return an open connection, using TLS if ``context`` is given: an idle one if there is one, unless ``reuse`` is false.
 
-        Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
+        ``connect_timeout`` is in seconds. Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
         """
         await self._slots.acquire()
         for connection in reversed(self._idle):
-            if connection.origin == origin and not connection.transport.is_closing():
+            if reuse and connection.origin == origin and not connection.transport.is_closing():
                 del self._idle[connection]
                 connection.take()
                 return connection

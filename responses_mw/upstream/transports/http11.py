@@ -8,8 +8,9 @@ the load of the benchmark ``steady``: three interleaved rounds on two cores that
    own protocol, and closes when anything arrives.
 3. A connection is reused once the answer is complete, read or not, provided that the whole announced request was sent, nothing
    followed the answer, and both sides keep the connection open.
-4. If the reader falls behind, the socket is paused. If the reader leaves, the connection is aborted.
-5. An answer is complete only when it ends as its head announced. Any other end, or a protocol error, raises.
+4. A request is sent a second time only if its connection was *stale*: the server had closed it while it was idle.
+5. If the reader falls behind, the socket is paused. If the reader leaves, the connection is aborted.
+6. An answer is complete only when it ends as its head announced. Any other end, or a protocol error, raises.
 
 The transport has a connect timeout only. Callers bound their waits for answers themselves.
 """
@@ -31,6 +32,10 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[^\x00-\x20\x7f]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BUFFERED = 64 * 1024
+# Seconds after the first write within which a reused connection that closes without an answer counts as stale: its end was
+# on the way, or is the reply to the write, so it arrives within a round trip. A server that closes later may have worked on
+# the request and even crashed over it: sending it again could take down the next one.
+_STALE_WINDOW = 0.05
 
 
 class NetworkTransport(httpx.AsyncBaseTransport):
@@ -38,9 +43,9 @@ class NetworkTransport(httpx.AsyncBaseTransport):
 
     Request extensions: ``timeout["connect"]`` in seconds; ``target``, the bytes of the request target to send.
 
-    Raises ``httpx.ConnectError`` (nothing was sent, or a reused connection closed without an answer: safe to retry),
-    ``ConnectTimeout``, ``ReadError``, ``RemoteProtocolError`` and ``WriteError``; ``LocalProtocolError`` for a request that
-    cannot be sent. Errors raised by the request's body pass through unchanged.
+    Raises ``httpx.ConnectError`` and ``ConnectTimeout`` (nothing was sent), ``ReadError``, ``RemoteProtocolError`` and
+    ``WriteError``; ``LocalProtocolError`` for a request that cannot be sent. Errors raised by the request's body pass through
+    unchanged.
     """
 
     def __init__(self, max_connections: int, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -53,6 +58,13 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         outgoing = OutgoingRequest.of(request)
         context = self._tls() if request.url.scheme == "https" else None
         connection = await self._pool.acquire(_origin(request.url), context, connect_timeout)
+        try:
+            return await Exchange(connection, outgoing).answer()
+        except StaleConnection:
+            if not isinstance(outgoing.body, bytes):
+                raise
+        # Not another idle connection: it may be stale too, and a second close is then a failure of the request.
+        connection = await self._pool.acquire(_origin(request.url), context, connect_timeout, reuse=False)
         return await Exchange(connection, outgoing).answer()
 
     async def aclose(self) -> None:
@@ -63,6 +75,10 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         if self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()  # loads all certificate authorities: milliseconds
         return self._ssl_context
+
+
+class StaleConnection(httpx.ReadError):
+    """The server had closed the reused connection before the request reached it."""
 
 
 def _origin(url: httpx.URL) -> Origin:
@@ -144,6 +160,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._transport = connection.transport
         self._request = request
         self._loop = asyncio.get_running_loop()
+        self._began = 0.0
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
@@ -165,6 +182,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     async def answer(self) -> httpx.Response:
         """Send the request and return the answer once its head has arrived, even while the request's body is being sent."""
         self._transport.set_protocol(self)
+        self._began = self._loop.time()
         self._begin_sending()
         try:
             while not self._status:
@@ -248,8 +266,8 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         if self._complete:
             return None
         failure: Exception
-        if self._connection.was_used and not self._status and not self._buffered:
-            failure = httpx.ConnectError("The server closed the connection before the request reached it")
+        if self._is_stale():
+            failure = StaleConnection("The server closed the connection before the request reached it")
         elif cause is None:
             failure = httpx.RemoteProtocolError("The server closed the connection before its answer was complete")
         else:
@@ -257,6 +275,10 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             failure = kind(str(cause) or type(cause).__name__)
         failure.__cause__ = cause
         return failure
+
+    def _is_stale(self) -> bool:
+        is_unanswered = self._connection.was_used and not self._status and not self._buffered
+        return is_unanswered and self._loop.time() - self._began < _STALE_WINDOW
 
     def _end(self, failure: Exception | None = None) -> None:
         """End the exchange: complete, or failed with ``failure``."""
