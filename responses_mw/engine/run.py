@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ..cache import Hit, Miss
-from ..errors import APIError, BadRequest, UpstreamError
+from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.request.body import RequestLimits
 from ..protocol.request.create import CreateResponse
@@ -137,12 +137,8 @@ class Run:
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""
-        if isinstance(error, UpstreamError):
+        if isinstance(error, APIError):
             self.assembler.fail(*as_response_error(error))
-        elif isinstance(error, BadRequest):
-            self.assembler.fail("invalid_prompt", error.message)
-        elif isinstance(error, APIError):
-            self.assembler.fail("server_error", error.message)
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")

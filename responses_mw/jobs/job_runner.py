@@ -24,6 +24,7 @@ from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, St
 from ..telemetry import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
+from ..upstream.errors import as_response_error
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_failure
 
@@ -65,7 +66,8 @@ class JobRunner:
         except StateUnavailable:
             raise
         except APIError as error:
-            await write_failure(self._state, job, error.message, "invalid_prompt" if error.status == 400 else "server_error")
+            code, message = as_response_error(error)
+            await write_failure(self._state, job, message, code)
             return
         await self._produce(claimed, run)
         if claimed.stopped == DRAINED and not claimed.has_begun:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 
-from ..errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..errors import APIError, BadRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
 ERROR_CODES = frozenset(
     {
@@ -31,6 +31,8 @@ ERROR_CODES = frozenset(
     }
 )
 """The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and that can come from an upstream."""
+CONTEXT_LENGTH = "context_length_exceeded"
+"""A code that the SDKs do not list, but Codex and other clients recover on."""
 
 _RENAMED_CODES = {"invalid_base64": "invalid_base64_image"}
 _PARAMS = {
@@ -108,7 +110,7 @@ def _client_error(status: int, message: str, fault: dict[str, Any], headers: dic
         and param != "max_output_tokens"
         and any(sign in f"{fault['type']} {message}".lower() for sign in _TOO_LONG)
     ):
-        code, param = "context_length_exceeded", param or "input"
+        code, param = CONTEXT_LENGTH, param or "input"
     kind = "rate_limit_error" if status == 429 else "invalid_request_error"
     return UpstreamError(message, status=status, type=kind, param=param, code=code, headers=headers)
 
@@ -169,10 +171,12 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     return failure
 
 
-def as_response_error(error: UpstreamError) -> tuple[str, str]:
-    """Code and message of ``response.error``, for an upstream that failed after the stream had begun."""
-    if error.code in ERROR_CODES:
+def as_response_error(error: APIError) -> tuple[str, str]:
+    """Code and message of ``response.error``, for a run that failed after the stream had begun."""
+    if error.code is not None and (error.code in ERROR_CODES or error.code == CONTEXT_LENGTH):
         return error.code, error.message
+    if not isinstance(error, UpstreamError | BadRequest):
+        return "server_error", error.message
     if error.status == 429:
         return "rate_limit_exceeded", error.message
     is_callers = 400 <= error.status < 500 and error.status not in (401, 424)  # 424: a tool's server

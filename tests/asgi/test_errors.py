@@ -163,7 +163,19 @@ async def test_json_waits_for_an_error_however_late(ours: Ours, upstream: Script
 def test_a_prompt_that_is_too_long_is_told_alike(said: dict[str, Any]) -> None:
     fault = from_status(400, orjson.dumps(said), httpx.Headers())
     assert (fault.status, fault.code) == (400, "context_length_exceeded")
-    assert as_response_error(fault)[0] == "invalid_prompt"
+    assert as_response_error(fault)[0] == "context_length_exceeded"
+
+
+TOO_LONG = error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt.")
+
+
+async def test_a_stream_whose_prompt_turns_out_to_be_too_long_ends_with_the_code_that_clients_know(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
+    ours = start(upstream__status_grace=0)
+    upstream.whole(TOO_LONG, 400)
+    streamed = await stream(ours)
+    assert (streamed.types[-1], streamed.response["error"]["code"]) == ("response.failed", "context_length_exceeded")
 
 
 def test_codes_are_those_of_the_reference() -> None:

@@ -215,6 +215,18 @@ async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Re
     assert upstream.requests == []
 
 
+async def test_a_prompt_that_is_too_long_for_the_model_fails_with_its_code(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    upstream.whole(error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt."), 400)
+    ours = replica()
+    response_id = (await create(ours))["id"]
+    failed = (await streamed(ours, response_id))[-1]
+    assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "context_length_exceeded")
+    document = (await ours.http.get(f"/v1/responses/{response_id}")).json()
+    assert (document["status"], document["error"]) == ("failed", failed["response"]["error"])
+
+
 async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica(limits__max_request_bytes=20_000)
     upstream.stream(text("x" * 30_000), finish())

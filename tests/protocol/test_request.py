@@ -300,6 +300,12 @@ def test_what_was_not_set_is_echoed_as_the_reference_has_it() -> None:
     assert (document["parallel_tool_calls"], document["tool_choice"], document["truncation"]) == (True, "auto", "disabled")
 
 
+def test_the_tier_and_the_cache_options_that_were_asked_for_are_echoed() -> None:
+    asked = {"service_tier": "flex", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}
+    document = create(parse({"input": "Hi", **asked}), response_id="resp_1", model="m", created_at=1)
+    assert {name: document[name] for name in asked} == asked
+
+
 def test_a_phase_is_kept_on_the_item_that_has_one() -> None:
     items = [
         {"role": "assistant", "content": "Hm", "phase": "commentary"},

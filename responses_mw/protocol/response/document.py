@@ -7,6 +7,8 @@ from typing import Any
 from ..request.create import CreateResponse
 from ..types import Document, Item, Tool
 
+_ECHOED_IF_SET = ("prompt", "prompt_cache_options", "prompt_cache_retention")
+
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
     """Create the document of a new run, with every member that the Open Responses specification requires.
@@ -33,7 +35,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None, **request.reasoning},
         "safety_identifier": request.safety_identifier,
-        "service_tier": "default",
+        "service_tier": request.service_tier or "default",
         "store": request.store,
         "temperature": _or(request.temperature, 1.0),
         "text": {**request.text, "format": _echo_format(request.text.get("format", {"type": "text"}))},
@@ -47,7 +49,7 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "usage": None,
         "user": request.user,
         "metadata": request.metadata,
-        **({"prompt": request.prompt} if request.prompt else {}),
+        **{name: value for name in _ECHOED_IF_SET if (value := getattr(request, name)) is not None},
     }
 
 

@@ -46,6 +46,14 @@ async def test_a_response_comes_as_the_events_of_a_stream(ws: Ours, upstream: Sc
     assert upstream.requests[0].headers["authorization"] == "Bearer key"
 
 
+async def test_a_prompt_that_turns_out_to_be_too_long_fails_with_its_code(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.whole(error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt."), 400)
+    async with opened(start(uvicorn=UVICORN, upstream__status_grace=0)) as socket:
+        await socket.create()
+        failed = (await socket.events())[-1]
+    assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "context_length_exceeded")
+
+
 @pytest.mark.both_mounts
 async def test_the_official_client_connects(ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
