@@ -155,10 +155,12 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
     settings = Settings(upstream={"url": upstream.url}, cache={"embedding_url": embeddings.url, "embedding_model": "hashing"})
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
-        embedding = Embeddings(transport, upstream.url, settings)
-        kept = Entries(client, settings)
-        found = Scan(kept, embedding.space, settings)
-        cache = Cache(client, embedding, UNSEALED, settings)
+        embedding = Embeddings(transport, upstream.url, settings.cache)
+        kept = Entries(client, settings.cache)
+        found = Scan(kept, embedding.space, settings.limits.memory_bytes)
+        cache = Cache(
+            client, embedding, UNSEALED, settings.cache, deployment="benchmark", memory_bytes=settings.limits.memory_bytes
+        )
 
         def key_of(text: str) -> Key:
             request = parse({"model": MODEL, "input": text, "max_output_tokens": TOKENS})

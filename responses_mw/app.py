@@ -34,7 +34,7 @@ from .errors import APIError, StartupError
 from .jobs import Background, Followers, JobService, Worker
 from .settings import Settings
 from .state import Bounds, Client, State, StateUnavailable, connect
-from .tools import ForwardedTools, Tools
+from .tools import ForwardedTools, ToolConfig, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
 from .upstream.chat_backend import ChatBackend
@@ -80,7 +80,7 @@ async def open_upstream(
     else:
         transport, base = transport or network_transport(), settings.upstream.url
     async with transport:
-        upstream = Upstream(transport, base, settings)
+        upstream = Upstream(transport, base, settings.upstream)
         if settings.upstream.url is not None:  # an application that we are mounted in has not started yet
             await _get_to_know(upstream, settings.upstream.url)
         yield upstream
@@ -177,7 +177,17 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
     ):
         history = History(state, required=settings.state.required)
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
-        runner = Runner(upstream, backend, history, tools, sealer, settings, cache)
+        runner = Runner(
+            upstream,
+            backend,
+            history,
+            tools,
+            sealer,
+            settings.compaction,
+            cache,
+            status_grace=settings.upstream.status_grace,
+            max_turns=settings.tools.max_turns,
+        )
         yield Core(upstream, state, sealer, runner, cache)
 
 
@@ -185,10 +195,12 @@ def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:
     """Create the backend for the upstream's API. An upstream with a Responses API runs the tools itself."""
+    config = ToolConfig(settings.tools, settings.search)
+    is_open = settings.server.reasoning_events == "open_responses"
     if settings.upstream.api == "responses":
-        tools = ForwardedTools(settings, http, sealer)
-        return ResponsesBackend(upstream, sealer, settings, tools.echo), tools
-    return ChatBackend(upstream, sealer, settings), Tools(settings, http, sealer)
+        tools = ForwardedTools(config, http, sealer)
+        return ResponsesBackend(upstream, sealer, settings.upstream, tools.echo, open_reasoning=is_open), tools
+    return ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open), Tools(config, http, sealer)
 
 
 @asynccontextmanager
@@ -205,10 +217,19 @@ async def open_cache(
         if settings.upstream.url is None and settings.cache.embedding_url is not None:
             transport = await stack.enter_async_context(network_transport())
         try:
-            embeddings = Embeddings(transport, upstream.base, settings) if settings.cache.embedding_model else None
+            embeddings = None
+            if settings.cache.embedding_model:
+                embeddings = Embeddings(transport, upstream.base, settings.cache, settings.upstream.api_key)
         except ModuleNotFoundError as missing:
             raise UnfitCache(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
-        cache = Cache(state.client, embeddings, sealer, settings)
+        cache = Cache(
+            state.client,
+            embeddings,
+            sealer,
+            settings.cache,
+            deployment=f"{settings.upstream.url}\0{settings.upstream.think_tag}",
+            memory_bytes=settings.limits.memory_bytes,
+        )
         try:
             yield cache
         finally:

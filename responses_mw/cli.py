@@ -231,7 +231,7 @@ async def tell_or_purge(settings: CacheOf) -> int:
     try:
         async with open_state(settings) as state:
             assert state is not None
-            entries = Entries(state.client, settings)
+            entries = Entries(state.client, settings.cache)
             if settings.action == "purge":
                 print(f"cache: {await entries.purge(settings.owner)} entries removed")
                 return 0

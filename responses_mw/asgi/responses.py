@@ -69,7 +69,7 @@ class ResponseRoutes:
         if parsed.stream:
             await allowance.stream(caller.owner, gate)
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
-        policy = policy_of(parsed.cache, told, self._settings, stored=parsed.store)
+        policy = policy_of(parsed.cache, told, self._settings.cache, stored=parsed.store)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller)
         run = self._runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)

@@ -27,7 +27,7 @@ from ..errors import Unavailable
 from ..ids import random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Chunk, Document, Item
-from ..settings import Settings
+from ..settings import CacheSettings
 from ..telemetry import CACHE_LOOKUPS, annotate
 from . import guard, record
 from .embeddings import Computing, Embedder, Embeddings, Headers, Scope
@@ -87,19 +87,30 @@ class Miss:
 
 
 class Cache:
-    """The cache of all owners. ``redis`` is the state's client; ``embeddings`` enables the semantic mode."""
+    """The cache of all owners. ``redis`` is the state's client; ``embeddings`` enables the semantic mode.
 
-    def __init__(self, redis: Redis, embeddings: Embeddings | None, sealer: Sealer, settings: Settings) -> None:
+    ``deployment`` names what shapes the answers apart from requests; vectors take up to ``memory_bytes``.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        embeddings: Embeddings | None,
+        sealer: Sealer,
+        settings: CacheSettings,
+        *,
+        deployment: str,
+        memory_bytes: int,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         """Events in this process: ``exact``, ``semantic``, ``miss``, ``refused`` (by the guard), ``failed`` and ``kept``."""
-        self.embedder = Embedder(embeddings, self.counts, settings)
+        self.embedder = Embedder(embeddings, self.counts)
         self._store = Entries(redis, settings)
-        self._scan = _scan(self._store, embeddings, settings)
+        self._scan = _scan(self._store, embeddings, memory_bytes)
         self._sealer = sealer
         self._settings = settings
         self._releases: set[asyncio.Task[None]] = set()
-        deployment = f"{settings.cache.namespace}\0{settings.upstream.url}\0{settings.upstream.think_tag}"
-        self._deployment = hashlib.sha256(deployment.encode()).hexdigest()
+        self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()
 
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
@@ -173,7 +184,7 @@ class Cache:
         pause = _FIRST_PAUSE
         while True:
             known = self._scan.known(miss.key) if semantic and self._scan is not None else None
-            async with asyncio.timeout(self._settings.cache.timeout):
+            async with asyncio.timeout(self._settings.timeout):
                 if miss.policy.write:
                     await self._store.register(miss.key.owner)
                 found = await self._store.lookup(miss.key, miss.token, LEASE, known)
@@ -192,7 +203,7 @@ class Cache:
         vector = miss.vector.result()
         if vector is None:
             return None
-        async with asyncio.timeout(self._settings.cache.timeout):
+        async with asyncio.timeout(self._settings.timeout):
             matches = await self._scan.nearest(miss.key, vector, miss.policy.threshold, page=page)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
@@ -216,7 +227,7 @@ class Cache:
             return None
 
     def _refuses(self, stored: guard.Signature, asked: guard.Signature) -> bool:
-        reason = guard.difference(stored, asked, strict=self._settings.cache.guard == "strict")
+        reason = guard.difference(stored, asked, strict=self._settings.guard == "strict")
         if reason is not None:
             self.counts["refused"] += 1
             logger.debug("the guard refused a semantic hit: %s", reason)
@@ -270,7 +281,7 @@ class Cache:
             await self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None
-        async with asyncio.timeout(self._settings.cache.timeout):
+        async with asyncio.timeout(self._settings.timeout):
             verdict = await self._store.keep(
                 key,
                 data,
@@ -300,7 +311,7 @@ class Cache:
         miss.token = miss.vector = None
         if vector is not None:
             vector.cancel()
-        with anyio.move_on_after(self._settings.cache.timeout, shield=True):
+        with anyio.move_on_after(self._settings.timeout, shield=True):
             if token is not None:  # first: others wait for it
                 await self._release(miss.key, token, mark)
             if vector is not None:
@@ -335,12 +346,12 @@ class Cache:
         return await self._store.stats(owner)
 
 
-def _scan(store: Entries, embeddings: Embeddings | None, settings: Settings) -> Scan | None:
+def _scan(store: Entries, embeddings: Embeddings | None, memory_bytes: int) -> Scan | None:
     if embeddings is None:
         return None
     from .search import Scan  # needs numpy, an optional dependency
 
-    return Scan(store, embeddings.space, settings)
+    return Scan(store, embeddings.space, memory_bytes)
 
 
 def _hit(kind: str, similarity: float, entry: record.Entry, left: float) -> Hit:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 import orjson
+from pydantic import SecretStr
 
 from ..http import BodyRefused, read_body
-from ..settings import Settings
+from ..settings import CacheSettings
 from .key import Key
 from .policy import Policy
 
@@ -46,30 +47,32 @@ class NoEmbedding(Exception):
 
 
 class Embeddings:
-    """Embeds texts. ``transport`` reaches the server, and ``base`` is the upstream's URL without ``/v1``.
+    """Embeds texts. ``transport`` reaches the server, and ``base`` is the upstream's URL without ``/v1``; ``api_key`` its key.
 
     Needs numpy: raises ``ModuleNotFoundError`` without it.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
+    def __init__(
+        self, transport: httpx.AsyncBaseTransport, base: str, settings: CacheSettings, api_key: SecretStr | None = None
+    ) -> None:
         from .vectors import unit_vector
 
-        assert settings.cache.embedding_model is not None
+        assert settings.embedding_model is not None
         self._unit_vector = unit_vector
         self._transport = transport
-        self._foreign = settings.cache.embedding_url is not None
-        self._url = httpx.URL((settings.cache.embedding_url or base) + _PATH)
-        self._timeout = settings.cache.timeout
-        self._dimensions = settings.cache.embedding_dimensions
-        self._parameters: dict[str, Any] = {"model": settings.cache.embedding_model}
+        self._foreign = settings.embedding_url is not None
+        self._url = httpx.URL((settings.embedding_url or base) + _PATH)
+        self._timeout = settings.timeout
+        self._dimensions = settings.embedding_dimensions
+        self._parameters: dict[str, Any] = {"model": settings.embedding_model}
         if self._dimensions is not None:
             self._parameters["dimensions"] = self._dimensions
         self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
-        key = settings.cache.embedding_api_key or (None if self._foreign else settings.upstream.api_key)
+        key = settings.embedding_api_key or (None if self._foreign else api_key)
         if key:
             self._headers[b"authorization"] = b"Bearer " + key.get_secret_value().encode("latin-1")
-        server = settings.cache.embedding_url or ""  # another server may use the same name for another model
-        space = f"{VERSION}\0{server}\0{settings.cache.embedding_model}\0{self._dimensions}\0{settings.cache.namespace}"
+        server = settings.embedding_url or ""  # another server may use the same name for another model
+        space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{self._dimensions}\0{settings.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """Vectors are comparable only within one space."""
 
@@ -116,7 +119,7 @@ class Embeddings:
 class Embedder:
     """Starts the embedding of a text early, unless an exact hit is likely. ``counts`` are the cache's."""
 
-    def __init__(self, embeddings: Embeddings | None, counts: Counter[str], settings: Settings) -> None:
+    def __init__(self, embeddings: Embeddings | None, counts: Counter[str]) -> None:
         self._embeddings = embeddings
         self._counts = counts
         self._expected: OrderedDict[int, None] = OrderedDict()

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.request.checks import Check
-from ..settings import Settings
+from ..settings import CacheSettings
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
@@ -51,20 +51,20 @@ _options = checks.closed_object(
 )
 
 
-def policy_of(body: Any, header: str | None, settings: Settings, *, stored: bool) -> Policy:
+def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored: bool) -> Policy:
     """Return the policy of a request with this ``cache`` field and ``X-Responses-Cache`` header (None: not given).
 
     ``stored`` is the request's ``store``: with ``store: false`` nothing is cached, unless the request itself names a mode.
     Raises ``BadRequest`` for an invalid value.
     """
     asked = {
-        **_permitted(_parse_header(header), trusted="header" in settings.cache.request_controls),
-        **_permitted(_parse_body(body), trusted="body" in settings.cache.request_controls),
+        **_permitted(_parse_header(header), trusted="header" in settings.request_controls),
+        **_permitted(_parse_body(body), trusted="body" in settings.request_controls),
     }
     return Policy(
-        mode=_lower(asked.get("mode", settings.cache.mode), _highest(settings)),
-        ttl=min(asked.get("ttl", settings.cache.ttl), settings.cache.ttl),
-        threshold=max(asked.get("threshold", settings.cache.threshold), settings.cache.threshold),
+        mode=_lower(asked.get("mode", settings.mode), _highest(settings)),
+        ttl=min(asked.get("ttl", settings.ttl), settings.ttl),
+        threshold=max(asked.get("threshold", settings.threshold), settings.threshold),
         read=not asked.get("refresh", False),
         write=not asked.get("no_store", False) and (stored or asked.get("mode", "off") != "off"),
     )
@@ -75,9 +75,9 @@ def _permitted(asked: dict[str, Any], *, trusted: bool) -> dict[str, Any]:
     return asked if trusted or asked.get("mode") == "off" else {name: asked[name] for name in asked.keys() - {"mode"}}
 
 
-def _highest(settings: Settings) -> str:
-    highest = max(settings.cache.mode, settings.cache.max_mode, key=MODES.index)
-    return highest if settings.cache.embedding_model else _lower(highest, "exact")
+def _highest(settings: CacheSettings) -> str:
+    highest = max(settings.mode, settings.max_mode, key=MODES.index)
+    return highest if settings.embedding_model else _lower(highest, "exact")
 
 
 def _lower(one: str, other: str) -> str:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..settings import Settings
 from .key import Key
 from .store import MAX_PARTITION_ENTRIES, Entries, Page, StoredVector
 from .vectors import Vector, VectorTable, encode_vector
@@ -41,13 +40,13 @@ class Scan:
     """Linear search in the vectors of a partition, which are held in this process.
 
     Records that matched lately are held too: that saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
-    records take up to ``limits.memory_bytes`` bytes; the least recently used partition is dropped first.
+    records take up to ``max_bytes`` bytes; the least recently used partition is dropped first.
     """
 
-    def __init__(self, store: Entries, space: str, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Entries, space: str, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._space = space
-        self._max_bytes = settings.limits.memory_bytes
+        self._max_bytes = max_bytes
         self._max_entries = MAX_PARTITION_ENTRIES
         self._clock = clock
         self._partitions: OrderedDict[tuple[str, int], _Partition] = OrderedDict()

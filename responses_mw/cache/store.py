@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import orjson
 
 from ..lua import Script
-from ..settings import Settings
+from ..settings import CacheSettings
 from .key import Key
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ NO_VECTOR = StoredVector("", b"")
 class Entries:
     """All cache entries of all owners."""
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, redis: Redis, settings: CacheSettings, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
         self._settings = settings
         self._clock = clock
         self._registered: dict[str, float] = {}
-        self._shards = max(1, min(settings.cache.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
+        self._shards = max(1, min(settings.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
         """Shards of an owner. Entries stored under another limit may lie in other shards and are not found."""
 
     # -- one entry ------------------------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ class Entries:
             "response": response,
             "space": vector.space,
             "ttl": ttl * 1000,
-            "index_ttl": (settings.cache.ttl + _MARGIN) * 1000,
+            "index_ttl": (settings.ttl + _MARGIN) * 1000,
             "partition_entries": MAX_PARTITION_ENTRIES,
             "partition_bytes": MAX_PARTITION_BYTES,
             "shard_entries": MAX_PARTITION_ENTRIES,
-            "shard_bytes": settings.cache.max_owner_bytes // self._shards,
+            "shard_bytes": settings.max_owner_bytes // self._shards,
         }
         await self.register(key.owner)
         reply: bytes = await self._redis.script(_KEEP, [self._key(key)], [orjson.dumps(facts), record, vector.data])
@@ -206,7 +206,7 @@ class Entries:
         now = self._clock()
         if self._registered.get(owner, 0.0) > now:
             return
-        until = int(now) + self._settings.cache.ttl + int(_REGISTER_INTERVAL) + _MARGIN
+        until = int(now) + self._settings.ttl + int(_REGISTER_INTERVAL) + _MARGIN
         await self._redis.pipeline([("ZADD", _OWNERS, "GT", until, owner)])
         if len(self._registered) >= _MAX_REGISTERED:
             self._registered.clear()

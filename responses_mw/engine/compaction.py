@@ -16,7 +16,7 @@ from ..protocol.response import compaction, document
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.types import Document
-from ..settings import Settings
+from ..settings import CompactionSettings
 from ..state import Chain
 from ..upstream.backend import COMPACTION, Backend
 from .history import NO_HISTORY, RunContext
@@ -39,7 +39,7 @@ It must hold, as briefly as it can:
 class Compaction:
     """Summarizes the histories of runs."""
 
-    def __init__(self, backend: Backend, sealer: Sealer, settings: Settings, events_of: RunEventsOf) -> None:
+    def __init__(self, backend: Backend, sealer: Sealer, settings: CompactionSettings, events_of: RunEventsOf) -> None:
         self._backend = backend
         self._sealer = sealer
         self._settings = settings
@@ -58,7 +58,7 @@ class Compaction:
         if compaction.is_asked(run.context.input):
             return await self.compact(run)
         is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
-        threshold = compaction.threshold_of(run.request, self._settings.compaction.threshold)
+        threshold = compaction.threshold_of(run.request, self._settings.threshold)
         if threshold is None or is_awaited:
             return None
         turn = run.turn_request()
@@ -86,8 +86,8 @@ class Compaction:
     def summary_run(self, run: Run) -> Run:
         """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""
         matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
-        items = [*matter, user_message(self._settings.compaction.prompt or PROMPT)]
-        request = compaction.summary_request(run.request, self._settings.compaction.max_tokens)
+        items = [*matter, user_message(self._settings.prompt or PROMPT)]
+        request = compaction.summary_request(run.request, self._settings.max_tokens)
         ids, owner = RunIds(), run.context.owner
         context = RunContext(Chain.new(), ids, items, owner, run.context.token)
         created = document.create(

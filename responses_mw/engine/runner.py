@@ -21,7 +21,7 @@ from ..protocol.response import compaction, document
 from ..protocol.response.events import Event
 from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.types import Document
-from ..settings import Settings
+from ..settings import CompactionSettings
 from ..threads import by_size
 from ..tools import Tools
 from ..upstream import Caller, Upstream
@@ -42,17 +42,21 @@ class Runner:
         history: History,
         tools: Tools,
         sealer: Sealer,
-        settings: Settings,
+        settings: CompactionSettings,
         cache: Cache | None = None,
+        *,
+        status_grace: float,
+        max_turns: int,
     ) -> None:
+        """``status_grace``: how long a streamed run waits for the upstream's status; ``max_turns``: of one run."""
         self._upstream = upstream
         self._backend = backend
         self._history = history
         self._tools = tools
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
-        self._loop = ToolLoop(backend, self._compaction, settings)
-        self._timeouts = {RunMode.STREAMED: settings.upstream.status_grace, RunMode.DETACHED: 0.0}
+        self._loop = ToolLoop(backend, self._compaction, max_turns=max_turns)
+        self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
 
     # -- what is run --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from ..errors import BadRequest, UpstreamError
 from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
-from ..settings import Settings
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .compaction import Compaction
@@ -22,10 +21,10 @@ _FAULTS = frozenset({"abort", "error"})
 class ToolLoop:
     """Drives the turns of runs."""
 
-    def __init__(self, backend: Backend, compactor: Compaction, settings: Settings) -> None:
+    def __init__(self, backend: Backend, compactor: Compaction, *, max_turns: int) -> None:
         self._backend = backend
         self._compactor = compactor
-        self._settings = settings
+        self._max_turns = max_turns
 
     async def offer_tools(self, run: Run) -> None:
         """Connect to the tools that run here, and collect the functions that the model may call."""
@@ -89,7 +88,7 @@ class ToolLoop:
 
     async def _begin_turn(self, run: Run) -> None:
         run.turns += 1
-        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._settings.tools.max_turns
+        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._max_turns
         run.turn = await self._backend.begin(run.turn_request())
 
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:

@@ -11,7 +11,7 @@ from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol.request import checks
 from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
 from ..protocol.types import Tool
-from ..settings import Settings
+from ..settings import ToolSettings
 from .mcp import check_installed
 from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult, cut
 
@@ -34,9 +34,9 @@ _DESCRIPTION = (
 _LOST = "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n"
 
 
-def check_code_interpreter(tool: Tool, path: str, settings: Settings) -> Tool:
+def check_code_interpreter(tool: Tool, path: str, settings: ToolSettings) -> Tool:
     """Check a ``code_interpreter`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
-    if settings.tools.sandbox_url is None:
+    if settings.sandbox_url is None:
         checks.unsupported(f"{path}.type", "no sandbox is configured (setting tools.sandbox_url).")
     check_installed(path)
     if tool.get("allowed_callers"):
@@ -81,7 +81,7 @@ class CodeInterpreter:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ToolSettings,
         container_id: str | None = None,
         *,
         memory_bytes: int | None = None,
@@ -91,15 +91,13 @@ class CodeInterpreter:
         from .connection import MCPConnection
         from .session import MCPLimits, MCPTarget
 
-        assert settings.tools.sandbox_url is not None
+        assert settings.sandbox_url is not None
         headers = {**(trace_headers or {}), CONTAINER_OWNER_HEADER: container_owner(owner)}
-        if settings.tools.sandbox_token is not None:
-            headers["authorization"] = f"Bearer {settings.tools.sandbox_token.get_secret_value()}"
-        target = MCPTarget(
-            "code_interpreter", settings.tools.sandbox_url, headers, allow_private=True, credentials_of_caller=False
-        )
-        self._max_bytes = settings.tools.max_output_bytes
-        limits = MCPLimits(timeout=settings.tools.timeout + _SANDBOX_MARGIN, output_bytes=self._max_bytes)
+        if settings.sandbox_token is not None:
+            headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
+        target = MCPTarget("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
+        self._max_bytes = settings.max_output_bytes
+        limits = MCPLimits(timeout=settings.timeout + _SANDBOX_MARGIN, output_bytes=self._max_bytes)
         self._connection = MCPConnection(target, limits)
         self._memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()
@@ -185,7 +183,7 @@ class CodeInterpreterEntry(ToolEntry):
         calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
         last = next((item.get("container_id") for item in calls), None)
         self._python = CodeInterpreter(
-            context.settings,
+            context.config.tools,
             named_container(tool) or last or None,
             memory_bytes=memory_limit(tool),
             trace_headers=context.trace_headers,
@@ -217,4 +215,8 @@ class CodeInterpreterEntry(ToolEntry):
         return await self._python.call(code if isinstance(code, str) else arguments)
 
 
-KIND = ServerToolKind(frozenset({"code_interpreter"}), check_code_interpreter, CodeInterpreterEntry)
+KIND = ServerToolKind(
+    frozenset({"code_interpreter"}),
+    lambda tool, path, config: check_code_interpreter(tool, path, config.tools),
+    CodeInterpreterEntry,
+)

@@ -20,7 +20,7 @@ from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.types import Tool
-from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, Settings, ToolServer
+from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
 from .guard import Resolve, fault_of, resolve
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_installed(path: str) -> None:
 # -- checks --------------------------------------------------------------------------------------------------------------------
 
 
-def check_mcp_tool(tool: Tool, path: str, settings: Settings) -> Tool:
+def check_mcp_tool(tool: Tool, path: str, settings: ToolSettings) -> Tool:
     """Check an ``mcp`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
     check_installed(path)
     for name, why in _NOT_SERVED.items():
@@ -77,12 +77,12 @@ def check_mcp_tool(tool: Tool, path: str, settings: Settings) -> Tool:
     return checked
 
 
-def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None:
+def _check_server(tool: Tool, label: str, path: str, settings: ToolSettings) -> None:
     named = [name for name in _NAMED if name in tool]
     if len(named) == 2:
         message = f"Only one of '{path}.server_url' and '{path}.connector_id' can be given."
         raise BadRequest(message, param=f"{path}.connector_id", code="invalid_value")
-    if "connector_id" in tool and tool["connector_id"] not in settings.tools.connectors:
+    if "connector_id" in tool and tool["connector_id"] not in settings.connectors:
         why = f"no connector '{tool['connector_id'][:64]}' is configured (setting connectors)."
         checks.unsupported(f"{path}.connector_id", why)
     if not named and _configured(tool, settings) is None:
@@ -92,9 +92,9 @@ def _check_server(tool: Tool, label: str, path: str, settings: Settings) -> None
         raise BadRequest(message, param=f"{path}.server_url", code="missing_required_parameter")
 
 
-def _server_url(settings: Settings, value: Any, path: str) -> str:
+def _server_url(settings: ToolSettings, value: Any, path: str) -> str:
     url = checks.string(value, path, max_length=_MAX_URL)
-    fault = fault_of(url, allow_private=settings.tools.allow_private_urls)
+    fault = fault_of(url, allow_private=settings.allow_private_urls)
     if fault is not None:
         raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
     return url
@@ -174,7 +174,7 @@ class MCPServers:
     Tools passed to the methods must have passed ``check_mcp_tool``.
     """
 
-    def __init__(self, settings: Settings, *, resolve: Resolve = resolve) -> None:
+    def __init__(self, settings: ToolSettings, *, resolve: Resolve = resolve) -> None:
         self._settings = settings
         self._resolve = resolve
 
@@ -185,17 +185,16 @@ class MCPServers:
 
         server = _configured(tool, self._settings)
         headers = {**(trace_headers or {}), **_headers_of(tool, server)}
-        if server is not None and server.url.rstrip("/") == self._settings.tools.sandbox_url:
+        if server is not None and server.url.rstrip("/") == self._settings.sandbox_url:
             headers[CONTAINER_OWNER_HEADER] = container_owner(owner)
         target = MCPTarget(
             label=tool["server_label"],
             url=tool["server_url"] if server is None else server.url,
             headers=headers,
-            allow_private=server is not None or self._settings.tools.allow_private_urls,
+            allow_private=server is not None or self._settings.allow_private_urls,
             credentials_of_caller=server is None or any(name in tool for name in _SECRET),
         )
-        settings = self._settings
-        limits = MCPLimits(timeout=settings.tools.timeout, output_bytes=settings.tools.max_output_bytes)
+        limits = MCPLimits(timeout=self._settings.timeout, output_bytes=self._settings.max_output_bytes)
         return MCPConnection(target, limits, resolve=self._resolve)
 
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
@@ -223,16 +222,16 @@ class MCPServers:
         return not ("never" in rule and _matches(rule["never"], name, annotations))
 
 
-def _configured(tool: Tool, settings: Settings) -> ToolServer | None:
+def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
     """Return the operator's server that the tool names, if any."""
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
-        return settings.tools.connectors.get(tool["connector_id"])
+        return settings.connectors.get(tool["connector_id"])
     label = tool["server_label"]
-    if label == SANDBOX_LABEL and label not in settings.tools.mcp_servers and settings.tools.sandbox_url is not None:
-        return ToolServer(url=settings.tools.sandbox_url, authorization=settings.tools.sandbox_token, require_approval="never")
-    return settings.tools.mcp_servers.get(label)
+    if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
+        return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
+    return settings.mcp_servers.get(label)
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:

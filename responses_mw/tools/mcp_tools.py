@@ -199,4 +199,4 @@ def _signed_bytes(url: str, tools: Sequence[dict[str, Any]]) -> bytes:
     return orjson.dumps([url, _plain_tools(tools)], option=orjson.OPT_SORT_KEYS)
 
 
-KIND = ServerToolKind(frozenset({"mcp"}), check_mcp_tool, MCPEntry, echo)
+KIND = ServerToolKind(frozenset({"mcp"}), lambda tool, path, config: check_mcp_tool(tool, path, config.tools), MCPEntry, echo)

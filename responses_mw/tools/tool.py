@@ -10,7 +10,7 @@ import httpx
 
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Item, Part, Tool
-from ..settings import Settings
+from ..settings import SearchSettings, ToolSettings
 
 if TYPE_CHECKING:
     from .mcp import MCPServers
@@ -48,13 +48,21 @@ class ServedFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolConfig:
+    """The operator's settings of all tools."""
+
+    tools: ToolSettings
+    search: SearchSettings
+
+
+@dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a tool may use in one run of ``owner``.
 
     ``earlier`` are the items of the chain and of the input. Clients send them back, so they must not grant any right.
     """
 
-    settings: Settings
+    config: ToolConfig
     http: httpx.AsyncClient
     servers: MCPServers
     listings: SignedListings
@@ -84,7 +92,7 @@ class ServerToolKind:
     """One kind of tool. ``types`` are its values of ``type`` in ``tools``."""
 
     types: frozenset[str]
-    check: Callable[[Tool, str, Settings], Tool]
+    check: Callable[[Tool, str, ToolConfig], Tool]
     """Checks an entry of ``tools`` at a path (``tools[0]``) and returns it without nulls. Raises ``BadRequest``."""
     entry: Callable[[Tool, ToolContext], ToolEntry]
     """Makes the entry of a checked tool."""

@@ -15,11 +15,10 @@ from ..crypto import Sealer
 from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, Offered
 from ..protocol.types import Chunk, Item, Tool
-from ..settings import Settings
 from . import code_interpreter, mcp_tools, web_search
 from .mcp import MCPServers
 from .mcp_tools import MCPEntry, SignedListings
-from .tool import ServedFunction, ToolContext, ToolEntry, ToolResult
+from .tool import ServedFunction, ToolConfig, ToolContext, ToolEntry, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +32,27 @@ _MAX_SERVERS = 64
 class Tools:
     """The server-side tools of all runs. ``http`` is the client for the operator's own services."""
 
-    def __init__(self, settings: Settings, http: httpx.AsyncClient, sealer: Sealer) -> None:
-        self._settings = settings
+    def __init__(self, config: ToolConfig, http: httpx.AsyncClient, sealer: Sealer) -> None:
+        self._config = config
         self._http = http
         self._sealer = sealer
-        self._servers = MCPServers(settings)
+        self._servers = MCPServers(config.tools)
         self._has_logged_search = False
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         """Check the entries of ``tools`` that are served here, and the request's ``tool_choice``. Raises ``BadRequest``."""
         checked = [
-            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._settings) if tool["type"] in _KIND_OF else tool
+            _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._config) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
         _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
-        web_search.check_choice(choice, checked, self._settings)
+        web_search.check_choice(choice, checked, self._config.search)
         self._log_missing_search(checked)
         return checked
 
     def _log_missing_search(self, tools: Sequence[Tool]) -> None:
         """Log once that requests offer a web search and there is no provider."""
-        is_missing = self._settings.search.provider == "none" and any(tool["type"] in web_search.TYPES for tool in tools)
+        is_missing = self._config.search.provider == "none" and any(tool["type"] in web_search.TYPES for tool in tools)
         if is_missing and not self._has_logged_search:
             self._has_logged_search = True
             logger.warning("a request offers web_search, and no search.provider is set: the model is not offered the tool")
@@ -78,7 +77,7 @@ class Tools:
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         listings = SignedListings(self._sealer, owner, items)
-        context = ToolContext(self._settings, self._http, self._servers, listings, owner, items, trace)
+        context = ToolContext(self._config, self._http, self._servers, listings, owner, items, trace)
         entries = [_KIND_OF[tool["type"]].entry(tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 

@@ -12,7 +12,7 @@ from ..protocol.request import checks
 from ..protocol.response.citations import listing, sources_of
 from ..protocol.tool_kinds.form import CallForm, Offered
 from ..protocol.types import Item, Tool
-from ..settings import Settings
+from ..settings import SearchSettings
 from .mcp_tools import MCPAccess
 from .search import Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider, plain_host
 from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult
@@ -30,25 +30,25 @@ _NAME = r"[^\x00-\x1f\x7f]*"
 _COUNTRY = r"[A-Za-z]{2}"
 
 
-def check_web_search(tool: Tool, path: str, settings: Settings) -> Tool:
+def check_web_search(tool: Tool, path: str) -> Tool:
     """Check an entry of ``tools``. Raises ``BadRequest``."""
     checked: Tool = _definition(tool, path)
     return checked
 
 
-def can_search(tool: Tool, settings: Settings) -> bool:
+def can_search(tool: Tool, settings: SearchSettings) -> bool:
     """Return whether the tool is offered to the model: every search is live, and needs a provider."""
-    return settings.search.provider != "none" and bool(tool.get("external_web_access", True))
+    return settings.provider != "none" and bool(tool.get("external_web_access", True))
 
 
-def check_choice(choice: Any, tools: Sequence[Tool], settings: Settings) -> None:
+def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
     """Refuse a ``tool_choice`` that leaves the model only searches, if this server has no provider. Raises ``BadRequest``.
 
     A search that is merely offered is no reason to refuse a request: some clients always offer it (Codex).
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
-    if mode == "required" and settings.search.provider == "none" and chosen and all(one["type"] in TYPES for one in chosen):
+    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in TYPES for one in chosen):
         checks.unsupported(
             "tool_choice", "this server has no web search; its operator can configure one (setting 'search.provider')."
         )
@@ -96,7 +96,7 @@ class WebSearch:
     Searches may run concurrently. Results are numbered over the whole chain; a URL keeps its number.
     """
 
-    def __init__(self, tool: Tool, provider: SearchProvider, settings: Settings, earlier: Iterable[Item] = ()) -> None:
+    def __init__(self, tool: Tool, provider: SearchProvider, earlier: Iterable[Item] = ()) -> None:
         self._provider = provider
         self._options = _options(tool)
         self._excerpt = _SIZES[tool.get("search_context_size", "medium")][1]
@@ -201,14 +201,14 @@ class WebSearchEntry(ToolEntry):
     """Web search as an entry of ``tools``. Without a provider or access to the live web it offers no function."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
-        self._is_offered = can_search(tool, context.settings)
+        self._is_offered = can_search(tool, context.config.search)
         self._access: MCPAccess | None = None
         if not self._is_offered:
             return
         self._context = context
-        provider = open_provider(context.settings, context.http, self._call_mcp)
+        provider = open_provider(context.config.search, context.http, context.config.tools.timeout, self._call_mcp)
         assert provider is not None, "the tool has been checked"
-        self._search = WebSearch(tool, provider, context.settings, context.earlier)
+        self._search = WebSearch(tool, provider, context.earlier)
 
     @property
     def sources(self) -> Sequence[Mapping[str, Any]]:
@@ -234,10 +234,10 @@ class WebSearchEntry(ToolEntry):
 
     async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
         """Call ``search.mcp_tool``, a tool of one of the operator's servers, which the operator has approved by naming it."""
-        label, _, name = (self._context.settings.search.mcp_tool or "").partition("/")
+        label, _, name = (self._context.config.search.mcp_tool or "").partition("/")
         if self._access is None:
             self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)
         return await self._access.call(name, arguments, approved=True)
 
 
-KIND = ServerToolKind(TYPES, check_web_search, WebSearchEntry)
+KIND = ServerToolKind(TYPES, lambda tool, path, _: check_web_search(tool, path), WebSearchEntry)

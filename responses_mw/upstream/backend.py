@@ -22,7 +22,7 @@ from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Document, Item, Part
-from ..settings import Settings
+from ..settings import UpstreamSettings
 from ..telemetry import TurnSpan, UpstreamServer
 from .caller import Caller
 from .client import Upstream
@@ -78,11 +78,13 @@ class OpenTurn:
 class Backend(ABC):
     """Asks one upstream for turns. Shared by all runs."""
 
-    def __init__(self, upstream: Upstream, sealer: Sealer, settings: Settings) -> None:
+    def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
+        """``open_reasoning`` selects the names of reasoning events in the Open Responses specification."""
         self._upstream = upstream
         self._sealer = sealer
-        self._settings = settings
-        self._address = _address(settings)
+        self._think_tag = settings.think_tag
+        self._reasoning_is_open = open_reasoning
+        self._address = _address(settings.url)
 
     @abstractmethod
     def builder(
@@ -158,9 +160,9 @@ def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes 
         return None
 
 
-def _address(settings: Settings) -> tuple[str | None, int | None]:
+def _address(url: str | None) -> tuple[str | None, int | None]:
     """Host and port of the upstream for spans; None for an application in this process."""
-    if settings.upstream.url is None:
+    if url is None:
         return None, None
-    parts = urlsplit(settings.upstream.url)
+    parts = urlsplit(url)
     return parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

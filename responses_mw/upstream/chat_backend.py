@@ -21,7 +21,7 @@ from ..protocol.response.lifecycle import Options
 from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import ChatRequest, Document, Item
-from ..settings import Settings
+from ..settings import UpstreamSettings
 from ..threads import by_size
 from .backend import REASONING, Backend, OpenTurn, TurnRequest, unseal
 from .client import Upstream
@@ -34,14 +34,22 @@ T = TypeVar("T")
 class ChatBackend(Backend):
     """Asks for chat completions."""
 
-    def __init__(self, upstream: Upstream, sealer: Sealer, settings: Settings) -> None:
-        super().__init__(upstream, sealer, settings)
+    def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
+        super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
         self._context_window = ContextWindow(upstream)
 
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> Assembler:
-        return Assembler(document, ids, builder_options(request, owner, used_call_ids, self._sealer, self._settings))
+        options = builder_options(
+            request,
+            owner,
+            used_call_ids,
+            self._sealer,
+            think_tag=self._think_tag,
+            open_reasoning=self._reasoning_is_open,
+        )
+        return Assembler(document, ids, options)
 
     replay_builder = builder
 
@@ -115,7 +123,13 @@ class ChatBackend(Backend):
 
 
 def builder_options(
-    request: CreateResponse, owner: str, used_call_ids: frozenset[str], sealer: Sealer, settings: Settings
+    request: CreateResponse,
+    owner: str,
+    used_call_ids: frozenset[str],
+    sealer: Sealer,
+    *,
+    think_tag: str | None,
+    open_reasoning: bool,
 ) -> Options:
     """Collect what shapes the events of a response that is built from chat chunks."""
 
@@ -124,9 +138,9 @@ def builder_options(
 
     return Options(
         summary=request.wants_summary,
-        open_reasoning=settings.server.reasoning_events == "open_responses",
+        open_reasoning=open_reasoning,
         logprobs=request.wants_logprobs,
-        think_tag=settings.upstream.think_tag,
+        think_tag=think_tag,
         single_call=request.parallel_tool_calls is False,
         max_calls=request.max_tool_calls,
         include=request.include,

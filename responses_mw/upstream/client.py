@@ -14,7 +14,7 @@ from ..errors import BadRequest, UpstreamError
 from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
-from ..settings import Settings
+from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller
 from .detection import detect
 from .errors import from_status, from_transport
@@ -41,16 +41,16 @@ class Upstream:
     The transport is used without httpx's client: redirects, cookies and proxies would be wrong here and cost time per request.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
         self._transport = transport
         self._base = base
         self._urls: dict[str, httpx.URL] = {}  # by path: parsing a URL costs as much as sending a request
         self._settings = settings
-        self._key = settings.upstream.api_key.get_secret_value() if settings.upstream.api_key else None
-        self._dialect = DIALECTS.get(settings.upstream.dialect)
+        self._key = settings.api_key.get_secret_value() if settings.api_key else None
+        self._dialect = DIALECTS.get(settings.dialect)
         self._only_model: str | None = None
         self._only_model_until = 0.0
-        path = "/v1/responses" if settings.upstream.api == "responses" else "/v1/chat/completions"
+        path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._ask, self._fault, chat_path=path)
         self.lengths: dict[str, tuple[float, int | None]] = {}
         """Context length of each model, and its expiry. Maintained by ``ContextWindow``."""
@@ -169,8 +169,8 @@ class Upstream:
         settings = self._settings
         return kind(
             send,
-            first_byte_timeout=settings.upstream.first_byte_timeout,
-            idle_timeout=settings.upstream.idle_timeout,
+            first_byte_timeout=settings.first_byte_timeout,
+            idle_timeout=settings.idle_timeout,
             max_bytes=MAX_ANSWER_BYTES,
         )
 
@@ -184,7 +184,7 @@ class Upstream:
         """Read the whole ``response``. An error's body is dropped if it is refused: the status is enough."""
         is_fault = response.status_code >= 300
         try:
-            async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
+            async with asyncio.timeout(self._settings.first_byte_timeout):
                 body = await read_body(response, MAX_ERROR_BODY if is_fault else MAX_BODY)
         except BodyRefused as error:
             if not is_fault:
@@ -199,7 +199,7 @@ class Upstream:
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Send the request. Failed connections, 502 and 503 are retried within ``upstream.status_grace``."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.upstream.status_grace
+        until = loop.time() + self._settings.status_grace
         pause = _FIRST_BACK_OFF
         while True:
             last = loop.time() + pause > until
@@ -229,12 +229,12 @@ class Upstream:
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
-        async with asyncio.timeout(self._settings.upstream.first_byte_timeout):
+        async with asyncio.timeout(self._settings.first_byte_timeout):
             return await self._transport.handle_async_request(request)
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
-            async with asyncio.timeout(self._settings.upstream.idle_timeout):
+            async with asyncio.timeout(self._settings.idle_timeout):
                 body = response.content if response.is_closed else await read_body(response, MAX_ERROR_BODY)
         except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status is enough

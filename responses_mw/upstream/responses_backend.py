@@ -22,7 +22,7 @@ from ..protocol.response.assembler import Assembler
 from ..protocol.response.passthrough import ResponsesPassthrough
 from ..protocol.tool_kinds.form import Offered
 from ..protocol.types import Document, Item, Tool
-from ..settings import Settings
+from ..settings import UpstreamSettings
 from .backend import Backend, OpenTurn, TurnRequest
 from .chat_backend import builder_options
 from .client import Upstream
@@ -67,23 +67,30 @@ class ResponsesBackend(Backend):
     """Asks for whole responses."""
 
     def __init__(
-        self, upstream: Upstream, sealer: Sealer, settings: Settings, echo: Callable[[Iterable[Tool]], list[Tool]]
+        self,
+        upstream: Upstream,
+        sealer: Sealer,
+        settings: UpstreamSettings,
+        echo: Callable[[Iterable[Tool]], list[Tool]],
+        *,
+        open_reasoning: bool,
     ) -> None:
         """`echo` removes secrets from the tools that a response shows."""
-        super().__init__(upstream, sealer, settings)
+        super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
         self._echo = echo
 
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> ResponsesPassthrough:
-        is_open = self._settings.server.reasoning_events == "open_responses"
-        return ResponsesPassthrough(document, ids, self._echo, open_reasoning=is_open)
+        return ResponsesPassthrough(document, ids, self._echo, open_reasoning=self._reasoning_is_open)
 
     def replay_builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> Assembler:
-        options = builder_options(request, owner, used_call_ids, self._sealer, self._settings)
-        return Assembler(document, ids, replace(options, think_tag=None, seal=None))
+        options = builder_options(
+            request, owner, used_call_ids, self._sealer, think_tag=None, open_reasoning=self._reasoning_is_open
+        )
+        return Assembler(document, ids, replace(options, seal=None))
 
     def cached_summary(self, request: CreateResponse) -> bool:
         return request.wants_summary

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 def before(app: Any, **settings: Any) -> Upstream:
-    return Upstream(ASGITransport(app), "http://localhost", make_settings(**settings))
+    return Upstream(ASGITransport(app), "http://localhost", make_settings(**settings).upstream)
 
 
 def caller(key: str | None = "good", **headers: str) -> Caller:

@@ -63,7 +63,14 @@ async def open_cache(serve: Serve, embedding_server: EmbeddingServer) -> AsyncIt
             stack.push_async_callback(client.aclose)
             chosen = settings(**{"cache__timeout": 20.0, "upstream__url": embeddings_url, **given})
             assert chosen.upstream is not None
-            return Cache(client, Embeddings(transport, chosen.upstream.url or "", chosen), sealer or Sealer(), chosen)
+            return Cache(
+                client,
+                Embeddings(transport, chosen.upstream.url or "", chosen.cache),
+                sealer or Sealer(),
+                chosen.cache,
+                deployment="tests",
+                memory_bytes=chosen.limits.memory_bytes,
+            )
 
         yield open_cache
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 from responses_mw.cache import Embeddings
 from responses_mw.cache.embeddings import NoEmbedding
@@ -33,7 +34,7 @@ CALLER = {"authorization": "Bearer the caller's", "x-session-id": "7"}
 async def test_the_upstream_is_asked_as_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16))
+    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16).cache)
     vector = await embeddings.embed("Hi", CALLER)
     assert float(np.linalg.norm(vector)) == pytest.approx(1)
     ((headers, body),) = embedding_server.requests
@@ -44,7 +45,7 @@ async def test_the_upstream_is_asked_as_the_caller(
 async def test_the_operators_key_takes_the_place_of_the_callers(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(upstream__api_key="operator")).embed(
+    await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache, SecretStr("operator")).embed(
         "Hi", CALLER
     )
     assert embedding_server.requests[0][0]["authorization"] == "Bearer operator"
@@ -59,7 +60,7 @@ async def test_another_server_never_sees_a_header_of_the_caller(
         cache__embedding_api_key=key,
         upstream__api_key="for the upstream",
     )
-    await Embeddings(transport, "http://upstream", given).embed("Hi", CALLER)
+    await Embeddings(transport, "http://upstream", given.cache, given.upstream.api_key).embed("Hi", CALLER)
     headers, _ = embedding_server.requests[0]
     assert headers.get("authorization") == ("Bearer own" if key else None)
     assert "x-session-id" not in headers
@@ -78,9 +79,9 @@ async def test_an_answer_that_is_no_vector_is_no_embedding(
 ) -> None:
     embedding_server.answer = answer
     with pytest.raises(NoEmbedding):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16)).embed(
-            "Hi"
-        )
+        await Embeddings(
+            transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16).cache
+        ).embed("Hi")
 
 
 async def test_an_answer_without_end_is_no_embedding(
@@ -88,7 +89,7 @@ async def test_an_answer_without_end_is_no_embedding(
 ) -> None:
     embedding_server.answer = b'{"data": [{"embedding": [' + b"1," * 3_000_000 + b"1]}]}"
     with pytest.raises(NoEmbedding, match="more than"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__timeout=20).cache).embed("Hi")
 
 
 async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTransport, serve: Serve) -> None:
@@ -98,7 +99,7 @@ async def test_a_compressed_answer_is_no_embedding(transport: httpx.AsyncHTTPTra
         await send({"type": "http.response.body", "body": gzip.compress(b" " * 100)})
 
     with pytest.raises(NoEmbedding, match="gzip"):
-        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__timeout=20)).embed("Hi")
+        await Embeddings(transport, serve(compressed, lifespan="off"), settings(cache__timeout=20).cache).embed("Hi")
 
 
 async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_time(
@@ -106,9 +107,9 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
 ) -> None:
     embedding_server.status = 500
     with pytest.raises(NoEmbedding, match="500"):
-        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings()).embed("Hi")
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache).embed("Hi")
     with pytest.raises(NoEmbedding):
-        await Embeddings(transport, "http://127.0.0.1:1", settings()).embed("Hi")
+        await Embeddings(transport, "http://127.0.0.1:1", settings().cache).embed("Hi")
 
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -116,7 +117,7 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
 
     begun = time.monotonic()
     with pytest.raises(NoEmbedding, match="Timeout"):
-        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__timeout=0.05)).embed("Hi")
+        await Embeddings(transport, serve(silent, lifespan="off"), settings(cache__timeout=0.05).cache).embed("Hi")
     assert time.monotonic() - begun < 5
 
 
@@ -126,7 +127,7 @@ def test_spaces_differ_by_server_model_size_and_namespace() -> None:
         {}, {"cache__embedding_model": "other"}, {"cache__embedding_dimensions": 8}, {"cache__namespace": "b"},
         {"cache__embedding_url": "http://another"},
     ]  # fmt: skip
-    spaces = {Embeddings(transport, "http://u", settings(**one)).space for one in given}
+    spaces = {Embeddings(transport, "http://u", settings(**one).cache).space for one in given}
     assert len(spaces) == 5
 
 

@@ -15,7 +15,7 @@ from tests.cache.asking import settings
 
 
 def policy(body: Any = None, header: str | None = None, *, stored: bool = True, **given: Any) -> Policy:
-    return policy_of(body, header, settings(**given), stored=stored)
+    return policy_of(body, header, settings(**given).cache, stored=stored)
 
 
 def test_it_is_off_unless_somebody_asks() -> None:

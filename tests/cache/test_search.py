@@ -51,8 +51,8 @@ async def add(store: Entries, search: Scan, key: Key, vector: Vector, *, record:
 
 def opened(client: Client, **given: Any) -> tuple[Entries, Scan]:
     chosen = settings(**given)
-    store = Entries(client, chosen)
-    return store, Scan(store, "space", chosen)
+    store = Entries(client, chosen.cache)
+    return store, Scan(store, "space", chosen.limits.memory_bytes)
 
 
 def brute_force(kept: dict[str, Vector], vector: Vector, threshold: float, count: int) -> list[tuple[str, float]]:

@@ -12,7 +12,8 @@ import pytest
 
 from responses_mw.crypto import Sealer
 from responses_mw.errors import BadRequest
-from responses_mw.tools import Tools
+from responses_mw.settings import ToolSettings
+from responses_mw.tools import ToolConfig, Tools
 from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
 from tests.support.configured import make_settings
 from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
@@ -46,7 +47,7 @@ def configured(**members: Any) -> dict[str, Any]:
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
 def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
-    tools = Tools(SETTINGS, httpx.AsyncClient(), Sealer([]))
+    tools = Tools(ToolConfig(SETTINGS.tools, SETTINGS.search), httpx.AsyncClient(), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
         tools.check([tool(server_label=label) for label in labels])
@@ -56,7 +57,7 @@ def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code
 def test_the_names_of_allowed_tools_are_only_so_many() -> None:
     for members in ({"allowed_tools": ["a"] * 1001}, {"require_approval": {"never": {"tool_names": ["a"] * 1001}}}):
         with pytest.raises(BadRequest, match="array too long"):
-            check_mcp_tool(tool(**members), "tools[0]", SETTINGS)
+            check_mcp_tool(tool(**members), "tools[0]", SETTINGS.tools)
 
 
 # -- what is accepted -----------------------------------------------------------------------------------------------------------
@@ -78,11 +79,11 @@ def test_the_names_of_allowed_tools_are_only_so_many() -> None:
     ],
 )
 def test_what_the_reference_has_is_accepted_as_it_is(given: dict[str, Any]) -> None:
-    assert check_mcp_tool(given, "tools[0]", SETTINGS) == given
+    assert check_mcp_tool(given, "tools[0]", SETTINGS.tools) == given
 
 
 def test_null_means_absent() -> None:
-    assert check_mcp_tool(tool(headers=None, tunnel_id=None, require_approval=None), "tools[0]", SETTINGS) == tool()
+    assert check_mcp_tool(tool(headers=None, tunnel_id=None, require_approval=None), "tools[0]", SETTINGS.tools) == tool()
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,14 @@ def test_null_means_absent() -> None:
 )
 def test_what_is_wrong_is_told_with_its_path_and_without_secrets(given: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        check_mcp_tool(given, "tools[3]", SETTINGS)
+        check_mcp_tool(given, "tools[3]", SETTINGS.tools)
     assert (raised.value.param, raised.value.code) == (f"tools[3].{param}", code)
     assert "secret" not in raised.value.message
 
 
 def test_private_urls_can_be_allowed() -> None:
     given = tool(server_url="http://127.0.0.1:8000/mcp")
-    assert check_mcp_tool(given, "tools[0]", make_settings(tools__allow_private_urls=True)) == given
+    assert check_mcp_tool(given, "tools[0]", ToolSettings(allow_private_urls=True)) == given
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_the_echo_has_no_secrets(url: str, shown: str) -> None:
 # -- which tools ----------------------------------------------------------------------------------------------------------------
 
 READ_ONLY = {"readOnlyHint": True}
-SERVERS = MCPServers(SETTINGS)
+SERVERS = MCPServers(SETTINGS.tools)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = [{"label": "own", "url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}]
-    async with MCPServers(make_settings(tools__mcp_servers=servers)).open(
+    async with MCPServers(make_settings(tools__mcp_servers=servers).tools).open(
         configured(), trace_headers={"traceparent": "t"}
     ) as connection:
         result = await connection.call("headers", {})
@@ -221,14 +222,14 @@ async def test_a_configured_server_is_reached_by_its_label_with_the_operators_cr
 
 async def test_a_request_can_bring_credentials_of_its_own_for_a_configured_server(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}}))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}}).tools)
     async with servers.open(configured(authorization=TOKEN)) as connection:
         assert await connection.list_tools()
 
 
 async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}).tools)
     async with servers.open(configured(headers={"x-user": "admin", "X-Other": "o"})) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
@@ -238,7 +239,7 @@ async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Ser
 
 async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True))
+    servers = MCPServers(make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True).tools)
     async with servers.open(configured(server_url=url)) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
@@ -252,8 +253,8 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    given = check_mcp_tool(tool(server_url=url), "tools[0]", SETTINGS)
-    async with MCPServers(SETTINGS, resolve=resolve).open(given) as connection:
+    given = check_mcp_tool(tool(server_url=url), "tools[0]", SETTINGS.tools)
+    async with MCPServers(SETTINGS.tools, resolve=resolve).open(given) as connection:
         with pytest.raises(BadRequest, match="weather"):
             await connection.list_tools()
     assert watched.methods == []
@@ -269,9 +270,9 @@ def test_what_is_configured_shows_no_secrets() -> None:
 def test_without_the_sdk_the_tool_is_refused_and_the_extra_named() -> None:
     program = f"""if True:
         import sys; sys.modules["mcp"] = None
-        from responses_mw import Settings
+        from responses_mw.settings import ToolSettings
         from responses_mw.tools.mcp import check_mcp_tool
-        try: check_mcp_tool({tool()!r}, "tools[0]", Settings())
+        try: check_mcp_tool({tool()!r}, "tools[0]", ToolSettings())
         except Exception as error: print(error)
     """
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

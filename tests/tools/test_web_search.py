@@ -39,8 +39,8 @@ C = SearchHit("C", "https://sub.a.example/1", "about c")
 
 
 def search(shelf: Shelf, settings: Settings = TAVILY, earlier: Any = (), **tool: Any) -> WebSearch:
-    checked = check_web_search({"type": "web_search", **tool}, "tools[0]", settings)
-    return WebSearch(checked, shelf, settings, earlier)
+    checked = check_web_search({"type": "web_search", **tool}, "tools[0]")
+    return WebSearch(checked, shelf, earlier)
 
 
 def asking(query: str) -> str:
@@ -52,7 +52,7 @@ def asking(query: str) -> str:
 
 @pytest.mark.parametrize("kind", sorted(TYPES))
 def test_every_name_of_the_tool_is_accepted(kind: str) -> None:
-    assert check_web_search({"type": kind}, "tools[0]", TAVILY) == {"type": kind}
+    assert check_web_search({"type": kind}, "tools[0]") == {"type": kind}
 
 
 def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
@@ -69,7 +69,7 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
             "timezone": "Europe/Zurich",
         },
     }
-    checked = check_web_search(tool, "tools[0]", TAVILY)
+    checked = check_web_search(tool, "tools[0]")
     assert checked["filters"] == {"allowed_domains": ["example.com", "münchen.de"]}
     assert checked["user_location"] == {"type": "approximate", "city": "Zürich", "country": "ch", "timezone": "Europe/Zurich"}
 
@@ -96,19 +96,19 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
 )
 def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_web_search({"type": "web_search", **member}, "tools[3]", TAVILY)
+        check_web_search({"type": "web_search", **member}, "tools[3]")
     assert caught.value.param == f"tools[3].{param}"
     assert caught.value.status == 400
 
 
 def test_a_search_that_may_also_return_images_is_accepted_and_returns_text() -> None:
     tool = {"type": "web_search", "search_content_types": ["text", "image"], "image_settings": {"size": "small"}}
-    assert check_web_search(tool, "tools[0]", TAVILY) == tool
+    assert check_web_search(tool, "tools[0]") == tool
 
 
 def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
     tool = {"type": "web_search", "external_web_access": True}
-    assert check_web_search(tool, "tools[0]", Settings()) == tool
+    assert check_web_search(tool, "tools[0]") == tool
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw import Settings
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
+from responses_mw.settings import SearchSettings
 from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider
 from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
 from responses_mw.tools.tool import ToolResult
@@ -47,7 +47,8 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
     def make(name: str, **settings: Any) -> SearchProvider:
         server.answer = SHAPES[name] if server.answer is None else server.answer
         settings = {"search__url": serve(server) + "/", "search__api_key": "secret-key", **settings}
-        made = open_provider(make_settings(search__provider=name, **settings), http)
+        chosen = make_settings(search__provider=name, **settings)
+        made = open_provider(chosen.search, http, chosen.tools.timeout)
         assert made is not None
         return made
 
@@ -218,7 +219,7 @@ async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: Sea
 async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    made = open_provider(make_settings(search__provider="searxng", search__url=url), http)
+    made = open_provider(SearchSettings(provider="searxng", url=url), http, 60)
     assert made is not None
     with pytest.raises(SearchFailed, match="cannot be reached"):
         await made.search(Query("a"))
@@ -266,7 +267,7 @@ def mcp_by(call: CallMCP) -> SearchProvider:
         search__mcp_tool="finder/search",
         tools__mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}},
     )
-    made = open_provider(settings, httpx.AsyncClient(verify=False), call)
+    made = open_provider(settings.search, httpx.AsyncClient(verify=False), 60, call)
     assert made is not None
     return made
 
@@ -332,4 +333,4 @@ async def test_a_search_tool_whose_server_is_away_has_failed() -> None:
 
 
 async def test_nothing_serves_the_search_where_none_is_set(http: httpx.AsyncClient) -> None:
-    assert open_provider(Settings(), http) is None
+    assert open_provider(SearchSettings(), http, 60) is None

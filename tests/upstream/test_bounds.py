@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import UpstreamError
+from responses_mw.settings import UpstreamSettings
 from responses_mw.upstream import Caller, Upstream
 from responses_mw.upstream.transports.asgi import ASGITransport
-from tests.support.configured import make_settings
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, SSE, call, completion, delta, finish, text
@@ -83,7 +83,7 @@ ASKS: dict[str, Ask] = {
 
 
 async def _refused(app: Endless, ask: Ask) -> UpstreamError:
-    upstream = Upstream(ASGITransport(app), "http://upstream", make_settings(upstream__dialect="vllm"))
+    upstream = Upstream(ASGITransport(app), "http://upstream", UpstreamSettings(dialect="vllm"))
     with pytest.raises(UpstreamError) as caught:
         await ask(upstream)
     return caught.value

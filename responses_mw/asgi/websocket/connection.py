@@ -202,9 +202,8 @@ class WebSocketConnection:
 
     async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
         """Whether the response did not fail."""
-        settings = self._settings
         if create.generate:
-            policy = policy_of(request.cache, None, settings, stored=request.store)
+            policy = policy_of(request.cache, None, self._settings.cache, stored=request.store)
             run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches
         else:
             run = self._runner.create_without_model(request, caller, self._held)

@@ -10,21 +10,23 @@ from importlib import import_module
 
 import httpx
 
-from ...settings import Settings
+from ...settings import SearchSettings
 from .provider import CallMCP, Place, ProviderOptions, Query, SearchFailed, SearchHit, SearchProvider, plain_host
 
 __all__ = ["CallMCP", "Place", "Query", "SearchFailed", "SearchHit", "SearchProvider", "open_provider", "plain_host"]
 
 
-def open_provider(settings: Settings, http: httpx.AsyncClient, call_mcp: CallMCP | None = None) -> SearchProvider | None:
+def open_provider(
+    settings: SearchSettings, http: httpx.AsyncClient, timeout: float, call_mcp: CallMCP | None = None
+) -> SearchProvider | None:
     """Open the provider that the settings name, or return None.
 
-    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``search.mcp_tool`` names.
+    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``mcp_tool`` names.
     """
-    if settings.search.provider == "none":
+    if settings.provider == "none":
         return None
-    key = settings.search.api_key.get_secret_value() if settings.search.api_key else ""
-    options = ProviderOptions(http, settings.search.url, key, settings.tools.timeout, call_mcp)
-    module = import_module(f".{settings.search.provider}", __name__)
+    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    options = ProviderOptions(http, settings.url, key, timeout, call_mcp)
+    module = import_module(f".{settings.provider}", __name__)
     provider: SearchProvider = module.Provider(options)
     return provider
