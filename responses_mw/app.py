@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 10_000
 """Maximum connections to the upstream, which limits its concurrency itself. Proxied requests have as many of their own."""
 
+COMMIT_TIMEOUTS = 5
+"""How many timeouts of a Redis call (`redis.timeout`) a finished response waits until it is stored."""
+
 _GETTING_TO_KNOW = 2.0
 IN_PROCESS = "http://localhost"  # what a call tells the application that no request stands behind
 
@@ -116,10 +119,10 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
             ttl_seconds=settings.state.ttl,
             log_ttl_seconds=settings.jobs.log_ttl,
             bounds=bounds,
-            patience=settings.redis.timeout,
+            patience=COMMIT_TIMEOUTS * settings.redis.timeout,
             owner_bytes=settings.limits.stored_bytes,
         )
-        stack.push_async_callback(state.wakeups.aclose)
+        stack.push_async_callback(state.end)
         if settings.redis.url is not None:
             await _check_fitness(state, settings)
         yield state

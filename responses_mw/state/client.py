@@ -61,6 +61,10 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (OSError, "it cannot be reached", True),
 )
 _FAILURES = tuple(row[0] for row in _REASONS)
+_TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
+
+# Timeout of the first probe of a node, and the pause between two probes (seconds).
+FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 
 
 def _unavailable(error: Exception) -> StateUnavailable:
@@ -68,10 +72,54 @@ def _unavailable(error: Exception) -> StateUnavailable:
     return StateUnavailable(reason, passing=passing)
 
 
+class _Probe:
+    """A circuit breaker: asks a node that did not answer in time until it answers.
+
+    Calls wait for the first verdict, which takes at most ``FIRST_PROBE`` seconds: one slow command must not fail the others.
+    From then on they fail at once.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
+        self._ask = ask
+        self._timeout = timeout
+        self._judged = asyncio.Event()
+        self._answers = False
+        self.task = asyncio.create_task(self._run())
+
+    async def check(self) -> None:
+        """Raise StateUnavailable if the node does not answer."""
+        await self._judged.wait()
+        if not self._answers:
+            raise _unavailable(TimeoutError())
+
+    async def _run(self) -> None:
+        seconds = min(FIRST_PROBE, self._timeout)
+        try:
+            while not await self._try(seconds):
+                self._judged.set()
+                seconds = self._timeout
+                await asyncio.sleep(PROBE_PAUSE)
+        finally:
+            self._answers = True
+            self._judged.set()
+
+    async def _try(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ask()
+        except exceptions.ResponseError:
+            return True  # an error is an answer
+        except _FAILURES as error:
+            telemetry.count_state_error(error)
+            return False
+        return True
+
+
 class Client:
     """A Redis server, with a bounded number of round trips under way at a time.
 
     Every failure is a StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
+    After a timeout, round trips to that server fail at once until it answers a probe.
     """
 
     is_cluster: ClassVar[bool] = False
@@ -92,14 +140,19 @@ class Client:
         self._subscriber = subscriber
         self._also_close = also_close
         self._away_since: float | None = None
+        self._probes: dict[str, _Probe] = {}
 
     @property
     def away_for(self) -> float:
         """Seconds since the first failure after the last success; 0 while Redis answers."""
         return time.monotonic() - self._away_since if self._away_since else 0.0
 
-    async def round_trip(self, ask: Callable[[], Awaitable[T]], operation: str = "COMMAND", script: str = "") -> T:
-        """Return what ``ask`` returns; ``operation`` and ``script`` name the span."""
+    async def round_trip(
+        self, ask: Callable[[], Awaitable[T]], operation: str = "COMMAND", script: str = "", key: str | bytes | int = ""
+    ) -> T:
+        """Return what ``ask`` returns; ``operation`` and ``script`` name the span, ``key`` tells the node in a cluster."""
+        if self._probes and (probe := self._probes.get(self._node(key))):
+            await probe.check()
         before = cancellations()
         try:
             # redis-py's pools raise an error when all connections are in use: wait for one here.
@@ -110,14 +163,32 @@ class Client:
             self._away_since = self._away_since or time.monotonic()
             telemetry.count_state_error(error)
             await raise_lost_cancellation(before)
+            if isinstance(error, _TIMEOUTS):
+                self._probe(key)
             raise _unavailable(error) from error
         self._away_since = None
         await raise_lost_cancellation(before)
         return reply
 
+    def _probe(self, key: str | bytes | int) -> None:
+        """Begin to probe the node of the key, from which an answer did not come in time."""
+        node = self._node(key)
+        if node and node not in self._probes:
+            command = self._probing(key)
+            probe = self._probes[node] = _Probe(lambda: self.redis.execute_command(*command), self._timeout)
+            probe.task.add_done_callback(lambda _: self._probes.pop(node))
+
+    def _node(self, key: str | bytes | int) -> str:
+        """The name of the node that a round trip for the key goes to; empty if it is unknown."""
+        return "server"
+
+    def _probing(self, key: str | bytes | int) -> tuple[str | bytes | int, ...]:
+        """The command that probes the node of the key."""
+        return ("PING",)
+
     async def command(self, *words: str | bytes | int) -> Any:
         """Send a command and return its reply."""
-        return await self.round_trip(lambda: self.redis.execute_command(*words))
+        return await self.round_trip(lambda: self.redis.execute_command(*words), key=words[1] if len(words) > 1 else "")
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Run a script, all of whose ``keys`` are in one slot, and return its reply.
@@ -132,7 +203,7 @@ class Client:
             except exceptions.NoScriptError:
                 return await self.redis.eval(script.text, len(keys), *keys, *args)
 
-        return await self.round_trip(ask, "EVALSHA", script.name)
+        return await self.round_trip(ask, "EVALSHA", script.name, keys[0])
 
     async def persistently(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
@@ -154,7 +225,8 @@ class Client:
 
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
         """Send ``commands`` together, each with keys of one slot, and return their replies in order."""
-        return await self.round_trip(lambda: self._pipelined(commands), "PIPELINE")
+        key = commands[0][1] if len(commands) == 1 else ""
+        return await self.round_trip(lambda: self._pipelined(commands), "PIPELINE", key=key)
 
     async def scripts(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Run a script once for each of ``calls`` (keys of one slot, and args), together; return the replies in order."""
@@ -178,6 +250,10 @@ class Client:
 
     async def aclose(self) -> None:
         """Close every connection."""
+        probing = [probe.task for probe in self._probes.values()]
+        for task in probing:
+            task.cancel()
+        await asyncio.gather(*probing, return_exceptions=True)
         await self.redis.aclose()
         if self._also_close is not None:
             await self._also_close()
@@ -214,6 +290,12 @@ class ClusterClient(Client):
         # After a failure, until it has looked up the nodes again, redis-py's own aclose() does nothing.
         for nodes in ("nodes_cache", "startup_nodes"):
             await self.redis.nodes_manager.aclose(nodes)
+
+    def _node(self, key: str | bytes | int) -> str:
+        return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""
+
+    def _probing(self, key: str | bytes | int) -> tuple[str | bytes | int, ...]:
+        return ("EXISTS", key)
 
     def node_of(self, channel: bytes) -> str:
         try:
@@ -266,7 +348,7 @@ def _server(url: str, options: dict[str, Any]) -> Client:
     # (Clients with several nodes to try need them: one that hangs must leave time for the next.)
     from_url = {**options, **parse_url(url)}
     return Client(
-        Redis.from_pool(ConnectionPool(**{**from_url, "socket_timeout": None})),
+        Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
         timeout=options["socket_timeout"],
         max_connections=from_url["max_connections"],
         subscriber=lambda: Redis.from_pool(ConnectionPool(**{**from_url, **_SUBSCRIBING})),
@@ -277,7 +359,8 @@ def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
     nodes, from_url = _hosts(scheme, url, "")
     every = {**options, **from_url}
     # A connection to a node that was restarted is found to be closed by the first command on it. Repeating that one is safe.
-    redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **{**every, "retry": Retry(NoBackoff(), 1)})
+    pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
+    redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **pool)
     return ClusterClient(redis, timeout=options["socket_timeout"], max_connections=every["max_connections"])
 
 
@@ -291,7 +374,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
     asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
     every = {**options, **from_url}
-    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **every)  # type: ignore[no-untyped-call]
+    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **_with_probe(every))  # type: ignore[no-untyped-call]
     return Client(
         sentinel.master_for(service),
         timeout=options["socket_timeout"],
@@ -299,6 +382,11 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
         subscriber=lambda: sentinel.master_for(service, **_SUBSCRIBING),
         also_close=sentinel.aclose,
     )
+
+
+def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a pool with a further connection, for a probe while all others wait for answers."""
+    return {**options, "max_connections": options["max_connections"] + 1}
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:

@@ -11,8 +11,9 @@ from ..ids import RANDOM_LENGTH, random_part
 from ..threads import by_size
 from . import references
 from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
-from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound
+from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
 from .keys import Address, response_address
+from .retractions import DELETE, Retractions
 from .scripts import script
 from .segments import Segments
 from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
@@ -34,7 +35,7 @@ TOMBSTONE_SECONDS = 24 * 60 * 60
 # In place of a response's random part: the first turn of a new root, with the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
-_COMMIT, _DELETE, _GET = script("commit"), script("delete"), script("get")
+_COMMIT, _GET = script("commit"), script("get")
 
 
 class Responses:
@@ -61,6 +62,11 @@ class Responses:
         self._log_ttl = log_ttl_seconds * 1000
         self._bounds = bounds
         self._patience = patience
+        self._retractions = Retractions(client, quota)
+
+    async def aclose(self) -> None:
+        """Stop undoing commits that were given up."""
+        await self._retractions.aclose()
 
     async def chain(self, response_id: str, owner: str) -> Chain:
         """The history up to and including the response, for a new one to continue.
@@ -134,7 +140,7 @@ class Responses:
         random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already.
         ``last`` ends the log of a background response, whose record must be there; such a one that failed is stored whatever
         its size, and no quota refuses ``last``. Raises OverBound, OverQuota, Deleted, Fenced, or StateUnavailable when the
-        patience is over; the write may then have happened.
+        patience is over. Without ``last``, the response is then not stored, or removed as soon as Redis answers.
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
@@ -150,7 +156,14 @@ class Responses:
         if last is not None:
             facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
             blobs.append(last.data)
-        answer = await self._place(address, facts, blobs, chain, [*items, *document["output"]])
+        made = [*items, *document["output"]]
+        try:
+            answer = await self._place(address, facts, blobs, chain, made)
+        except StateUnavailable as error:
+            if last is None and error.passing:
+                appended = [item["id"] for item in made] if chain.conversation is not None else []
+                self._retractions.add(address, owner, token, appended)
+            raise
         if answer == b"deleted":
             raise Deleted("Response", document["id"])
         if answer == b"fenced":
@@ -174,7 +187,7 @@ class Responses:
         """Delete the response, and all text that no remaining response needs. Raises Missing."""
         address = _address(response_id)
         keys = [address.record, address.tombstone]
-        answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000])
+        answer, *report = await self._client.script(DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
         if answer == b"missing":
             raise Missing("Response", response_id)
         _check_answer(answer)

@@ -43,7 +43,7 @@ class State:
         ttl_seconds: int = WEEK,
         log_ttl_seconds: int = DAY,
         bounds: Bounds | None = None,
-        patience: float = 2.0,
+        patience: float = 10.0,
         partitions: int = 8,
         owner_bytes: int = 0,
     ) -> None:
@@ -90,5 +90,10 @@ class State:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self.wakeups.aclose()
+        await self.end()
         await self.client.aclose()
+
+    async def end(self) -> None:
+        """End all tasks; the client stays open."""
+        await self.responses.aclose()
+        await self.wakeups.aclose()

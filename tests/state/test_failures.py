@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.ids import random_part
-from responses_mw.state import Chain, State, StateUnavailable, connect
+from responses_mw.state import Chain, Deleted, Missing, State, StateUnavailable, connect
 from responses_mw.state.codec import turn_owner
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def opened(url: str, *, answers_in: float = 20.0, patience: float = 0.0) -> AsyncIterator[State]:
-    state = State(connect(url, timeout=answers_in), patience=patience)
+async def opened(url: str, *, answers_in: float = 20.0, patience: float | None = 0.0) -> AsyncIterator[State]:
+    """A state that waits as long as it does by default if ``patience`` is None."""
+    client = connect(url, timeout=answers_in)
+    state = State(client) if patience is None else State(client, patience=patience)
     try:
         yield state
     finally:
@@ -124,6 +126,90 @@ async def test_a_commit_during_a_stall_of_redis_is_stored_once(start: Callable[.
         with server.client() as client:
             assert list(turns(client).values()) == [2]
             assert_whole(client)
+
+
+async def test_responses_that_end_during_a_stall_longer_than_a_timeout_are_all_stored(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, patience=60) as state, opened(server.url, answers_in=0.5, patience=None) as ours:
+        await respond(state, Chain.new(), "loads the script")
+        server.signal(signal.SIGSTOP)
+        storing = []
+        for number in range(57):
+            storing.append(asyncio.create_task(respond(ours, Chain.new(), f"{number}")))
+            await asyncio.sleep(0.03)
+        await asyncio.sleep(1.0)
+        server.signal(signal.SIGCONT)
+        stored = await asyncio.gather(*storing, return_exceptions=True)
+        assert [end for end in stored if isinstance(end, BaseException)] == []
+        for number, response in enumerate(stored):
+            assert await history(state, str(response)) == [f"{number}", f"{number}!"]
+
+
+async def test_a_commit_that_was_given_up_during_a_stall_is_undone(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
+        conversation_id = await converse(state, "one")
+        chain = await state.conversations.chain(conversation_id, ALICE)
+        document, given = made(chain, "two")
+        token = random_part()
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StateUnavailable):
+            await hasty.responses.commit(chain, document, given, ALICE, token)
+        server.signal(signal.SIGCONT)
+        with server.client() as client:
+            async with asyncio.timeout(60):
+                while not client.keys("*:x:*"):
+                    await asyncio.sleep(0.02)
+        with pytest.raises(Deleted):  # the same commit, should it arrive only now
+            await state.responses.commit(chain, document, given, ALICE, token)
+        with pytest.raises(Missing):
+            await state.responses.get(document["id"], ALICE)
+        assert await listed(state, conversation_id) == ["one"]
+
+
+async def test_undoing_a_commit_spares_what_another_token_has_written(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
+        document, given = made(Chain.new(), "one")
+        await state.responses.commit(Chain.new(), document, given, ALICE, "first")
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StateUnavailable):
+            await hasty.responses.commit(Chain.new(), document, given, ALICE, "second")
+        server.signal(signal.SIGCONT)
+        other = await respond(hasty, Chain.new(), "given up later, undone later")
+        await hasty.responses.aclose()
+        assert await history(state, document["id"]) == ["one", "one!"]
+        assert await history(state, other) == ["given up later, undone later", "given up later, undone later!"]
+
+
+async def test_after_a_timeout_nobody_waits_for_a_redis_that_hangs_until_it_answers(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url, answers_in=1.5) as state:
+        response = await respond(state, Chain.new(), "one")
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StateUnavailable):
+            await state.responses.get(response, ALICE)
+        before = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(StateUnavailable, match="did not answer in time"):
+                await state.responses.get(response, ALICE)
+        assert time.monotonic() - before < 10  # instead of 30
+        server.signal(signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(StateUnavailable):
+                    assert (await state.responses.get(response, ALICE)).document["id"] == response
+                    break
+                await asyncio.sleep(0.02)
+
+
+async def test_one_slow_command_fails_no_other(open_state: OpenState, valkey: Server, server: Plain) -> None:
+    state = open_state(valkey.url, timeout=0.5)
+    response = await respond(state, Chain.new(), "one")
+    for _ in range(3):
+        with pytest.raises(StateUnavailable):
+            await state.client.command("BLPOP", "rmw:none", 60)
+        assert (await state.responses.get(response, ALICE)).document["id"] == response
 
 
 async def test_what_is_added_to_a_conversation_during_a_stall_of_redis_is_stored_once(start: Callable[..., Server]) -> None:

@@ -5,9 +5,5 @@
 
 local refused = refusal(ARGV[1])
 if refused then return {refused} end
-local blob = redis.call('HGET', KEYS[1] .. ':items', ARGV[2])
-if not blob then return {'cursor'} end
-redis.call('HDEL', KEYS[1] .. ':items', ARGV[2])
-redis.call('ZREM', KEYS[1] .. ':order', ARGV[2])
-redis.call('HINCRBY', KEYS[1], 'bytes', -json_size(blob))
+if not remove_item(ARGV[2]) then return {'cursor'} end
 return with_size({'deleted', unpack(redis.call('HMGET', KEYS[1], 'created_at', 'metadata'))})

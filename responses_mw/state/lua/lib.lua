@@ -126,6 +126,16 @@ local function append_items(first, ttl)
   for _, key in ipairs({meta, items, order}) do keep(key, ttl) end
 end
 
+-- Remove an item from the conversation; return whether it was there.
+local function remove_item(id)
+  local blob = redis.call('HGET', prefix .. 'c:items', id)
+  if not blob then return false end
+  redis.call('HDEL', prefix .. 'c:items', id)
+  redis.call('ZREM', prefix .. 'c:order', id)
+  redis.call('HINCRBY', prefix .. 'c', 'bytes', -json_size(blob))
+  return true
+end
+
 -- The size of the conversation.
 local function conversation_size()
   local key = prefix .. 'c'
