@@ -12,7 +12,7 @@ import orjson
 
 from ..errors import UpstreamError, UpstreamTimeout
 from ..http import MAX_BODY, BodyRefused, check_uncompressed
-from ..protocol.chat.chunks import DeltaFastPath, Text, as_chunk
+from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
 from ..protocol.request.body import loads
 from ..protocol.response.events import TERMINAL
 from ..protocol.sse import DONE, Decoder, FrameTooLong
@@ -46,6 +46,7 @@ class ChatStream:
         self._response: httpx.Response | None = None
         self._decoder: Decoder | _Whole = Decoder()
         self._shortcut = DeltaFastPath()
+        self._halves = SurrogateHalves()
         self._begins_frame = True
         self._fault: UpstreamError | None = None
         self._first: list[Chunk | Text] = []
@@ -121,7 +122,9 @@ class ChatStream:
             raise UpstreamError(f"The upstream sent {error}.") from error
         self._begins_frame = self._decoder.is_between_frames
         chunks = self._decoded(frames)
-        if len(frames) == len(chunks) == 1 and began_frame and self._begins_frame:
+        if self._halves.is_holding:
+            self._begins_frame = False  # the next chunk must be parsed, to join it
+        elif len(frames) == len(chunks) == 1 and began_frame and self._begins_frame:
             self._shortcut.learn(data, chunks[0])
         if not data:
             self._is_over = True
@@ -138,7 +141,7 @@ class ChatStream:
                 self.done = self._is_over = True
                 break
             try:
-                chunks.append(_chunk(frame))
+                chunks.append(_chunk(frame, self._halves))
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
@@ -178,19 +181,22 @@ class _Whole:
         return [b"".join(self._parts)]
 
 
-def json_object(data: bytes) -> dict[str, Any]:
+def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
     """Decode a JSON object from an upstream. Raises ``UpstreamError``."""
     try:
-        decoded = loads(data)
-    except orjson.JSONDecodeError as error:
-        raise UpstreamError("The upstream sent something that is not JSON.") from error
+        decoded = halves.join(loads(data)) if halves.is_holding else loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            decoded = halves.decode(data)
+        except ValueError as error:
+            raise UpstreamError("The upstream sent something that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is not an object.")
     return decoded
 
 
-def _chunk(data: bytes) -> dict[str, Any]:
-    decoded = json_object(data)
+def _chunk(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
+    decoded = _json_object(data, halves)
     if ("choices" not in decoded or "error" in decoded) and is_error(decoded):
         raise from_frame(decoded)
     return decoded
@@ -278,7 +284,7 @@ class ResponsesStream(ChatStream):
                 self._is_over = True
                 break
             try:
-                events.append(_event(frame))
+                events.append(_event(frame, self._halves))
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
@@ -288,8 +294,8 @@ class ResponsesStream(ChatStream):
         return events
 
 
-def _event(data: bytes) -> dict[str, Any]:
-    decoded = json_object(data)
+def _event(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
+    decoded = _json_object(data, halves)
     if decoded.get("object") == "response" and "type" not in decoded:
         return {"type": _FINISHED.get(str(decoded.get("status")), "response.failed"), "response": decoded}
     if decoded.get("type") == "error" or ("type" not in decoded and is_error(decoded)):

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 BODY = {"input": "Hi", "model": "tiny", "stream": True}
 
 
+def _ascii_frame(chunk: dict[str, Any]) -> bytes:
+    """A frame as a server writes it that escapes everything beyond ASCII, also one half of a character."""
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+HALVES = ("Hi ", "\ud83d", "\ude00 and \ud83d", "\ude01", "!")
+
+
 # -- how it begins -------------------------------------------------------------------------------------------------------
 
 
@@ -35,6 +43,27 @@ async def test_text_is_streamed_as_it_comes(ours: Ours, upstream: ScriptedUpstre
             if b'"delta":"Hel"' in raw:
                 more.set()
     assert check(raw).deltas == ["Hel", "lo"]
+
+
+@pytest.mark.parametrize("member", ["content", "reasoning"])
+async def test_a_character_in_two_halves_is_joined(ours: Ours, upstream: ScriptedUpstream, member: str) -> None:
+    upstream.stream(*(_ascii_frame(delta(**{member: piece})) for piece in HALVES), text("end"), finish())
+    streamed = await stream(ours)
+    assert streamed.response["output"][0]["content"][0]["text"].removesuffix("end") == "Hi \U0001f600 and \U0001f601!"
+
+
+async def test_a_character_in_two_halves_is_joined_within_the_arguments_of_a_call(
+    ours: Ours, upstream: ScriptedUpstream
+) -> None:
+    pieces = ['{"q": "', *HALVES, '"}']
+    upstream.stream(*(_ascii_frame(call(piece, name="f", call_id="c")) for piece in pieces), finish("tool_calls"))
+    streamed = await stream(ours, tools=[{"type": "function", "name": "f"}])
+    assert json.loads(streamed.response["output"][0]["arguments"]) == {"q": "Hi \U0001f600 and \U0001f601!"}
+
+
+async def test_half_a_character_that_stays_alone_is_replaced(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*map(_ascii_frame, [delta(content="a\ud83d"), delta(content="b"), delta(content="\ude00c")]), finish())
+    assert (await stream(ours)).response["output_text"] == "a\ufffdb\ufffdc"
 
 
 @pytest.mark.both_mounts

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from responses_mw.errors import NotSupported
+from responses_mw.errors import BadRequest, NotSupported
 from responses_mw.protocol.chat.client_tools import offered
-from responses_mw.protocol.chat.dialects import DIALECTS
+from responses_mw.protocol.chat.dialects import DIALECTS, VLLM
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
 
@@ -31,6 +31,13 @@ def refused(dialect: str, param: str, **body: Any) -> None:
         chat(dialect, **body)
     assert raised.value.param == param
     assert dialect in raised.value.message
+
+
+def test_a_request_without_anything_to_answer_is_refused_by_name() -> None:
+    with pytest.raises(BadRequest) as caught:
+        to_chat(parse({"input": []}), [], VLLM, model="m")
+    assert (caught.value.param, caught.value.code) == ("input", "missing_required_parameter")
+    assert to_chat(parse({"input": [], "instructions": "Greet."}), [], VLLM, model="m")["messages"]
 
 
 @pytest.mark.parametrize("dialect", ALL)

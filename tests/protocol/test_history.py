@@ -94,6 +94,25 @@ def test_an_output_without_a_call_is_refused_by_name() -> None:
     assert raised.value.param == "input[1]"
 
 
+def test_a_call_that_the_history_has_already_is_refused_as_a_duplicate() -> None:
+    items = [user("x"), call("a", id="fc_1"), call("a", id="fc_2"), output("a")]
+    with pytest.raises(BadRequest, match="Duplicate item found with id fc_1") as raised:
+        messages(*items, offset=2)
+    assert (raised.value.param, raised.value.code) == ("input[0]", "duplicate_item")
+    assert "send only its output" in raised.value.message
+
+
+def test_another_call_with_the_same_call_id_is_not_taken_for_a_duplicate() -> None:
+    with pytest.raises(BadRequest, match="No tool output found for function call a"):
+        messages(call("a"), output("a"), {**call("a"), "arguments": '{"other": 1}'}, user("y"))
+
+
+def test_a_second_output_of_an_answered_call_is_refused_as_such() -> None:
+    with pytest.raises(BadRequest, match="The function call a already has an output") as raised:
+        messages(user("x"), call("a"), output("a"), output("a"))
+    assert (raised.value.param, raised.value.code) == ("input[3]", "duplicate_item")
+
+
 def test_images_that_a_tool_returned_follow_it() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     result = messages(call("a"), output("a", [{"type": "input_text", "text": "see"}, image]))

@@ -11,7 +11,9 @@ While a model writes, a server sends frames that differ in one string only. ``De
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn, TypeAlias
 
 from ..request.checks import malformed
 from ..types import Chunk
@@ -47,6 +49,73 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         malformed("tool_calls")
     return {**message, "tool_calls": [{**call, "index": index} for index, call in enumerate(calls)]}
+
+
+class SurrogateHalves:
+    """Join the halves of a character that a server sent in two chunks.
+
+    A server that cuts text by UTF-16 code units writes an emoji as ``"\\ud83d"`` and ``"\\ude00"``, which strict decoders
+    refuse. A half whose other half does not follow becomes U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the next chunk may have the other half."""
+        return bool(self._held)
+
+    def decode(self, data: bytes) -> Any:
+        """Decode JSON that may have halves. Raise ``ValueError`` if it is invalid otherwise."""
+        if b"\\ud" not in data.lower():
+            raise ValueError("invalid JSON")
+        try:
+            return _whole_characters(self.join(json.loads(data, parse_constant=_refuse_constant)))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+    def join(self, chunk: Any) -> Any:
+        """Complete the texts of a decoded chunk or event in place, and hold back halves at their ends."""
+        for place, holder, member in _growing_texts(chunk):
+            text = self._held.pop(place, "") + holder[member]
+            if text and "\ud800" <= text[-1] < "\udc00":
+                self._held[place], text = text[-1], text[:-1]
+            holder[member] = _whole_characters(text)
+        return chunk
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"invalid JSON: {name}")
+
+
+def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
+    """The texts of a chunk (or of an event) that continue in the next one: what they continue, the holder and its member."""
+    if not isinstance(chunk, dict):
+        return
+    if isinstance(chunk.get("delta"), str):
+        yield (str(chunk.get("type")), str(chunk.get("item_id"))), chunk, "delta"
+    choices = chunk.get("choices")
+    deltas = [one.get("delta") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    for delta in (one for one in deltas if isinstance(one, dict)):
+        yield from ((("text", name), delta, name) for name in (*_TEXTS, "refusal") if isinstance(delta.get(name), str))
+        given = delta.get("tool_calls")
+        calls: list[Any] = given if isinstance(given, list) else [given]
+        for call in calls:
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                yield ("call", str(call.get("index"))), function, "arguments"
+
+
+def _whole_characters(value: Any) -> Any:
+    """Join pairs of halves in all strings, and replace single ones."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_characters(one) for one in value]
+    if isinstance(value, dict):
+        return {_whole_characters(name): _whole_characters(member) for name, member in value.items()}
+    return value
 
 
 _TEXTS = ("content", "reasoning", "reasoning_content")

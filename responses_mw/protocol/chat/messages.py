@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -89,6 +89,7 @@ class _Fold:
         self._open_call_ids: set[str] = set()
         # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
         self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
+        self._answered: dict[str, Item] = {}  # calls with an output, by call_id
         self._declined: dict[str, Item] = {}
         self._summary: Message | None = None
         for position, item in enumerate(items):
@@ -186,12 +187,22 @@ class _Fold:
         waiting = self._outputs[call.call_id]
         if waiting:
             position, item = waiting.popleft()
+            self._answered.setdefault(call.call_id, call.item)
             is_search = item["type"] == "tool_search_output"
             return search_output(item["tools"], self._names) if is_search else output_of(item), position
         if call.item.get("status") != "incomplete":
-            message = f"No tool output found for {_words(call.item)} {call.call_id}."
-            raise BadRequest(message, param=self.path(call.position), code="missing_tool_output")
+            self._refuse_unanswered(call)
         return None
+
+    def _refuse_unanswered(self, call: _Called) -> NoReturn:
+        """Refuse a call without an output. Some clients send a call again that the history has already."""
+        where, first = self.path(call.position), self._answered.get(call.call_id)
+        if first is not None and _same_call(first, call.item):
+            shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
+            why = f"the {_words(first)} {call.call_id} is in the history already; send only its output."
+            raise BadRequest(f"Duplicate item found with {shown}: {why}", param=where, code="duplicate_item")
+        message = f"No tool output found for {_words(call.item)} {call.call_id}."
+        raise BadRequest(message, param=where, code="missing_tool_output")
 
     def _add_assistant(self, text: str, reasoning: str, calls: list[_Called]) -> None:
         message: Message = {"role": "assistant"}
@@ -214,6 +225,9 @@ class _Fold:
         for call_id, left in self._outputs.items():
             if left:
                 position, item = left[0]
+                if call_id in self._answered:
+                    message = f"The {_words(self._answered[call_id])} {call_id} already has an output; send each output once."
+                    raise BadRequest(message, param=self.path(position), code="duplicate_item")
                 message = f"No tool call found for {_words(item)} with call_id {call_id}."
                 raise BadRequest(message, param=self.path(position), code="missing_tool_call")
 
@@ -233,6 +247,10 @@ _STEPS: dict[str, Callable[[_Fold, Item, int], None]] = {
 def _step(item: Item) -> Callable[[_Fold, Item, int], None] | None:
     kind = ITEMS.get(item["type"])
     return None if kind is None else _STEPS.get(item["type"], _STEPS[kind.role])
+
+
+def _same_call(one: Item, other: Item) -> bool:
+    return one["type"] == other["type"] and one.get("name") == other.get("name") and arguments_of(one) == arguments_of(other)
 
 
 def _words(item: Item) -> str:

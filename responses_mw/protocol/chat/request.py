@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...errors import BadRequest
 from ..request import checks
 from ..request.create import CreateResponse
 from ..request.tools import choice_names
@@ -36,19 +37,19 @@ def to_chat(
     ``offered`` the functions that it may call, and ``results`` what it sees of calls in this run, by item id. In later turns
     of a run a forced tool is no longer forced, as the loop would never end.
     """
-    body: ChatRequest = {
-        **request.extra,
-        "model": model,
-        "messages": to_messages(
-            items,
-            dialect,
-            instructions=request.instructions,
-            all_reasoning=request.reasoning.get("context") == "all_turns",
-            offset=own,
-            names=namer(offered),
-            results=results or {},
-        ),
-    }
+    messages = to_messages(
+        items,
+        dialect,
+        instructions=request.instructions,
+        all_reasoning=request.reasoning.get("context") == "all_turns",
+        offset=own,
+        names=namer(offered),
+        results=results or {},
+    )
+    if not messages:
+        message = "There is nothing to answer: 'input' is empty, and so are the history and the instructions."
+        raise BadRequest(message, param="input", code="missing_required_parameter")
+    body: ChatRequest = {**request.extra, "model": model, "messages": messages}
     _add_sampling(body, request, dialect)
     _add_output_limits(body, request, dialect)
     _add_reasoning(body, request, dialect)
