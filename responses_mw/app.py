@@ -250,20 +250,23 @@ async def open_application(
 
     The crew does not work yet: whoever opens this knows when the upstream can be called."""
     async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache), AsyncExitStack() as stack:
-        limits = RateLimits(state.usage if state is not None else None, settings)
+        limits = RateLimits(state.usage if state is not None else None, settings.limits)
         if limits.are_set:
             await stack.enter_async_context(limits.renewing())
         if state is None:
-            await stack.enter_async_context(open_admin(settings, checks(upstream, None, None), None))
+            await stack.enter_async_context(open_admin(settings.server, checks(upstream, None, None), None))
             yield Application(_around(Routes(runner, upstream, None, None, settings), limits, settings), None)
             return
         followers = Followers(state)
-        background = Background(state, followers, sealer, settings)
-        worker = Worker(runner, state, sealer, settings, scope) if settings.jobs.concurrency else None
+        background = Background(state, followers, sealer, settings.jobs, settings.redis)
+        worker = None
+        if settings.jobs.concurrency:
+            drain_timeout = settings.server.drain_timeout
+            worker = Worker(runner, state, sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
         async with aclosing(JobService(background, followers, worker)) as crew:
             crew.start()
             is_working = (lambda: crew.is_working) if worker is not None else None
-            async with open_admin(settings, checks(upstream, state, is_working), state):
+            async with open_admin(settings.server, checks(upstream, state, is_working), state):
                 routes = Routes(runner, upstream, state, background, settings, cache)
                 yield Application(_around(routes, limits, settings), crew)
 
@@ -272,7 +275,7 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
     """What a request passes before it comes to the ``routes``."""
     if limits.are_set:
         routes = RateLimitMiddleware(routes, limits)
-    keys = APIKeys.of(settings)
+    keys = APIKeys.of(settings.auth)
     if keys is not None:
         routes = APIKeyMiddleware(routes, keys)
     if settings.server.cors_origins:
@@ -292,8 +295,8 @@ class ResponsesMiddleware(Dispatcher):
     def __init__(
         self, app: ASGIApp, settings: Settings | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        settings = settings or Settings()
-        super().__init__(app, settings, partial(open_application, app, settings, transport))
+        self.settings = settings = settings or Settings()
+        super().__init__(app, settings.server, partial(open_application, app, settings, transport))
 
 
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
@@ -308,7 +311,7 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
         trust_env=False,
     )
-    keys = APIKeys.of(settings)
+    keys = APIKeys.of(settings.auth)
     passable = PassablePaths(settings.auth.proxy_paths) if keys is not None else None
     proxy: ASGIApp = ReverseProxy(client, settings.upstream.url, settings.server.base_path, passable=passable)
     if keys is not None:

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from .errors import BadRequest, Forbidden, StartupError
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .settings import AuthSettings
 
 Gate: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -63,15 +63,15 @@ class APIKeys:
             self._hashes.append((bytes.fromhex(match[2]), match[1]))
 
     @classmethod
-    def of(cls, settings: Settings) -> APIKeys | None:
+    def of(cls, settings: AuthSettings) -> APIKeys | None:
         """Return the configured keys, or None if there are none. Raises `InvalidKeys`."""
-        if settings.auth.api_keys_file is None:
-            keys = cls(settings.auth.api_keys) if settings.auth.api_keys else None
+        if settings.api_keys_file is None:
+            keys = cls(settings.api_keys) if settings.api_keys else None
         else:
-            keys = cls([*_read_lines(settings.auth.api_keys_file), *settings.auth.api_keys])
+            keys = cls([*_read_lines(settings.api_keys_file), *settings.api_keys])
             if not keys._hashes:
                 raise InvalidKeys("auth.api_keys_file holds no key, so that every request would be refused")
-        unknown = set(settings.auth.tenant_keys) - (keys.names if keys is not None else set())
+        unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
         if unknown:
             raise InvalidKeys(f"auth.tenant_keys names {', '.join(sorted(unknown))}, which is not the name of an API key")
         return keys
@@ -103,15 +103,15 @@ def has_key(scope: Any) -> bool:
     return API_KEY in scope
 
 
-def owner_in(scope: Any, settings: Settings) -> str:
+def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 
     It is the tenant that a trusted gateway names in `auth.tenant_header`, else the API key, else the credential. A changed
     credential is another owner. Raises `BadRequest` if the tenant is missing, because all users of the gateway would share one
     owner. Raises `Forbidden` for a tenant that the API key may not name.
     """
-    name, header, headers = scope.get(API_KEY), settings.auth.tenant_header, Headers(scope=scope)
-    if name is not None and header and settings.auth.tenant_keys and name not in settings.auth.tenant_keys:
+    name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
+    if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
         if header in headers:
             raise Forbidden(f"This API key may not name a tenant: remove the header '{header}'.", code="tenant_not_allowed")
         header = None

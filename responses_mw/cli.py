@@ -213,7 +213,7 @@ async def work(settings: Settings) -> None:
     stopping = asyncio.Event()
     async with open_core(_no_app, settings) as (upstream, state, sealer, runner, _):
         assert state is not None
-        worker = Worker(runner, state, sealer, settings)
+        worker = Worker(runner, state, sealer, settings.jobs, settings.redis, drain_timeout=settings.server.drain_timeout)
 
         def stop() -> None:
             stopping.set()
@@ -221,7 +221,7 @@ async def work(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        async with open_admin(settings, checks(upstream, state, lambda: not stopping.is_set()), state):
+        async with open_admin(settings.server, checks(upstream, state, lambda: not stopping.is_set()), state):
             print(f"responses-mw: working for {settings.upstream.url}", flush=True)
             await worker.run()
 
@@ -253,7 +253,7 @@ async def check(settings: Settings) -> int:
 
 def _check_files(settings: Settings) -> bool:
     try:
-        APIKeys.of(settings)
+        APIKeys.of(settings.auth)
         Prompts(settings.server.prompts_dir)
     except (InvalidKeys, UnfitPrompt, OSError) as error:
         print(f"settings: {error}", file=sys.stderr)

@@ -24,7 +24,7 @@ from .json import JSONResponse
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ..settings import Settings
+    from ..settings import ServerSettings
     from ..state import State
     from ..upstream import Upstream
 
@@ -126,17 +126,15 @@ async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
 
 
 @asynccontextmanager
-async def open_admin(settings: Settings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
+async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
     """Serves the admin port meanwhile, if one is set, and measures the queue, if anybody wants to know.
 
     Raises ``PortTaken``."""
     async with AsyncExitStack() as stack:
-        if state is not None and (settings.server.admin_port or telemetry.is_measuring()):
+        if state is not None and (settings.admin_port or telemetry.is_measuring()):
             await stack.enter_async_context(_watching(state))
-        if settings.server.admin_port:
-            await stack.enter_async_context(
-                _serving(Admin(checks), _listener(settings.server.admin_host, settings.server.admin_port))
-            )
+        if settings.admin_port:
+            await stack.enter_async_context(_serving(Admin(checks), _listener(settings.admin_host, settings.admin_port)))
         yield
 
 

@@ -18,7 +18,6 @@ from ..protocol.request.create import check_metadata
 from ..protocol.request.items import parse_input
 from ..protocol.request.tools import check_number_of_tools
 from ..protocol.types import Item
-from ..settings import Settings
 from ..state import Conversation, Page, State
 from ..threads import by_size
 from ..upstream import Caller, Upstream
@@ -29,11 +28,10 @@ MOST_ITEMS = 20  # that one request may add
 
 
 class ConversationRoutes:
-    def __init__(self, upstream: Upstream, state: State | None, reader: Reader, settings: Settings) -> None:
+    def __init__(self, upstream: Upstream, state: State | None, reader: Reader) -> None:
         self._upstream = upstream
         self._state = state
         self._reader = reader
-        self._settings = settings
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations``"""

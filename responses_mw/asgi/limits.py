@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..auth import Gate
-    from ..settings import Settings
+    from ..settings import LimitSettings
     from ..state.limits import Kind, Rate, Usage
     from ..upstream import Caller
 
@@ -50,9 +50,9 @@ _RETRY_AFTER = {"streams": 1, "background": 5}
 class RateLimits:
     """The configured limits, and the streams that this process counts. Without ``usage``, nothing is limited."""
 
-    def __init__(self, usage: Usage | None, settings: Settings) -> None:
-        self.per_minute = settings.limits.requests_per_minute
-        self.maximums: dict[Kind, int] = {"streams": settings.limits.streams, "background": settings.limits.background}
+    def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
+        self.per_minute = settings.requests_per_minute
+        self.maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
         self.usage = usage
         self._open: dict[str, set[str]] = {}
         if usage is None and self.are_set:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import APIError, StartupError, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
-from ..settings import Settings
+from ..settings import ServerSettings
 from .json import ErrorResponse
 
 # What of a host's scope a call needs that no request stands behind.
@@ -37,9 +37,9 @@ OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncC
 class Dispatcher:
     """Pass the paths that are ours to the application, everything else to ``app``, and open and close with the lifespan."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, open_application: OpenApplication) -> None:
+    def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
         self.app = app
-        self.settings = settings
+        self._server = server
         self._open_application = open_application
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
@@ -59,7 +59,7 @@ class Dispatcher:
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket" and not self.settings.server.max_websockets:
+        elif scope["type"] == "websocket" and not self._server.max_websockets:
             refusal = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
             await ErrorResponse(refusal)(scope, receive, send)
         else:
@@ -72,9 +72,9 @@ class Dispatcher:
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):
             path = path[len(root) :]
-        if not path.startswith(self.settings.server.base_path):
+        if not path.startswith(self._server.base_path):
             return None
-        path = path[len(self.settings.server.base_path) :]
+        path = path[len(self._server.base_path) :]
         return path.rstrip("/") if any(path == ours or path.startswith(ours + "/") for ours in _OURS) else None
 
     # -- opening and closing -----------------------------------------------------------------------------------------

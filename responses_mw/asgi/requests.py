@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from ..protocol.request.body import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse
 from ..protocol.response import document
 from ..protocol.types import Item, Part
-from ..settings import Settings
+from ..settings import AuthSettings, LimitSettings
 from ..state import Page
 from ..telemetry import annotate
 from ..threads import by_size
@@ -66,13 +66,14 @@ class RequestParser:
 
 
 class Reader:
-    """Reads requests within the bounds of ``settings``."""
+    """Reads requests within the ``limits``. ``forward_headers`` names the headers that the upstream gets."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, limits: LimitSettings, auth: AuthSettings, forward_headers: Iterable[str]) -> None:
+        self._auth = auth
+        self._max_bytes = limits.max_request_bytes
         self._limits = REQUEST_LIMITS
-        self._inbound = Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))
-        self._forwarded = frozenset(name.encode() for name in ["authorization", *settings.upstream.forward_headers])
+        self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
+        self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
@@ -81,7 +82,7 @@ class Reader:
             if raw in self._forwarded:
                 name = raw.decode()
                 headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
-        owner = owner_in(request.scope, self._settings)
+        owner = owner_in(request.scope, self._auth)
         annotate(owner=owner)
         is_known = has_key(request.scope)
         return Caller(
@@ -112,7 +113,7 @@ class Reader:
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
         """The body; each piece of it moves the end of ``waiting``."""
-        longest = self._settings.limits.max_request_bytes
+        longest = self._max_bytes
         now = asyncio.get_running_loop().time
         chunks, size = [], 0
         async for chunk in request.stream():

@@ -27,7 +27,7 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.response.compaction import create_body
 from ..protocol.response.document import whole
 from ..protocol.types import Document
-from ..settings import Settings
+from ..settings import CacheSettings, ServerSettings
 from ..state import State
 from ..telemetry import annotate
 from ..upstream import Caller, Upstream
@@ -48,11 +48,13 @@ class ResponseRoutes:
         background: Background | None,
         reader: Reader,
         parser: RequestParser,
-        settings: Settings,
+        settings: ServerSettings,
+        caching: CacheSettings,
         cache: Cache | None = None,
     ) -> None:
         self._runner = runner
         self._cache = cache
+        self._caching = caching
         self._upstream = upstream
         self._state = state
         self._background = background
@@ -69,7 +71,7 @@ class ResponseRoutes:
         if parsed.stream:
             await allowance.stream(caller.owner, gate)
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
-        policy = policy_of(parsed.cache, told, self._settings.cache, stored=parsed.store)
+        policy = policy_of(parsed.cache, told, self._caching, stored=parsed.store)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller)
         run = self._runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
@@ -168,7 +170,7 @@ class CompactRoutes:
         upstream: Upstream,
         reader: Reader,
         parser: RequestParser,
-        settings: Settings,
+        settings: ServerSettings,
     ) -> None:
         self._runner = runner
         self._upstream = upstream

@@ -42,14 +42,25 @@ class Routes:
         settings: Settings,
         cache: Cache | None = None,
     ) -> None:
-        reader = Reader(settings)
+        reader = Reader(settings.limits, settings.auth, settings.upstream.forward_headers)
         self._origins = origins = Origins(settings.server.cors_origins)
         parser = RequestParser(Prompts(settings.server.prompts_dir))
-        websockets = WebSockets(runner, upstream, state, reader, parser, origins, settings)
-        responses = ResponseRoutes(runner, upstream, state, background, reader, parser, settings, cache)
+        websockets = WebSockets(
+            runner,
+            upstream,
+            state,
+            reader,
+            parser,
+            origins,
+            settings.server,
+            settings.limits,
+            settings.cache,
+            storage_required=settings.state.required,
+        )
+        responses = ResponseRoutes(runner, upstream, state, background, reader, parser, settings.server, settings.cache, cache)
         tokens = TokenRoutes(runner, upstream, reader, parser)
-        compact = CompactRoutes(runner, upstream, reader, parser, settings)
-        conversations = ConversationRoutes(upstream, state, reader, settings)
+        compact = CompactRoutes(runner, upstream, reader, parser, settings.server)
+        conversations = ConversationRoutes(upstream, state, reader)
         route = self._route
         routes = [
             route("/v1/responses", POST=responses.create, GET=responses.connect),

@@ -16,7 +16,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
-from ..settings import Settings
+from ..settings import ServerSettings
 from ..state import Batch
 from .json import JSONResponse, add_headers, error_response
 
@@ -35,7 +35,7 @@ _STREAM_HEADERS = [
 class EventResponse:
     """Answer with the events of one run."""
 
-    def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
+    def __init__(self, run: Run, settings: ServerSettings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
         """`headers` is called for those of the answer when the first events are there."""
         self._run = run
         self._settings = settings
@@ -88,7 +88,7 @@ class RunJSONResponse(EventResponse):
 class EventStreamResponse(EventResponse):
     """Stream every event as it is made. Each batch is sent as one ASGI message, so no event is split."""
 
-    def __init__(self, run: Run, settings: Settings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
+    def __init__(self, run: Run, settings: ServerSettings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
         super().__init__(run, settings, headers)
         self._silent = False
         self._last_number = 0
@@ -109,7 +109,7 @@ class EventStreamResponse(EventResponse):
             self._timer.cancel()
             if self._keeping_alive is not None:
                 self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
-        last = DONE_FRAME if self._settings.server.sse_done and self._complete else b""
+        last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _message(self, events: Any) -> Message:
@@ -122,14 +122,14 @@ class EventStreamResponse(EventResponse):
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
         self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._settings.server.keep_alive, self._watch, send)
+        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
         with suppress(OSError):  # the client left
             await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
-        if not self._settings.server.keepalive_event:
+        if not self._settings.keepalive_event:
             return KEEP_ALIVE
         return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
 
@@ -137,7 +137,7 @@ class EventStreamResponse(EventResponse):
 class LogStreamResponse(EventStreamResponse):
     """Stream the log of a background response. Without a final batch there is no `[DONE]`: the client resumes elsewhere."""
 
-    def __init__(self, batches: AsyncGenerator[Batch, None], settings: Settings) -> None:
+    def __init__(self, batches: AsyncGenerator[Batch, None], settings: ServerSettings) -> None:
         super().__init__(batches, settings)
         self._complete = False
 

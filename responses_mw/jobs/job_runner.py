@@ -19,7 +19,7 @@ from ..engine.runner import Runner
 from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol import sse
 from ..protocol.request.create import parse
-from ..settings import Settings
+from ..settings import RedisSettings
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
 from ..telemetry import link_to_request
 from ..threads import by_size
@@ -46,7 +46,7 @@ class JobRunner:
         state: State,
         sealer: Sealer,
         log_writer: EventLogWriter,
-        settings: Settings,
+        redis: RedisSettings,
         scope: MutableMapping[str, Any] | None,
     ) -> None:
         self._runner = runner
@@ -54,9 +54,9 @@ class JobRunner:
         self._sealer = sealer
         self._log_writer = log_writer
         self._scope = scope
-        self._settings = settings
+        self._is_embedded = redis.url is None
         # Each token is an event of a few hundred bytes in the log.
-        self._max_log_bytes = 8 * settings.limits.max_request_bytes
+        self._max_log_bytes = 8 * state.bounds.response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job to its end or until it is stopped. Raises `InvalidEnvelope` if another replica may have the key."""
@@ -94,7 +94,7 @@ class JobRunner:
             opened = self._sealer.open(job.credential, purpose=secrets_purpose(job.response_id), owner=job.owner)
         except InvalidEnvelope:
             # With an embedded store, the key was lost with the previous process, and no replica has it.
-            shared = self._sealer.is_shared or self._settings.redis.url is not None
+            shared = self._sealer.is_shared or not self._is_embedded
             if shared and time.time() < job.document["created_at"] + KEY_ROLLOUT_SECONDS:
                 raise
             message = "The response's credential is sealed with a key that is not in auth.secret_keys."

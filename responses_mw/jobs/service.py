@@ -15,7 +15,7 @@ from ..engine.run import Run
 from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.types import Document
-from ..settings import Settings
+from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
 from ..telemetry import with_trace_context
 from .finalize import write_end
@@ -35,19 +35,20 @@ _CANCEL_BACKOFF = 0.05
 class Background:
     """Creates, follows, cancels and deletes background responses. Works on any replica, with or without a worker."""
 
-    def __init__(self, state: State, followers: Followers, sealer: Sealer, settings: Settings) -> None:
+    def __init__(self, state: State, followers: Followers, sealer: Sealer, settings: JobSettings, redis: RedisSettings) -> None:
         self._state = state
         self._followers = followers
         self._sealer = sealer
-        self._settings = settings
-        self._keys_agree = settings.redis.url is None  # an embedded store has no other replicas
+        self._lease = settings.lease
+        self._is_embedded = redis.url is None
+        self._keys_agree = self._is_embedded  # an embedded store has no other replicas
 
     async def check_secrets(self) -> None:
         """Check that all replicas can decrypt the credential that a job runs with.
 
         Raises `NotSupported` if they cannot, and `Unavailable` if the state that knows their keys is away.
         """
-        if self._settings.redis.url is not None and not self._sealer.is_shared:
+        if not self._is_embedded and not self._sealer.is_shared:
             raise NotSupported(
                 "Background responses need 'secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS), the same on every replica: "
                 "the credential that a job runs with is stored encrypted.",
@@ -130,7 +131,7 @@ class Background:
                 logger.debug("response %s was settled by another process", response_id)
 
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
-        return await self._state.jobs.take(response_id, why, worker="", lease=self._settings.jobs.lease, owner=owner)
+        return await self._state.jobs.take(response_id, why, worker="", lease=self._lease, owner=owner)
 
 
 class JobService:

@@ -19,7 +19,7 @@ from typing import Any
 from ..crypto import InvalidEnvelope, Sealer
 from ..engine.runner import Runner
 from ..ids import random_part
-from ..settings import Settings
+from ..settings import JobSettings, RedisSettings
 from ..state import Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
 from ..telemetry import job_span
@@ -41,14 +41,23 @@ class Worker:
     """Runs up to `workers` jobs at a time."""
 
     def __init__(
-        self, runner: Runner, state: State, sealer: Sealer, settings: Settings, scope: MutableMapping[str, Any] | None = None
+        self,
+        runner: Runner,
+        state: State,
+        sealer: Sealer,
+        settings: JobSettings,
+        redis: RedisSettings,
+        scope: MutableMapping[str, Any] | None = None,
+        *,
+        drain_timeout: float,
     ) -> None:
         self._state = state
         self._settings = settings
-        self._lease = settings.jobs.lease
+        self._drain_timeout = drain_timeout
+        self._lease = settings.lease
         self._name = random_part()
         self._log_writer = EventLogWriter(state.jobs, self._lease)
-        self._jobs = JobRunner(runner, state, sealer, self._log_writer, settings, scope)
+        self._jobs = JobRunner(runner, state, sealer, self._log_writer, redis, scope)
         self._claimed: dict[str, ClaimedJob] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._due = dict.fromkeys(state.queue.partitions)
@@ -100,7 +109,7 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._tasks) < self._settings.jobs.concurrency and not self._stopping.is_set()
+        return len(self._tasks) < self._settings.concurrency and not self._stopping.is_set()
 
     @property
     def _sweeps(self) -> bool:
@@ -238,7 +247,7 @@ class Worker:
             if not claimed.has_begun:
                 claimed.stop(DRAINED)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.server.drain_timeout)
+            await asyncio.wait(self._tasks, timeout=self._drain_timeout)
         for claimed in list(self._claimed.values()):
             claimed.stop(SHUT_DOWN)
         if self._tasks:

@@ -50,7 +50,7 @@ class State:
         """``ttl_seconds``: how long things are kept, ``log_ttl_seconds``: the event log of a background response after its end;
         ``patience``: how long a write that can be repeated is tried while Redis is away (seconds); ``partitions``: of the
         queue; ``owner_bytes``: the most that an owner may have stored, 0 for any number."""
-        bounds = bounds or Bounds()
+        self.bounds = bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
         self.quota = quota = Quota(client, owner_bytes=owner_bytes)

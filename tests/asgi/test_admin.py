@@ -17,6 +17,7 @@ from benchmarks.processes import free_port
 from responses_mw import ResponsesMiddleware, Settings, create_app
 from responses_mw.asgi.admin import Admin, open_admin
 from responses_mw.errors import StartupError
+from responses_mw.settings import ServerSettings
 from tests.support.configured import make_settings
 from tests.support.scripted import Signal, text
 from tests.support.servers import lifespan
@@ -122,7 +123,7 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"the admin port 127.0.0.1:{port} cannot be opened"):
-            async with open_admin(make_settings(server__admin_port=port), {}, None):
+            async with open_admin(ServerSettings(admin_port=port), {}, None):
                 pass
 
 

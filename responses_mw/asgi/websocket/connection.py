@@ -25,7 +25,7 @@ from ...engine.run import REQUEST_LIMITS, RunMode
 from ...engine.runner import Runner
 from ...errors import APIError, BadRequest, RateLimited
 from ...protocol.request.create import CreateResponse
-from ...settings import Settings
+from ...settings import CacheSettings
 from ...threads import by_size
 from ...upstream import Caller
 from . import frames
@@ -62,7 +62,8 @@ class WebSocketConnection:
         parse: Parse,
         admission: Admission,
         caller: Caller,
-        settings: Settings,
+        caching: CacheSettings,
+        max_frame_bytes: int,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -72,7 +73,8 @@ class WebSocketConnection:
         self._parse = parse
         self._admission = admission
         self._caller = caller
-        self._settings = settings
+        self._caching = caching
+        self._max_frame_bytes = max_frame_bytes
         self._limits = REQUEST_LIMITS
         self._receive = receive
         self._send = send
@@ -130,7 +132,7 @@ class WebSocketConnection:
     async def _take(self, data: bytes, group: TaskGroup) -> None:
         lane = None
         try:
-            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._settings.limits.max_request_bytes)
+            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._max_frame_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
                 await self._tell(frames.steer_failed_text(frame, lane))
@@ -203,7 +205,7 @@ class WebSocketConnection:
     async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
         """Whether the response did not fail."""
         if create.generate:
-            policy = policy_of(request.cache, None, self._settings.cache, stored=request.store)
+            policy = policy_of(request.cache, None, self._caching, stored=request.store)
             run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches
         else:
             run = self._runner.create_without_model(request, caller, self._held)

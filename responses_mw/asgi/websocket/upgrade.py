@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 
 from ...engine.runner import Runner
 from ...errors import APIError, RateLimited, Unavailable
-from ...settings import Settings
+from ...settings import CacheSettings, LimitSettings, ServerSettings
 from ...state import State
 from ...upstream import Caller, Upstream
 from ..access import Origins
@@ -37,7 +37,11 @@ class WebSockets:
         reader: Reader,
         parser: RequestParser,
         origins: Origins,
-        settings: Settings,
+        server: ServerSettings,
+        limits: LimitSettings,
+        caching: CacheSettings,
+        *,
+        storage_required: bool,
     ) -> None:
         self._runner = runner
         self._upstream = upstream
@@ -45,10 +49,13 @@ class WebSockets:
         self._reader = reader
         self._parser = parser
         self._origins = origins
-        self._settings = settings
+        self._max_connections = server.max_websockets
+        self._max_frame_bytes = limits.max_request_bytes
+        self._caching = caching
+        self._storage_required = storage_required
         self._open: Counter[str] = Counter()
         """The number of open connections of each owner."""
-        self._memory = Memory(owner_bytes=settings.limits.memory_bytes // 4, total_bytes=settings.limits.memory_bytes)
+        self._memory = Memory(owner_bytes=limits.memory_bytes // 4, total_bytes=limits.memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = scope.get(HOST_SCOPE, scope)
@@ -73,22 +80,29 @@ class WebSockets:
         return caller
 
     async def _serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = self._settings
         admission = partial(admitted, scope, self._upstream.verify)
         with self._memory.share(caller.owner) as share:
-            held = ConnectionHistory(self._state, share, required=settings.state.required)
+            held = ConnectionHistory(self._state, share, required=self._storage_required)
             connection = WebSocketConnection(
-                self._runner, held, share, self._parser.parse, admission, caller, settings, receive, send
+                self._runner,
+                held,
+                share,
+                self._parser.parse,
+                admission,
+                caller,
+                self._caching,
+                self._max_frame_bytes,
+                receive,
+                send,
             )
             await connection.run()
 
     @contextmanager
     def _counted(self, owner: str) -> Iterator[None]:
-        total = self._settings.server.max_websockets
-        maximum = max(1, total // 5)
+        maximum = max(1, self._max_connections // 5)
         if self._open[owner] >= maximum:
             raise RateLimited(f"You have {maximum} WebSocket connections open.")
-        if self._open.total() >= total:
+        if self._open.total() >= self._max_connections:
             raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
         self._open[owner] += 1
         try:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from responses_mw import Settings
 from responses_mw.asgi.websocket.connection import WebSocketConnection
 from responses_mw.asgi.websocket.held import ConnectionHistory
 from responses_mw.asgi.websocket.memory import Memory, Share
 from responses_mw.engine.run import RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
+from responses_mw.settings import CacheSettings
 from responses_mw.upstream import Caller
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ async def test_who_is_over_a_limit_is_told_and_loses_nothing() -> None:
         lambda body, _size: parse(body),
         admission,
         Caller(),
-        Settings(),
+        CacheSettings(),
+        1 << 20,
         receive,
         send,
     ).run()
