@@ -14,6 +14,7 @@ APIError                        an HTTP status, and the error body that OpenAI d
 ├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or not at all
     ├── UpstreamUnreachable     502  no connection, or it broke before the answer
+    ├── UpstreamBrokeOff        502  the answer ended before it was complete
     └── UpstreamTimeout         504  connected, but no answer in time
 """
 
@@ -158,6 +159,10 @@ class UpstreamError(APIError):
 
 class UpstreamUnreachable(UpstreamError):
     default_code = "upstream_unreachable"
+
+
+class UpstreamBrokeOff(UpstreamError):
+    """The upstream's answer ended before it was complete."""
 
 
 class UpstreamTimeout(UpstreamError):

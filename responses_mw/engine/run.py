@@ -88,6 +88,8 @@ class Run:
     is_last_turn: bool = False
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
+    error: Exception | None = None
+    """What ended the run, if it failed."""
     messages: ResponseMessages | None = None
     """Records vLLM's `input_messages` and `output_messages` if they were requested."""
 
@@ -137,6 +139,7 @@ class Run:
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""
+        self.error = error
         if isinstance(error, APIError):
             self.assembler.fail(*as_response_error(error))
         else:

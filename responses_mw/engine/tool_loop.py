@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from ..errors import BadRequest, UpstreamError
+from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError
 from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
@@ -94,7 +94,7 @@ class ToolLoop:
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:
         assembler = run.assembler
         if not (turn.stream.done or assembler.ended):
-            raise UpstreamError("The upstream broke off its answer.")
+            raise UpstreamBrokeOff("The upstream broke off its answer.")
         if assembler.finish_reason in _FAULTS:
             raise UpstreamError("The upstream aborted its answer.")
         events = assembler.end_turn()

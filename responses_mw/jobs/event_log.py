@@ -24,12 +24,10 @@ _EVENTS_BEFORE_OUTPUT = 3
 class ClaimedJob:
     """A job that this worker holds: its pending events, and the state of its lease."""
 
-    __slots__ = ("_count", "_pending", "ending", "job", "next_number", "renewed", "sending", "sent", "size", "stopped", "task")
-
     def __init__(self, job: Job, renewed: float) -> None:
         """`renewed` is the loop's time when the lease was requested."""
         self.job = job
-        self.renewed = renewed
+        self.began = self.renewed = renewed
         self.next_number = job.next_number
         self.sending: Batch | None = None
         self.sent = asyncio.Event()

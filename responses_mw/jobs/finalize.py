@@ -18,10 +18,12 @@ LOST = "The server that was making this response was lost before the response wa
 
 
 async def write_end(state: State, taken: Taken) -> Document:
-    """Finalize a job that was taken as `lost` or `cancelled`."""
+    """Finalize a job that was taken as `lost`, `failed` or `cancelled`."""
     assert taken.job is not None
     if taken.verdict == "cancelled":
         return await _write(state, taken.job, "cancelled", None)
+    if taken.verdict == "failed" and taken.job.error is not None:
+        return await _write(state, taken.job, "failed", taken.job.error)
     LEASES_LOST.add()
     return await write_failure(state, taken.job, LOST)
 

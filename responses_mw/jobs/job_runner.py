@@ -19,14 +19,16 @@ from ..engine.runner import Runner
 from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol import sse
 from ..protocol.request.create import parse
-from ..settings import RedisSettings
+from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
-from ..telemetry import link_to_request
+from ..telemetry import JOBS_RETRIED, link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
+from . import retry
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_failure
+from .retry import CircuitBreaker
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class JobRunner:
         state: State,
         sealer: Sealer,
         log_writer: EventLogWriter,
+        settings: JobSettings,
         redis: RedisSettings,
         scope: MutableMapping[str, Any] | None,
     ) -> None:
@@ -53,6 +56,8 @@ class JobRunner:
         self._state = state
         self._sealer = sealer
         self._log_writer = log_writer
+        self.breaker = CircuitBreaker()
+        self._retry_timeout = settings.retry_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token is an event of a few hundred bytes in the log.
@@ -66,13 +71,14 @@ class JobRunner:
         except StateUnavailable:
             raise
         except APIError as error:
-            code, message = as_response_error(error)
-            await write_failure(self._state, job, message, code)
+            if not await self._retry(claimed, error):
+                code, message = as_response_error(error)
+                await write_failure(self._state, job, message, code)
             return
         await self._produce(claimed, run)
         if claimed.stopped == DRAINED and not claimed.has_begun:
             await self._hand_back(claimed)
-        elif claimed.stopped != LOST:
+        elif claimed.stopped != LOST and not await self._retry(claimed, run.error):
             await self._end(claimed, run)
 
     async def _resume(self, job: Job) -> Run:
@@ -122,6 +128,8 @@ class JobRunner:
         async with aclosing(self._runner.run_detached(run, lambda assembler: assembler.resume(number))) as batches:
             async for events in batches:
                 self._log_writer.write(claimed, events)
+                if self.breaker.is_open and claimed.has_begun:
+                    self.breaker.succeed()
                 if run.assembler.asked:  # a worker that takes over must know which calls were made
                     await self._log_writer.written(claimed)
                 if claimed.size > self._max_log_bytes:
@@ -156,6 +164,32 @@ class JobRunner:
             else:
                 await self._state.queue.drop(claimed.job.response_id)
                 break
+
+    async def _retry(self, claimed: ClaimedJob, error: Exception | None) -> bool:
+        """Return the job to the queue if the upstream was away before the first output, unless its time for that is over."""
+        why = retry.reason(error)
+        if why is None:
+            if error is None or isinstance(error, UpstreamError):
+                self.breaker.succeed()
+            return False
+        assert isinstance(error, UpstreamError)
+        if why != "429":  # this caller's limit
+            self.breaker.fail(claimed.began, error)
+        job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
+        left = job.retry_seconds - elapsed if job.retries else self._retry_timeout
+        if claimed.has_begun or left <= 0:
+            return False
+        await self._log_writer.last(claimed)
+        code, message = as_response_error(error)
+        # A request that broke the upstream would break it again and again.
+        if await self._state.jobs.retry(
+            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=why == "broken"
+        ):
+            pause = min(left, retry.delay(job.retries, error))
+            await self._state.queue.renew([job.response_id], pause)
+            JOBS_RETRIED.add(1, {"reason": why})
+            logger.info("response %s waits %.1f s for the upstream (%s): %s", job.response_id, pause, why, message)
+        return True
 
     async def _hand_back(self, claimed: ClaimedJob) -> None:
         await self._log_writer.last(claimed)

@@ -57,7 +57,7 @@ class Worker:
         self._lease = settings.lease
         self._name = random_part()
         self._log_writer = EventLogWriter(state.jobs, self._lease)
-        self._jobs = JobRunner(runner, state, sealer, self._log_writer, redis, scope)
+        self._jobs = JobRunner(runner, state, sealer, self._log_writer, settings, redis, scope)
         self._claimed: dict[str, ClaimedJob] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._due = dict.fromkeys(state.queue.partitions)
@@ -109,7 +109,8 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._tasks) < self._settings.concurrency and not self._stopping.is_set()
+        is_full = len(self._tasks) >= self._settings.concurrency
+        return not is_full and not self._stopping.is_set() and self._jobs.breaker.admits
 
     @property
     def _sweeps(self) -> bool:
@@ -141,6 +142,7 @@ class Worker:
         return wake
 
     def _begin(self, job: str) -> None:
+        self._jobs.breaker.begin()
         task = asyncio.create_task(self._work(job))
         self._tasks[task] = job
         task.add_done_callback(self._done)

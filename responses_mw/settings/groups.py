@@ -176,6 +176,9 @@ class JobSettings(Group):
 
     concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
     lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
+    retry_timeout: Duration = Field(
+        600.0, ge=0, description="time for which a background response waits for an upstream that is away before it fails"
+    )
     log_ttl: WholeDuration = Field(
         24 * 3600, gt=0, description="time for which the events of a finished background response can be streamed"
     )

@@ -97,7 +97,7 @@ class Jobs:
             return Taken(verdict, unseen=reply[1].decode())
         if len(reply) == 1:
             return Taken(verdict)
-        _, number, head, packed, of, credential, before = reply
+        _, number, head, packed, of, credential, before, retries, error, retry_ms = reply
         request = unpack(packed)
         job = Job(
             response_id=response_id,
@@ -109,6 +109,9 @@ class Jobs:
             input=request["input"],
             credential=credential.decode() if credential is not None else None,
             size=json_size(packed),
+            retries=int(retries or 0),
+            error=orjson.loads(error) if error is not None else None,
+            retry_seconds=retry_ms / 1000,
         )
         return Taken(verdict, job, worker=(before or b"").decode())
 
@@ -120,6 +123,16 @@ class Jobs:
     async def release(self, job: Job) -> None:
         """Hand the job back as if it had not been taken."""
         await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
+
+    async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
+        """Hand the job back after an ``error`` of the upstream; False if another worker holds it now.
+
+        For ``seconds`` from the first error on it can be taken again; then it has ``failed``. ``is_attempt``: count this as one
+        of the job's attempts.
+        """
+        args: Args = [job.token, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
+        reply = await self._client.script(_RELEASE, [_address(job.response_id).record], args)
+        return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
         """Ask a worker to look after one of its jobs at once."""

@@ -112,6 +112,9 @@ class Job:
 
     ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
     if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
+
+    A job that was put back after an error of the upstream has the number of ``retries``, the last ``error`` (code and message),
+    and ``retry_seconds``, the time that is left for more of them.
     """
 
     response_id: str
@@ -123,6 +126,9 @@ class Job:
     input: list[Item]
     credential: str | None
     size: int = 0
+    retries: int = 0
+    error: dict[str, str] | None = None
+    retry_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,14 @@ class Taken:
 
     run         the caller runs the job
     lost        its worker was lost after the first output, or too often: the caller writes its end
+    failed      the upstream was away for too long: the caller writes its end with the job's ``error``
     cancelled   the caller writes its end, as cancelled
     held        another worker holds it, for ``left`` more seconds
     waiting     it waits for a worker
     done        it has ended
     missing     there is no such response (for this owner)
 
-    The first three come with the ``job``, and the ``worker`` that held it before. ``unseen``: the owner of a waiting job whose
+    The first four come with the ``job``, and the ``worker`` that held it before. ``unseen``: the owner of a waiting job whose
     place in the queue has not been checked for long (see ``Queue.restore``).
     """
 

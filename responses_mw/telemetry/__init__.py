@@ -18,6 +18,7 @@ from .logs import set_up_logs
 from .metrics import (
     CACHE_LOOKUPS,
     EVENTS_APPENDED,
+    JOBS_RETRIED,
     LEASES_LOST,
     LIMITS_REFUSED,
     LIMITS_UNCHECKED,
@@ -43,6 +44,7 @@ from .turn import TurnSpan, UpstreamServer
 __all__ = [
     "CACHE_LOOKUPS",
     "EVENTS_APPENDED",
+    "JOBS_RETRIED",
     "LEASES_LOST",
     "LIMITS_REFUSED",
     "LIMITS_UNCHECKED",

@@ -228,6 +228,13 @@ QUEUE_DEPTH = Gauge("responses_mw.queue.depth", "{job}", "Background responses w
 QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest of them has waited.")
 JOBS_RUNNING = UpDownCounter("responses_mw.jobs.running", "{job}", "Background responses running in this process.")
 LEASES_LOST = Counter("responses_mw.leases.lost", "{lease}", "Background responses whose worker was lost or too late.")
+JOBS_RETRIED = Counter(
+    "responses_mw.jobs.retried",
+    "{job}",
+    "Background responses returned to the queue after an error of the upstream, by reason.",
+    ["reason"],
+    ["unreachable", "broken", "429", "502", "503", "504"],
+)
 EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
 UNSTORED = Counter(
     "responses_mw.responses.unstored",

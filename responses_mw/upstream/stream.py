@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
-from ..errors import UpstreamError, UpstreamTimeout
+from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout
 from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
 from ..protocol.request.body import loads
@@ -90,7 +90,7 @@ class ChatStream:
                 idle.check()
                 raise
             except httpx.HTTPError as error:
-                raise UpstreamError(f"The upstream broke off its answer ({type(error).__name__}).") from error
+                raise UpstreamBrokeOff(f"The upstream broke off its answer ({type(error).__name__}).") from error
             idle.received()
             text = self._shortcut.text(data) if self._begins_frame else None
             self._left -= len(text[1]) if text else len(data)  # framing does not count

@@ -289,3 +289,42 @@ async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_
             assert await numbers(distant, response_id) == [(0, 1)]
     finally:
         server.kill()
+
+
+# -- tries after an error of the upstream ----------------------------------------------------------------------------------
+
+BUSY = {"code": "server_error", "message": "busy"}
+
+
+async def test_a_job_that_is_put_back_is_queued_and_keeps_its_error(state: State) -> None:
+    response_id = await create(state)
+    for number in range(5):  # more often than it may lose its worker
+        job = await taken(state, response_id)
+        assert (job.retries, job.error, job.retry_seconds > 0) == (number, BUSY if number else None, number > 0)
+        assert await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
+        assert (await state.responses.get(response_id, ALICE)).document["status"] == "queued"
+    # Its worker may die before it tells the queue: the queue's lease brings the job back.
+    assert (await take(state, response_id)).verdict == "run"
+
+
+async def test_a_job_that_was_put_back_for_too_long_has_failed(state: State) -> None:
+    response_id = await create(state)
+    assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=0, is_attempt=False)
+    found = await take(state, response_id, "settle")
+    assert found.verdict == "failed"
+    assert found.job is not None
+    assert (found.job.error, found.job.credential) == (BUSY, "sealed")
+
+
+async def test_a_job_whose_tries_count_fails_after_the_last_attempt(state: State) -> None:
+    response_id = await create(state)
+    for _ in range(2):
+        assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=60, is_attempt=True)
+    assert (await take(state, response_id)).verdict == "failed"
+
+
+async def test_a_job_that_was_cancelled_cannot_be_put_back(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await take(state, response_id, "cancel")
+    assert not await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from ...errors import TooLarge, UpstreamError
+from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
 from ..chat.chunks import Text
 from ..request import checks
 from ..request.checks import malformed
@@ -100,7 +100,7 @@ class ResponsesPassthrough(Lifecycle):
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
-            raise UpstreamError("The upstream broke off its answer.")
+            raise UpstreamBrokeOff("The upstream broke off its answer.")
         return self._emitter.drain()
 
     def conclude(self, completed_at: int) -> None:

@@ -94,7 +94,7 @@ end
 if appends then append_items(REST, new.ttl) end
 if new.job then
   append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
-  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping')
+  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until')
   redis.call('DEL', prefix .. 'k:' .. new.random)
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
 end

@@ -4,7 +4,8 @@
 --   6 owner ('' for any), 7 TTL of the tombstone in ms
 -- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue was not
 --   checked for long} for a worker; or
---   {'run' | 'lost' | 'cancelled', next number, document, job, owner, credential, worker before}
+--   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, worker before, retries, its last error
+--   as JSON, ms for which it is tried again}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
 
@@ -19,6 +20,7 @@ if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
 if tonumber(v) > VERSION then return {'newer'} end
 if TERMINAL[status] then return {'done'} end
 
+local retries, failure, retry_until = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until'))
 local now = now_ms()
 local left = tonumber(lease_until) - now
 if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
@@ -26,8 +28,12 @@ if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
 local verdict = 'run'
 if ARGV[5] == 'cancel' or stopping then
   verdict = 'cancelled'
-elseif tonumber(next_seq) > BEGUN or tonumber(attempts) >= tonumber(ARGV[4]) then
+elseif tonumber(next_seq) > BEGUN then
   verdict = 'lost'
+elseif retry_until and now >= tonumber(retry_until) then
+  verdict = 'failed'
+elseif tonumber(attempts) >= tonumber(ARGV[4]) then
+  verdict = failure and 'failed' or 'lost'
 elseif ARGV[5] == 'settle' then
   if now - (looked or 0) <= QUEUE_TRUSTED then return {'waiting', ''} end
   redis.call('HSET', KEYS[1], 'looked', now)
@@ -45,4 +51,4 @@ else
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
 local texts = redis.call('HMGET', KEYS[1], 'document', 'job')
-return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker}
+return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now}

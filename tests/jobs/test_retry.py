@@ -1,0 +1,233 @@
+"""Background responses whose upstream is away for a moment, or for longer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.processes import free_port
+from responses_mw.errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from responses_mw.jobs import retry, worker
+from responses_mw.jobs.retry import CircuitBreaker
+from tests.jobs.test_background import create, ended, get, streamed
+from tests.support.scripted import HELLO, BrokenOff, error, text
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Replica
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve
+
+FAST = 0.05
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries come at once."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", FAST)
+    monkeypatch.setattr(worker, "POLL", FAST)
+
+
+@pytest.fixture
+def away(replica: Replica) -> tuple[Ours, str]:
+    """A replica that accepts jobs, and the URL of an upstream that refuses connections. Only other replicas run jobs."""
+    return replica(jobs__concurrency=0), f"http://127.0.0.1:{free_port()}"
+
+
+async def waiting(ours: Ours, response_id: str, asked: Any) -> dict[str, Any]:
+    """The document when its job was put back after an error."""
+    async with asyncio.timeout(60):
+        while not asked() or (document := await get(ours, response_id))["status"] != "queued":
+            await asyncio.sleep(0.02)
+    return document
+
+
+# -- what is tried again ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_an_upstream_that_is_away_for_a_moment_fails_no_job(
+    fast: None, replica: Replica, upstream: ScriptedUpstream, status: int
+) -> None:
+    ours = replica(upstream__status_grace=0)
+    for _ in range(4):  # more often than a job may lose its worker
+        upstream.whole(error("busy"), status)
+    upstream.stream(*HELLO)
+    document = await create(ours)
+    done = await ended(ours, document["id"])
+    assert (done["status"], done["output_text"], len(upstream.requests)) == ("completed", "Hello", 5)
+    events = await streamed(ours, document["id"])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events].count("response.in_progress") == 1
+
+
+async def test_a_connection_that_breaks_before_the_first_output_is_tried_again(
+    fast: None, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    ours = replica()
+    upstream.stream(BrokenOff())
+    upstream.stream(*HELLO)
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
+
+
+async def test_a_job_that_breaks_the_upstream_each_time_is_given_up(
+    fast: None, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    ours = replica()
+    for _ in range(10):
+        upstream.stream(BrokenOff())
+    done = await ended(ours, (await create(ours))["id"])
+    assert done["status"] == "failed"
+    assert "broke off" in done["error"]["message"]
+    assert len(upstream.requests) == 3
+
+
+async def test_a_connection_that_breaks_after_the_first_output_fails_the_response(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    ours = replica()
+    upstream.stream(text("Hel"), BrokenOff())
+    done = await ended(ours, (await create(ours))["id"])
+    assert (done["status"], done["output"][0]["content"][0]["text"]) == ("failed", "Hel")
+    assert len(upstream.requests) == 1
+
+
+async def test_jobs_outlive_an_upstream_that_refuses_connections(
+    fast: None, away: tuple[Ours, str], replica: Replica, upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    front, url = away
+    jobs = [(await create(front))["id"] for _ in range(8)]
+    replica(upstream=url, upstream__status_grace=0)
+    await asyncio.sleep(0.5)
+    assert {(await get(front, job))["status"] for job in jobs} <= {"queued", "in_progress"}
+    for _ in jobs:
+        upstream.stream(*HELLO)
+    serve(upstream, port=int(url.rpartition(":")[2]))
+    assert {(await ended(front, job))["status"] for job in jobs} == {"completed"}
+
+
+async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
+    fast: None, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    ours = replica(jobs__retry_timeout=1, upstream__status_grace=0)
+    for _ in range(100):
+        upstream.whole(error("the model is being loaded"), 503)
+    done = await ended(ours, (await create(ours))["id"])
+    assert (done["status"], done["error"]["code"]) == ("failed", "server_error")
+    assert done["error"]["message"] == "the model is being loaded"
+
+
+async def test_without_a_retry_timeout_the_first_error_fails_the_job(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(jobs__retry_timeout=0, upstream__status_grace=0)
+    upstream.whole(error("busy"), 429)
+    done = await ended(ours, (await create(ours))["id"])
+    assert (done["status"], done["error"]["code"]) == ("failed", "rate_limit_exceeded")
+
+
+async def test_a_job_waits_as_long_as_the_upstream_asks(fast: None, replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(upstream__status_grace=0)
+    upstream.whole(error("busy"), 429, headers={"retry-after": "2"})
+    upstream.stream(*HELLO)
+    began = time.monotonic()
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
+    assert time.monotonic() - began > 1.9
+
+
+# -- while it waits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+async def test_a_waiting_job_is_ended_at_once(replica: Replica, upstream: ScriptedUpstream, how: str) -> None:
+    ours = replica(upstream__status_grace=0)
+    upstream.whole(error("busy"), 429, headers={"retry-after": "500"})
+    job = (await create(ours))["id"]
+    await waiting(ours, job, lambda: upstream.requests)
+    if how == "cancel":
+        assert (await ours.http.post(f"/v1/responses/{job}/cancel")).json()["status"] == "cancelled"
+        assert (await streamed(ours, job))[-1]["response"]["status"] == "cancelled"
+    else:
+        assert (await ours.http.delete(f"/v1/responses/{job}")).status_code == 200
+        assert (await ours.http.get(f"/v1/responses/{job}")).status_code == 404
+
+
+async def test_one_callers_limit_holds_up_nobody_else(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(upstream__status_grace=0)
+    for _ in range(5):
+        upstream.whole(error("busy"), 429, headers={"retry-after": "500"})
+    for number in range(5):
+        await waiting(ours, (await create(ours))["id"], lambda number=number: len(upstream.requests) > number)
+    upstream.stream(*HELLO)
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
+
+
+async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
+    fast: None, replica: Replica, upstream: ScriptedUpstream
+) -> None:
+    front = replica(jobs__concurrency=0)
+    jobs = [(await create(front))["id"] for _ in range(12)]
+    for _ in range(1000):
+        upstream.whole(error("starting"), 503, headers={"retry-after": "500"})
+    replica(jobs__concurrency=4, upstream__status_grace=0)
+    async with asyncio.timeout(60):
+        while len(upstream.requests) < 4:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(1.5)
+    assert len(upstream.requests) <= 4 + 2
+    assert {(await get(front, job))["status"] for job in jobs} == {"queued"}
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (UpstreamError("", status=429, is_overload=True), "429"),
+        (UpstreamError("", status=504), "504"),
+        (UpstreamError("an exhausted quota", status=429), None),
+        (UpstreamError("an error of the model server", status=502), None),
+        (UpstreamUnreachable("refused", is_overload=True), "unreachable"),
+        (UpstreamUnreachable("reset"), "broken"),
+        (UpstreamBrokeOff(""), "broken"),
+        (UpstreamTimeout("silent"), None),
+        (ValueError(), None),
+        (None, None),
+    ],
+)
+def test_errors_after_which_a_job_is_tried_again(failure: Exception | None, reason: str | None) -> None:
+    assert retry.reason(failure) == reason
+
+
+def test_the_delay_doubles_up_to_a_maximum_and_honours_retry_after() -> None:
+    busy = UpstreamError("", status=503, is_overload=True)
+    assert 0.5 <= retry.delay(0, busy) <= 1
+    assert 4 <= retry.delay(3, busy) <= 8
+    assert retry.delay(10_000, busy) <= retry.MAX_DELAY
+    busy.retry_after = 90.0
+    assert retry.delay(0, busy) == 90
+
+
+async def test_a_circuit_opens_after_three_errors_in_a_row() -> None:
+    breaker, busy, now = CircuitBreaker(), UpstreamError("", status=503), asyncio.get_running_loop().time()
+    admitted = []
+    for step in (breaker.fail, breaker.fail, None, breaker.fail, breaker.fail, breaker.fail, None):
+        if step is not None:
+            step(now, busy)
+        else:
+            breaker.succeed()
+        admitted.append(breaker.admits)
+    assert admitted == [True, True, True, True, True, False, True]
+
+
+async def test_an_open_circuit_admits_one_probe_in_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.05)
+    breaker, busy, loop = CircuitBreaker(), UpstreamError("", status=503), asyncio.get_running_loop()
+    for _ in range(retry.FAILURES):
+        breaker.fail(loop.time(), busy)
+    async with asyncio.timeout(10):
+        while not breaker.admits:
+            await asyncio.sleep(0.01)
+    breaker.begin()
+    assert not breaker.admits
