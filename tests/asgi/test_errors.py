@@ -16,7 +16,7 @@ from openai.types.responses import ResponseError
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.request.body import RequestLimits
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
-from tests.support.oracle import stream
+from tests.support.oracle import check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, completion, error, frame, text
 
 if TYPE_CHECKING:
@@ -131,10 +131,12 @@ async def test_a_rate_limit_says_when_to_come_back(patient: Ours, upstream: Scri
 async def test_an_error_after_the_grace_is_a_failed_response(ours: Ours, upstream: ScriptedUpstream) -> None:
     late = Signal()
     upstream.whole(error("late", 400), 400, before=late)
-    request = asyncio.create_task(stream(ours))
-    await asyncio.sleep(0.3)
-    late.set()
-    streamed = await request
+    raw = b""
+    async with ours.http.stream("POST", "/v1/responses", json={**BODY, "stream": True}) as response:
+        async for data in response.aiter_raw():
+            raw += data
+            late.set()
+    streamed = check(raw)
     assert streamed.terminal == "response.failed"
     assert streamed.response["error"]["message"] == "late"
     assert streamed.response["output"] == []

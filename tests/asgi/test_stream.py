@@ -283,23 +283,23 @@ async def test_an_upstream_that_never_begins_fails(start: Start, upstream: Scrip
 @pytest.mark.both_mounts
 async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
     """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
-    ours = start(upstream__idle_timeout=0.1)
+    ours = start(upstream__idle_timeout=1)
     begin = Signal()
     upstream.stream(begin, *HELLO)
     request = asyncio.create_task(stream(ours))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.2)
     begin.set()
     assert (await request).terminal == "response.completed"
 
 
 @pytest.mark.both_mounts
 async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__idle_timeout=0.5)
+    ours = start(upstream__idle_timeout=1.5)
     pauses = [Signal() for _ in range(4)]
     upstream.stream(*[piece for pause in pauses for piece in (text("x"), pause)], finish())
     request = asyncio.create_task(stream(ours))
     for pause in pauses:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         pause.set()
     assert (await request).deltas == ["x"] * 4
 

@@ -19,6 +19,7 @@ from tests.support.cluster import cluster_url
 from tests.support.valkey import Server, wire
 
 ALICE = "a" * 32
+LEASE = 60.0
 
 
 @pytest.fixture(params=["valkey", "cluster", "fakeredis"])
@@ -51,18 +52,18 @@ async def create(state: State) -> str:
     return ids.response
 
 
-async def take(state: State, response_id: str, why: str = "run", *, lease: float = 5.0, owner: str = "") -> Taken:
+async def take(state: State, response_id: str, why: str = "run", *, lease: float = LEASE, owner: str = "") -> Taken:
     return await state.jobs.take(response_id, why, worker="w", lease=lease, max_attempts=2, owner=owner)
 
 
-async def taken(state: State, response_id: str, why: str = "run", *, lease: float = 5.0) -> Job:
+async def taken(state: State, response_id: str, why: str = "run", *, lease: float = LEASE) -> Job:
     job = (await take(state, response_id, why, lease=lease)).job
     assert job is not None
     return job
 
 
 async def append(state: State, job: Job, one: Batch) -> bool:
-    return (await state.jobs.append([(job.response_id, job.token, one)], 5.0))[0]
+    return (await state.jobs.append([(job.response_id, job.token, one)], LEASE))[0]
 
 
 async def end(state: State, job: Job, number: int, status: str = "completed") -> None:
@@ -88,7 +89,7 @@ async def test_only_one_has_a_job(state: State) -> None:
     await taken(state, response_id)
     again = await take(state, response_id)
     assert again.verdict == "held"
-    assert 4.0 < again.left <= 5.0
+    assert LEASE / 2 < again.left <= LEASE
 
 
 async def test_a_worker_that_lost_its_job_writes_nothing(state: State) -> None:
