@@ -47,7 +47,13 @@ REQUESTS: dict[str, tuple[dict[str, Any], tuple[Chunk, ...], list[str]]] = {
 
 @pytest.fixture
 def ours(start_at: Start) -> Ours:
-    return start_at("proxy", uvicorn=UVICORN, server__reasoning_events="open_responses", auth__secret_keys=["k" * 33])
+    return start_at(
+        "proxy",
+        uvicorn=UVICORN,
+        server__reasoning_events="open_responses",
+        auth__secret_keys=["k" * 33],
+        upstream__status_grace=5,
+    )
 
 
 def conforms(value: Any, schema: str) -> Any:

@@ -101,9 +101,9 @@ async def test_created_waits_for_the_status_as_long_as_it_is_told(start: Start, 
     assert (await request).status_code == 400
 
 
-async def test_the_reading_of_comments_does_not_begin_the_answer(ours: Ours, upstream: ScriptedUpstream) -> None:
+async def test_the_reading_of_comments_does_not_begin_the_answer(patient: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(b": ping\n\n", b": ping\n\n", frame(error("no", 429)))
-    response = await ours.http.post("/v1/responses", json=BODY)
+    response = await patient.http.post("/v1/responses", json=BODY)
     assert response.status_code == 429
 
 

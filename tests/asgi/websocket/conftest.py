@@ -26,6 +26,12 @@ def ws(start_ws: Start) -> Ours:
 
 
 @pytest.fixture
+def patient_ws(start_ws: Start) -> Ours:
+    """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
+    return start_ws(upstream__status_grace=5)
+
+
+@pytest.fixture
 def ws_proxy(start_at: Callable[..., Ours]) -> Ours:
     """For what does not depend on the mount."""
     return start_at("proxy", uvicorn=UVICORN)

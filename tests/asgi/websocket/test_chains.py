@@ -91,10 +91,10 @@ async def test_what_stands_on_an_unstored_response_is_not_stored(ws: Ours, upstr
         assert got.status_code == 404
 
 
-async def test_what_fails_to_continue_a_response_forgets_it(ws: Ours, upstream: ScriptedUpstream) -> None:
+async def test_what_fails_to_continue_a_response_forgets_it(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     upstream.whole(error("no"), 400)
-    async with opened(ws) as socket:
+    async with opened(patient_ws) as socket:
         first = await socket.response("One", store=False)
         assert (await socket.error("Two", store=False, previous_response_id=first["id"]))["status"] == 400
         assert is_unknown(await socket.error("Two", store=False, previous_response_id=first["id"]), first["id"])

@@ -363,9 +363,9 @@ async def test_a_client_that_does_not_read_holds_up_its_own_responses_only(ws: O
         assert not slow.played.is_set()
 
 
-async def test_a_wrong_key_of_the_official_client_is_told(ws_proxy: Ours, upstream: ScriptedUpstream) -> None:
+async def test_a_wrong_key_of_the_official_client_is_told(patient_ws: Ours, upstream: ScriptedUpstream) -> None:
     upstream.whole(error("who are you", 401), 401)
-    async with ws_proxy.client.responses.connect() as connection:
+    async with patient_ws.client.responses.connect() as connection:
         await connection.response.create(input="Hi", model="tiny")
         event = await connection.recv()
         assert event.type == "error"
