@@ -20,6 +20,7 @@ responses is in other slots; the number after the q is the version of its format
     rmw:{q1p<n>}:leases           zset: leased jobs, by the time (ms) when the lease expires
     rmw:{q1p<n>}:jobs             hash: the owner of every job
     rmw:{q1p<n>}:owners           zset: the turn that each owner's last job was given
+    rmw:{q1p<n>}:turns:<owner>    zset: waiting jobs of an owner, by their turn
     rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
     rmw:{q1p<n>}:ev               channel: a job is ready
     rmw:{w<worker>}:stop          channel: a job of that worker was cancelled

@@ -15,12 +15,17 @@ LEASE = 60.0
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    """An empty queue with one partition."""
+async def state(redis_url: str) -> AsyncIterator[State]:
+    """An empty state whose queue has one partition."""
     state = State(connect(redis_url), partitions=1)
     await state.client.command("FLUSHALL")
-    yield state.queue
+    yield state
     await state.aclose()
+
+
+@pytest.fixture
+def queue(state: State) -> Queue:
+    return state.queue
 
 
 async def enter(queue: Queue, owner: str, count: int = 1) -> list[str]:
@@ -106,3 +111,43 @@ async def test_a_step_that_is_repeated_changes_nothing(queue: Queue) -> None:
     await queue.ready("job")
     await queue.renew(["job"], 0.0)
     assert await claim(queue) is None
+
+
+async def test_cancelled_jobs_do_not_count_against_their_owner(queue: Queue) -> None:
+    await enter(queue, "bob", 40)
+    for job in await enter(queue, "alice", 60):
+        await queue.drop(job)
+    (next_one,) = await enter(queue, "alice")
+    assert next_one in [await claim(queue) for _ in range(2)]
+
+
+async def test_a_job_moves_up_when_earlier_ones_of_its_owner_are_cancelled(queue: Queue) -> None:
+    await enter(queue, "bob", 40)
+    jobs = await enter(queue, "alice", 60)
+    for job in jobs[:30] + jobs[40:]:
+        await queue.drop(job)
+    jobs = jobs[30:40] + await enter(queue, "alice", 2)
+    claimed = [str(await claim(queue)) for _ in range(2 * len(jobs))]
+    assert [job for job in claimed if job.startswith("alice")] == jobs
+
+
+async def test_a_running_job_that_ends_gives_no_turn_back(queue: Queue) -> None:
+    await enter(queue, "bob", 4)
+    jobs = await enter(queue, "alice", 3)
+    while (job := await claim(queue)) != jobs[0]:
+        assert job is not None
+    await queue.drop(jobs[0])
+    owners = [str(await claim(queue)).partition("-")[0] for _ in range(4)]
+    assert owners.count("alice") == 2
+
+
+async def test_jobs_of_a_queue_without_the_index_of_turns_are_claimed_and_dropped(state: State, queue: Queue) -> None:
+    """Earlier releases do not maintain it."""
+    jobs = await enter(queue, "alice", 3)
+    await state.client.command("ZPOPMIN", queue.partitions[0].ready)
+    await queue.drop(jobs[1])
+    assert await claim(queue) == jobs[2]
+    await queue.drop(jobs[2])
+    await enter(queue, "bob")
+    (next_one,) = await enter(queue, "alice")
+    assert next_one in [await claim(queue) for _ in range(2)]

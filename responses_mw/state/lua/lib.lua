@@ -186,12 +186,35 @@ local function append_batch(record, first, last, batch, final)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
+-- Give the turn of a cancelled job to the owner's next job, that one's to the next but one, and so on.
+local MAX_MOVED = 1000  -- jobs; an owner who has more keeps the gap
+local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without them, cancelled jobs count against their owner
+local function give_back_turn(ready, job, owner)
+  local turns = prefix .. 'turns:' .. owner
+  local free = redis.call('ZSCORE', turns, job)
+  if redis.call('ZREM', turns, job) == 0 then return end
+  local later = redis.call('ZRANGEBYSCORE', turns, '(' .. free, '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_MOVED)
+  for i = 1, #later, 2 do
+    if redis.call('ZSCORE', ready, later[i]) then
+      redis.call('ZADD', ready, free, later[i])
+      redis.call('ZADD', turns, free, later[i])
+      free = later[i + 1]
+    else
+      redis.call('ZREM', turns, later[i])  -- an older release took it from the queue
+    end
+  end
+  local last = redis.call('ZRANGE', turns, -1, -1, 'WITHSCORES')[2]
+  if last then redis.call('ZADD', prefix .. 'owners', last, owner) else redis.call('ZREM', prefix .. 'owners', owner) end
+end
+
 -- Give a job its turn in the queue `ready`, or the first one, and notify the workers.
 local function wait_for_worker(ready, job, owner, first)
   local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
   if not first then
     turn = math.max(turn, tonumber(redis.call('ZSCORE', prefix .. 'owners', owner) or 0)) + 1
     redis.call('ZADD', prefix .. 'owners', turn, owner)
+    redis.call('ZADD', prefix .. 'turns:' .. owner, turn, job)
+    redis.call('PEXPIRE', prefix .. 'turns:' .. owner, TURNS_KEPT)
   end
   redis.call('ZADD', ready, turn, job)
   redis.call('ZADD', prefix .. 'since', 'NX', now_ms(), job)

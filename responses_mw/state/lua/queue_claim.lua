@@ -13,6 +13,8 @@ if not job then
   local turn = math.max(tonumber(next_one[2]), tonumber(redis.call('GET', prefix .. 'clock') or 0))
   redis.call('SET', prefix .. 'clock', turn)
   redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- equivalent to none
+  local owner = redis.call('HGET', prefix .. 'jobs', job)
+  if owner then redis.call('ZREM', prefix .. 'turns:' .. owner, job) end
 end
 redis.call('ZADD', leases, now + ARGV[1], job)
 redis.call('ZREM', prefix .. 'since', job)

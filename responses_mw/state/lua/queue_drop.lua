@@ -8,4 +8,5 @@ redis.call('ZREM', prefix .. 'since', ARGV[1])
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('ZREM', prefix .. 'leases', ARGV[1])
 redis.call('HDEL', prefix .. 'jobs', ARGV[1])
+if owner then give_back_turn(KEYS[1], ARGV[1], owner) end
 return owner
