@@ -1,7 +1,7 @@
-"""The admin port: ``/livez``, ``/readyz`` and ``/metrics``, apart from the public one.
+"""The admin port: `/livez`, `/readyz` and `/metrics`, separate from the public port.
 
-``/livez`` answers 200 for as long as the event loop turns. ``/readyz`` answers 200 where every check passes, else 503: by it a
-load balancer finds the replicas that can serve now. Nobody is asked for a credential, and nothing tells of a request.
+`/livez` answers 200 while the event loop runs. `/readyz` answers 200 if every check passes, else 503, so that load balancers
+skip replicas that cannot serve. No credential is needed, and no answer contains data of a request.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 __all__ = ["Admin", "Check", "PortTaken", "checks", "open_admin"]
 
 Check = Callable[[], Awaitable[str | None]]
-"""What keeps the replica from serving, as a short sentence; None: nothing."""
+"""Return why the replica cannot serve, as a short sentence, or None."""
 
-PATIENCE = 3.0
-"""Seconds after which a check has failed. Kubernetes' probes wait for 5."""
+CHECK_TIMEOUT = 3.0
+"""Seconds until a check fails, less than the timeout of the Kubernetes probes in the Helm chart."""
 
-WATCHED_EVERY = 10.0
-"""Seconds between two looks into the queue, for its metrics."""
+QUEUE_INTERVAL = 10.0
+"""Seconds between two measurements of the queue."""
 
 _GONE = frozenset({502, 503, 504})
 
 
 class PortTaken(StartupError):
-    """The admin port cannot be had; the message says why."""
+    """The admin port cannot be opened. The message says why."""
 
 
 class Admin:
     """The port's ASGI application."""
 
     def __init__(self, checks: Mapping[str, Check]) -> None:
-        """``checks`` by the names of what they look at."""
+        """`checks` are named by what they check."""
         self._checks = checks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +67,7 @@ class Admin:
             body, content_type = telemetry.exposition(_accept(scope))
             response = Response(body, headers={"content-type": content_type})
         else:
-            response = PlainTextResponse("there are /livez, /readyz and /metrics\n", 404)
+            response = PlainTextResponse("not found: use /livez, /readyz or /metrics\n", 404)
         await response(scope, receive, send)
 
     async def _ready(self) -> Response:
@@ -83,19 +83,19 @@ def _accept(scope: Scope) -> str:
 
 async def _fault(check: Check) -> str | None:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CHECK_TIMEOUT):
             return await check()
     except APIError as error:
         return error.message
     except TimeoutError:
-        return "It does not answer in time."
+        return "It did not answer in time."
 
 
 # -- checks --------------------------------------------------------------------------------------------------------------
 
 
 def checks(upstream: Upstream, state: State | None, is_working: Callable[[], bool] | None) -> dict[str, Check]:
-    """What a replica needs to serve: all of these, of which it may have no ``state`` and no worker."""
+    """Return the checks for what a replica needs: the upstream, and the state and a worker if it has them."""
     found: dict[str, Check] = {"upstream": partial(_upstream_fault, upstream)}
     if state is not None:
         found["redis"] = partial(_state_fault, state)
@@ -105,7 +105,7 @@ def checks(upstream: Upstream, state: State | None, is_working: Callable[[], boo
 
 
 async def _upstream_fault(upstream: Upstream) -> str | None:
-    """One that wants a credential lives: it is asked without one, or with the operator's."""
+    """Call the upstream with the operator's key or none. A refusal of the credential proves that it is alive."""
     try:
         await upstream.models(Caller())
     except UpstreamError as error:
@@ -119,7 +119,7 @@ async def _state_fault(state: State) -> str | None:
 
 
 async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
-    return None if is_working() else "It takes no background responses now."
+    return None if is_working() else "It is not taking background responses."
 
 
 # -- the port ------------------------------------------------------------------------------------------------------------
@@ -127,30 +127,28 @@ async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serves the admin port meanwhile, if one is set, and measures the queue, if anybody wants to know.
-
-    Raises ``PortTaken``."""
+    """Serve the admin port, if configured, and measure the queue, if metrics are exposed. Raises `PortTaken`."""
     async with AsyncExitStack() as stack:
         if state is not None and (settings.admin_port or telemetry.is_measuring()):
-            await stack.enter_async_context(_watching(state))
+            await stack.enter_async_context(_measuring_queue(state))
         if settings.admin_port:
             await stack.enter_async_context(_serving(Admin(checks), _listener(settings.admin_host, settings.admin_port)))
         yield
 
 
 @asynccontextmanager
-async def _watching(state: State) -> AsyncIterator[None]:
-    """Measures the queue meanwhile."""
+async def _measuring_queue(state: State) -> AsyncIterator[None]:
+    """Measure the queue until the context exits."""
 
-    async def watch() -> None:
+    async def measure() -> None:
         while True:
             with suppress(StateUnavailable):
                 found = await state.queue.backlog()
                 telemetry.QUEUE_DEPTH.set(found.jobs)
                 telemetry.QUEUE_AGE.set(found.seconds)
-            await asyncio.sleep(WATCHED_EVERY)
+            await asyncio.sleep(QUEUE_INTERVAL)
 
-    task = asyncio.create_task(watch())
+    task = asyncio.create_task(measure())
     try:
         yield
     finally:
@@ -168,7 +166,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
-    """Serves beside the server of the public port, to which signals and the set-up of logs belong."""
+    """Serve `admin` in this event loop. The server of the public port handles signals and sets up logging."""
     import uvicorn
 
     class Server(uvicorn.Server):

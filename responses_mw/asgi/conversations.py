@@ -24,7 +24,8 @@ from ..upstream import Caller, Upstream
 from .json import JSONResponse
 from .requests import Reader, included, listed, paging, shown
 
-MOST_ITEMS = 20  # that one request may add
+MAX_NEW_ITEMS = 20
+"""The number of items that one request may add."""
 
 
 class ConversationRoutes:
@@ -51,7 +52,7 @@ class ConversationRoutes:
     async def update(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
-        # Null takes all of it away: so the official client puts it. Absent, it would be a mistake that does so.
+        # The official client sends null to remove all metadata. An absent member is more likely a mistake.
         body, _ = await self._body(request, "metadata", required="metadata")
         updated = await state.conversations.update(
             _id(request), check_metadata(body.get("metadata", {}), "metadata"), caller.owner
@@ -69,7 +70,7 @@ class ConversationRoutes:
         include = included(request)
         state, caller = await self._verified(request)
         body, size = await self._body(request, "items")
-        if "items" not in body:  # null is as good as absent
+        if "items" not in body:  # or null
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
         items = await self._items(body["items"], size, _id(request).removeprefix("conv_"), state, caller.owner)
@@ -102,21 +103,21 @@ class ConversationRoutes:
         caller = self._reader.caller(request)
         await self._upstream.verify(caller)
         if self._state is None:
-            raise NotSupported("Conversations need stored state, and this server keeps none: set 'redis'.")
+            raise NotSupported("Conversations need stored state, which this server does not have: configure Redis.")
         return self._state, caller
 
     async def _items(self, value: Any, size: int, tag: str, state: State, owner: str) -> list[Item]:
-        """The ``items`` of a body of ``size`` bytes, as they are stored."""
+        """Parse the `items` of a body of `size` bytes into items to store."""
         items = await by_size(size, self._parsed, value)
         return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
 
     def _parsed(self, value: Any) -> list[Item]:
         check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)
-        return parse_input(checks.array(value, "items", max_length=MOST_ITEMS), "items")
+        return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
-        """The members of the body that are not null, all of them among ``names``, and its size; ``required`` is there, if only
-        as null."""
+        """Return the members of the body that are not null, and its size. Only `names` are allowed; `required` may be null but
+        not absent."""
         sent, size = await self._reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")
         for name in body.keys() - names:

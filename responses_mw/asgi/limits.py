@@ -56,7 +56,7 @@ class RateLimits:
         self.usage = usage
         self._open: dict[str, set[str]] = {}
         if usage is None and self.are_set:
-            logger.warning("limits need stored state: without redis there are none")
+            logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
     @property
     def are_set(self) -> bool:
@@ -74,7 +74,7 @@ class RateLimits:
         if rate.passes:
             return rate
         LIMITS_REFUSED.add(1, {"limit": "requests"})
-        message = f"Rate limit reached: {self.per_minute} requests in a minute. Please try again in {rate.retry_after:.3g} s."
+        message = f"Rate limit reached: {self.per_minute} requests per minute. Please try again in {rate.retry_after:.3g} s."
         raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=self.headers(rate))
 
     def headers(self, rate: Rate) -> dict[str, str]:
@@ -98,8 +98,8 @@ class RateLimits:
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
             message = f"Limit reached: {self.maximums[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
-            told = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
-            raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=told)
+            rates = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=rates)
         if kind == "streams":
             self._open.setdefault(owner, set()).add(name)
         return True
@@ -145,7 +145,7 @@ class Allowance:
         self._limits = limits
         self._scope = scope
         self._stream: tuple[str, str] | None = None
-        """The owner and the name of the one that is counted."""
+        """The owner and name of the stream that is counted."""
 
     async def request(self, owner: str, gate: Gate) -> None:
         """Count a request for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
@@ -165,8 +165,7 @@ class Allowance:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """It creates a background response meanwhile. Raises as ``request``. The response counts until it has ended, or not at
-        all where the creation fails."""
+        """Count a background response that is created inside, until it ends or its creation fails. Raises as `request`."""
         await gate()
         if self._limits is None or not await self._limits.enter("background", owner, response_id):
             yield
@@ -199,9 +198,11 @@ class RateLimitMiddleware:
 
 @asynccontextmanager
 async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
-    """A response that a message of the ``caller`` asks for on the WebSocket with this ASGI ``scope``: it is observed, and
-    counts as a request. The credential was that of the upgrade, and may be good no longer. Raises ``RateLimited``, and what
-    ``verify`` raises."""
+    """Observe a response on the WebSocket with this ASGI `scope`, and count it as a request.
+
+    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited`, and what `verify`
+    raises.
+    """
     with websocket_request_span("response.create", caller.headers, caller.owner):
         await verify(caller)
         await allowance_of(scope).request(caller.owner, partial(verify, caller))

@@ -1,14 +1,10 @@
-"""The protocols of the standalone server: uvicorn's, with what it leaves open closed.
+"""The protocols of the standalone server: uvicorn's, with three gaps closed.
 
-HTTP/1.1: two ways to be misled about what a request is.
-
-httptools hands no body to a request that asks for an upgrade, and uvicorn goes on reading: what comes in a later segment is
-parsed as a request of its own, which no proxy in front has seen. Here such a request is refused, and its connection closed.
-
-uvicorn puts the trailers of a chunked body among the request's headers, where no proxy in front has looked at them. Here they
-are dropped, as RFC 9110 (section 6.5.1) demands of fields that nobody knows to be safe to merge.
-
-WebSocket: uvicorn bounds the message that a connection receives, but not those of all connections together.
+- httptools skips the body of a request for an upgrade, and uvicorn goes on reading: a body that arrives in a later segment is
+  parsed as another request, which no proxy in front has seen. Such a request is refused and its connection closed.
+- uvicorn appends the trailers of a chunked body to the request's headers, where a proxy in front has not checked them. They are
+  dropped (RFC 9110, section 6.5.1).
+- uvicorn bounds the message that one WebSocket receives, but not the messages of all WebSockets together.
 """
 
 from __future__ import annotations
@@ -30,10 +26,10 @@ _TRY_AGAIN_LATER = 1013
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on httptools, whose connections change to no other protocol but a WebSocket's.
+    """uvicorn's protocol on httptools, restricted to upgrades to WebSocket by a GET without a body.
 
-    An upgrade must be a GET without a body. One to anything but a WebSocket is ignored, and the connection closed after the
-    answer. What is refused, and what is not HTTP, gets a 400 in OpenAI's shape.
+    An upgrade to another protocol is ignored, and the connection closed after the answer. A refused upgrade and invalid HTTP
+    get a 400 in OpenAI's shape.
     """
 
     _refusal: BadRequest | None = None
@@ -41,26 +37,28 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.headers = []  # for trailers: uvicorn adds them to the list that the application has as its headers
+            self.headers = []  # uvicorn appends trailers to this list, which would otherwise be the application's headers
             return
         before = self.cycle
         try:
             self._check_upgrade()
         except BadRequest as error:
             self._refusal = error
-            raise  # the parser takes it for an error in the request
+            raise  # the parser reports it as an error of the request
         super().on_headers_complete()
-        if self.cycle is not before:  # it goes to the application as if it had not asked
+        if self.cycle is not before:  # the application gets it as a plain request
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
         method = self.parser.get_method().decode("ascii")
         if not self._is_idle():
-            raise BadRequest("A connection cannot be upgraded before the requests on it are answered.", code="invalid_upgrade")
+            raise BadRequest(
+                "A connection cannot be upgraded before its earlier requests are answered.", code="invalid_upgrade"
+            )
         require_bodiless_get(method, self.headers)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer and close; but not within another answer, nor before the answers to the requests before this one."""
+        """Answer and close the connection, after the answers to earlier requests and never within one of them."""
         if self._is_idle() or self._is_first_and_unanswered():
             self.transport.write(self._answer_to(msg))
             self.transport.close()
@@ -70,11 +68,11 @@ class HTTPProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _is_idle(self) -> bool:
-        """Whether no request is being answered, nor waits to be."""
+        """Whether no request is being answered or waits for its answer."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
     def _is_first_and_unanswered(self) -> bool:
-        """Whether the error is within the body of the only request there is, and nothing of its answer has been sent."""
+        """Whether the error is in the body of the only request, and its answer has not started."""
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _answer_to(self, message: str) -> bytes:
@@ -90,7 +88,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
 
 def websocket_protocol(inbound: Inbound) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with the memory for messages that are not whole yet bounded by ``inbound``."""
+    """Return uvicorn's protocol with the memory of incomplete messages bounded by `inbound`."""
 
     class WebSocketProtocol(WebSocketsSansIOProtocol):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -108,7 +106,7 @@ def websocket_protocol(inbound: Inbound) -> type[asyncio.Protocol]:
                 super().data_received(data)
 
         async def receive(self) -> Any:
-            # uvicorn reads nothing after a whole message until the application has taken it.
+            # uvicorn stops reading after a complete message until the application has received it.
             message = await super().receive()
             self._receiving.clear()
             return message

@@ -16,7 +16,7 @@ from ..jobs import JobService
 from ..settings import ServerSettings
 from .json import ErrorResponse
 
-# What of a host's scope a call needs that no request stands behind.
+# The members of the host's scope that calls outside a request inherit.
 _OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
 _UPGRADE = {"upgrade": "HTTP/1.1"}
@@ -24,18 +24,18 @@ _UPGRADE = {"upgrade": "HTTP/1.1"}
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The application for the paths that are ours, and its background jobs (None without stored state)."""
+    """The application for our paths, and its background jobs (None without stored state)."""
 
     routes: ASGIApp
     jobs: JobService | None
 
 
 OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
-"""Opens the application. It takes what of a host's scope every call in this process inherits."""
+"""Open the application. The argument holds the members of the host's scope that calls outside a request inherit."""
 
 
 class Dispatcher:
-    """Pass the paths that are ours to the application, everything else to ``app``, and open and close with the lifespan."""
+    """Pass our paths to the application and all others to `app`; open and close the application with the lifespan."""
 
     def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
         self.app = app
@@ -53,21 +53,21 @@ class Dispatcher:
         if scope["type"] == "http":
             try:
                 check_upgrade(scope["method"], scope["headers"])
-            except APIError as error:  # the host's server may have lost the body, whosever the path is
+            except APIError as error:  # on any path: the host's server may have skipped the body
                 await ErrorResponse(error)(scope, receive, send)
                 return
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket" and not self._server.max_websockets:
-            refusal = UpgradeRequired("WebSockets are not served here; use HTTP.", headers=_UPGRADE)
+            refusal = UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers=_UPGRADE)
             await ErrorResponse(refusal)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
             await application.routes({**scope, "responses_mw.path": path}, receive, send)
 
     def _our_path(self, scope: Scope) -> str | None:
-        """The path from ``/v1`` on, if it is ours. Hosts give it with or without their ``root_path``."""
+        """Return the path from `/v1` on, or None if it is not ours. Hosts include their `root_path` or leave it out."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):
@@ -80,7 +80,7 @@ class Dispatcher:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Opens before the wrapped application starts, and closes after it has stopped. Background work lies within."""
+        """Open before the wrapped application starts, and close after it has stopped. Background jobs run in between."""
 
         async def receive_and_open() -> Message:
             message = await receive()
@@ -99,7 +99,7 @@ class Dispatcher:
 
         try:
             await self.app(scope, receive_and_open, close_and_send)
-        except StartupError as error:  # the server tells its operator why it does not start: a traceback would not
+        except StartupError as error:  # the server logs the message instead of a traceback
             await send({"type": "lifespan.startup.failed", "message": f"responses_mw: {error}"})
         finally:
             await self._close()  # an application that raises sends nothing
@@ -112,17 +112,17 @@ class Dispatcher:
             return self._application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """For a host that sends no lifespan: on first use, until the end of the event loop."""
+        """Open on the first request of a host without lifespan, until the event loop ends."""
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
-        if self._closing is None or self._closing.done():  # that of an event loop before
+        if self._closing is None or self._closing.done():  # of an earlier event loop
             self._closing = asyncio.create_task(self._close_with_the_loop())
         return opened
 
     async def _close_with_the_loop(self) -> None:
         try:
-            await asyncio.get_running_loop().create_future()  # cancelled with all that is left at the end
+            await asyncio.get_running_loop().create_future()  # the loop cancels it at its end
         finally:
             await self._close()
 

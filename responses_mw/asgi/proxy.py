@@ -1,12 +1,12 @@
-"""Everything that is not ours: the request passes to the upstream and its answer back, streamed, byte for byte.
+"""A reverse proxy for all paths that are not ours.
 
-1. Path, query and bodies stay as they are, compressed or not; so do headers, their order and their duplicates, but for
-   the hop-by-hop ones (RFC 9110, section 7.6.1), ``Host`` and ``X-Forwarded-*``.
-2. Neither body is gathered: one read gives one write, and who writes too fast is held by who reads slowly.
-3. A client that leaves closes the upstream's connection at once.
-4. An upstream that breaks off within its answer never looks like a clean end.
-5. What frames a message is made anew on each side. The client's ``Content-Length`` is only ever counted against: a body of
-   another length is refused, or breaks the upstream's connection off.
+1. Path, query, bodies and headers pass unchanged, except hop-by-hop headers (RFC 9110, section 7.6.1), `Host` and
+   `X-Forwarded-*`.
+2. Bodies are streamed in both directions with backpressure: one read is one write.
+3. When the client leaves, the upstream's connection is closed at once.
+4. If the upstream breaks off, the client's response never ends cleanly.
+5. Framing is created anew on each side. A body that does not match the client's `Content-Length` is refused, or breaks the
+   upstream's connection.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# Whoever asks for "100-continue" has been told to go on by the server in front, once we read the body.
+# The server in front sends "100 Continue" when we read the body.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
-# Their length is told even if it is nothing (RFC 9110, section 8.6).
+# Their length is announced even if it is 0 (RFC 9110, section 8.6).
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 _CLOSE = {"connection": "close"}
 
 
 class ReverseProxy:
-    """An ASGI application that passes every request to ``upstream`` (``http://vllm:8000``, with or without a base path).
+    """An ASGI application that passes every request to `upstream` (`http://vllm:8000`, with or without a base path).
 
-    ``base_path`` (``/openai``) is removed from the paths that have it. ``passable`` limits what passes; without it, everything
-    but CONNECT and TRACE does. ``body_timeout`` is the timeout, in seconds, for the next piece of a request's body. The
-    ``client`` has timeouts of its own, and is closed at the end of the lifespan.
+    `base_path` (`/openai`) is removed from the paths that have it. `passable` limits the requests that pass; without it, all
+    but CONNECT and TRACE do. `body_timeout` is the maximum number of seconds between two pieces of a request's body. The
+    `client` has timeouts of its own, and is closed at the end of the lifespan.
 
-    Answers 502 where the upstream cannot be reached, 504 where it does not answer in time, 408 where the client does not send
-    its body, 400 where that is not framed as announced, 501 where a WebSocket is asked for. Raises ``UpstreamError`` where the
-    upstream breaks off within an answer: the server then closes the client's connection without ending the body.
+    Errors are 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the client stops sending its
+    body, 400 for invalid framing, and 501 for a WebSocket. Raises `UpstreamError` if the upstream breaks off within a response:
+    the server then closes the client's connection without ending the body.
     """
 
     def __init__(
@@ -97,14 +97,10 @@ class ReverseProxy:
         try:
             path = self._path(scope)
             self._check(scope, path)
-            body = await self._body(_announced(scope), receive)
+            body = await self._body(_framing_of(scope), receive)
             if body is None:
                 return
             request = self._request(scope, path, body)
-        except httpx.InvalidURL as error:
-            error_response = ErrorResponse(BadRequest(f"The request's target is not valid: {error}"))
-            await error_response(scope, receive, send)
-            return
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
@@ -114,34 +110,34 @@ class ReverseProxy:
             failure = await self._relay(request, scope, receive, send)
             group.cancel_scope.cancel()
         if failure is not None:
-            raise UpstreamError(f"The upstream's answer was broken off: {failure!r}")
+            raise UpstreamError(f"The upstream broke off its response: {failure!r}")
 
     def _check(self, scope: Scope, path: bytes) -> None:
-        """Whether the request may pass, as far as its head tells. Raises ``APIError``."""
+        """Check the head of the request. Raises `APIError`."""
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
-        if method == "TRACE":  # it would show its sender what we add
+        if method == "TRACE":  # it would show the client the headers that we add
             raise MethodNotAllowed("Method TRACE is not passed on.", headers={"allow": "GET, HEAD, OPTIONS, POST"})
         if self._base_path or self._passable is not None:
             check_path(path)
         if self._passable is not None:
             self._passable.check(method, path)
 
-    async def _body(self, told: BodyFraming, receive: Receive) -> bytes | _RequestBody | None:
-        """The body, whole or still on its way; None where the client has left. Raises ``BadRequest``, ``RequestTimeout``."""
-        first = await _next_message(receive, self._body_timeout if told.has_body else None)
+    async def _body(self, framing: BodyFraming, receive: Receive) -> bytes | _RequestBody | None:
+        """Return the body as bytes if it is complete, else as a stream, or None if the client has left. Raises `APIError`."""
+        first = await _next_message(receive, self._body_timeout if framing.has_body else None)
         if first["type"] == "http.disconnect":
             return None
-        body = _RequestBody(first, receive, told, self._body_timeout)
+        body = _RequestBody(first, receive, framing, self._body_timeout)
         return body if first.get("more_body", False) else await anext(body)
 
     async def _relay(
         self, request: httpx.Request, scope: Scope, receive: Receive, send: Send
     ) -> httpx.TransportError | APIError | None:
-        """Send the request and pass the answer back; what broke the answer off, if anything did, is returned."""
+        """Send the request and pass the response back. Returns the error that broke the response off, if any."""
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
-        except APIError as error:  # of the request's body
+        except APIError as error:  # in the request's body
             await ErrorResponse(error)(scope, receive, send)
             return None
         except httpx.TransportError as error:
@@ -149,10 +145,7 @@ class ReverseProxy:
             await ErrorResponse(_unanswered(error))(scope, receive, send)
             return None
         try:
-            head = {"status": response.status_code, "headers": _response_headers(response)}
-            await send({"type": "http.response.start", **head})
-            async for chunk in response.aiter_raw():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await _send_response(response, send)
         except (httpx.TransportError, APIError) as error:
             return error
         finally:
@@ -164,15 +157,18 @@ class ReverseProxy:
     def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
         query = scope["query_string"]
         target = (self._base_path + path or b"/") + (b"?" + query if query else b"")
-        url = self._upstream.copy_with(raw_path=target)
+        try:
+            url = self._upstream.copy_with(raw_path=target)
+        except httpx.InvalidURL as error:
+            raise BadRequest(f"The request's target is not valid: {error}") from None
         stream, framing = _framed(scope, body)
         headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *framing]
-        # httpx normalises the path of its URL; "target" is what it sends instead.
+        # httpx normalises the path of its URL; it sends "target" unchanged.
         extensions = {"target": target, "timeout": self._client.timeout.as_dict()}
         return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
 
     def _path(self, scope: Scope) -> bytes:
-        """The request's path below the host's ``root_path`` and ours."""
+        """Return the path without the host's `root_path` and our `base_path`."""
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
         for prefix in (scope.get("root_path", "").rstrip("/").encode(), self._own_path):
             if path == prefix or path.startswith(prefix + b"/"):
@@ -190,18 +186,18 @@ class ReverseProxy:
 
 
 class _RequestBody(httpx.AsyncByteStream):
-    """A request's body, read from the client as the upstream takes it.
+    """The body of a request, read from the client as the upstream accepts it.
 
-    ``over`` is set once nothing more will come; ``aborted`` tells that the client left before its end. Raises ``BadRequest``
-    where the body is not as long as was announced, before a byte too many; ``RequestTimeout`` where it stops coming.
+    `over` is set when nothing more will come, and `aborted` if the client left before the end. Raises `BadRequest` before it
+    yields a byte beyond the announced length, or if the body is shorter; `RequestTimeout` if it stops.
     """
 
-    def __init__(self, first: Message, receive: Receive, told: BodyFraming, timeout: float) -> None:
+    def __init__(self, first: Message, receive: Receive, framing: BodyFraming, timeout: float) -> None:
         self._next: Message | None = first
         self._receive = receive
         self._timeout = timeout
-        self._left = told.length
-        self.told = told
+        self._left = framing.length
+        self.framing = framing
         self.over = anyio.Event()
         self.aborted = False
 
@@ -217,7 +213,7 @@ class _RequestBody(httpx.AsyncByteStream):
         if not more:
             self.over.set()
         if self.aborted:
-            await anyio.sleep_forever()  # until we are cancelled: an end here would make the torso a whole body
+            await anyio.sleep_forever()  # until cancelled: an end here would make the partial body look complete
         chunk: bytes = message.get("body", b"")
         self._count(len(chunk), more)
         return chunk
@@ -227,39 +223,41 @@ class _RequestBody(httpx.AsyncByteStream):
             return
         self._left -= size
         if self._left < 0 or (self._left and not more):
-            raise BadRequest("The request's body is not as long as its Content-Length.", code="invalid_framing", headers=_CLOSE)
+            raise BadRequest(
+                "The length of the request's body is not its Content-Length.", code="invalid_framing", headers=_CLOSE
+            )
 
 
-async def _next_message(receive: Receive, patience: float | None) -> Message:
-    """The next message from the client. Raises ``RequestTimeout`` where it does not come within ``patience`` seconds."""
-    if patience is None:
+async def _next_message(receive: Receive, seconds: float | None) -> Message:
+    """Return the next message from the client. Raises `RequestTimeout` after `seconds`."""
+    if seconds is None:
         return await receive()
     try:
-        with anyio.fail_after(patience):
+        with anyio.fail_after(seconds):
             return await receive()
     except TimeoutError:
-        raise RequestTimeout(f"No more of the request's body came for {patience:g} s.") from None
+        raise RequestTimeout(f"The request's body stopped for {seconds:g} s.") from None
 
 
-def _announced(scope: Scope) -> BodyFraming:
+def _framing_of(scope: Scope) -> BodyFraming:
     try:
         return body_framing(scope["headers"])
     except InvalidFraming as error:
-        raise BadRequest(f"The request is not framed as it must be: {error}.", code="invalid_framing", headers=_CLOSE) from None
+        raise BadRequest(f"The framing of the request is invalid: {error}.", code="invalid_framing", headers=_CLOSE) from None
 
 
 def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:
-    """The body as a stream, and the header that announces it."""
+    """Return the body as a stream, and the header that announces it."""
     if isinstance(body, _RequestBody):
-        if body.told.length is None:
+        if body.framing.length is None:
             return body, [(b"transfer-encoding", b"chunked")]
-        return body, [(b"content-length", b"%d" % body.told.length)]
+        return body, [(b"content-length", b"%d" % body.framing.length)]
     has_length = body or scope["method"] in _WITH_BODY
     return httpx.ByteStream(body), [(b"content-length", b"%d" % len(body))] if has_length else []
 
 
 async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel the exchange once the client leaves. Until the body is over, it is the body that reads from the client."""
+    """Cancel the exchange when the client leaves. Until the body is over, only the body reads from the client."""
     if isinstance(body, _RequestBody):
         await body.over.wait()
     if isinstance(body, bytes) or not body.aborted:
@@ -269,7 +267,7 @@ async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.C
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers that go beyond this hop, their names in lower case as ASGI wants them."""
+    """Return the end-to-end headers, with names in lower case as ASGI requires."""
     lowered = [(name.lower(), value) for name, value in headers]
     listed = b",".join(value for name, value in lowered if name == b"connection")
     hop_by_hop = _HOP_BY_HOP.union(name.strip().lower() for name in listed.split(b","))
@@ -277,7 +275,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """The client's headers and ``X-Forwarded-*``: ``-For`` appended to, the others set unless a proxy before us did."""
+    """Return the client's headers with `X-Forwarded-*`: `-For` extended, the others set unless a proxy in front set them."""
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
     client, server = scope.get("client"), scope.get("server")
@@ -288,7 +286,7 @@ def _request_headers(scope: Scope) -> Headers:
         b"x-forwarded-host": present.get(b"host", b""),
         b"x-forwarded-port": str(server[1]).encode() if server and server[1] else b"",
     }
-    # CGI and WSGI make one name of "content_length" and "content-length".
+    # CGI and WSGI map "content_length" and "content-length" to one name.
     kept = [(name, value) for name, value in headers if name.replace(b"_", b"-") not in _NOT_FORWARDED]
     return kept + [(name, value) for name, value in forwarded.items() if value and name not in dict(kept)]
 
@@ -296,9 +294,16 @@ def _request_headers(scope: Scope) -> Headers:
 def _response_headers(response: httpx.Response) -> Headers:
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
-        # A 304 may tell the length that a 200 would have; servers take it for that of the body, which is empty.
+        # A 304 may announce the length that a 200 would have, but its own body is empty.
         return [(name, value) for name, value in headers if name != b"content-length"]
     return headers
+
+
+async def _send_response(response: httpx.Response, send: Send) -> None:
+    """Send all but the end of the body."""
+    await send({"type": "http.response.start", "status": response.status_code, "headers": _response_headers(response)})
+    async for chunk in response.aiter_raw():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def _unanswered(error: httpx.TransportError) -> APIError:

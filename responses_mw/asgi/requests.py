@@ -1,7 +1,4 @@
-"""What the endpoints read from a request: who asks, the body, the query.
-
-Items as the API gives them, one by one and in pages.
-"""
+"""Read requests (caller, body, query), and show stored items as the API returns them."""
 
 from __future__ import annotations
 
@@ -32,15 +29,15 @@ from .inbound import BODY_TIMEOUT, Inbound, Receiving
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""Where the scope of a routed request holds the one that came from the host, without our path and router."""
+"""The member of a routed request's scope that holds the host's own scope, without our path and router."""
 
-DEFAULT_PAGE, LONGEST_PAGE = 20, 100
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Cursor paging, as the reference has it: items after (before) the one with that id, in an order."""
+    """A page of a list: items after or before the item with an id, in an order."""
 
     after: str | None
     before: str | None
@@ -66,7 +63,7 @@ class RequestParser:
 
 
 class Reader:
-    """Reads requests within the ``limits``. ``forward_headers`` names the headers that the upstream gets."""
+    """Read callers and bodies of requests. `forward_headers` names the headers that the upstream gets."""
 
     def __init__(self, limits: LimitSettings, auth: AuthSettings, forward_headers: Iterable[str]) -> None:
         self._auth = auth
@@ -76,7 +73,7 @@ class Reader:
         self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Who asks. Raises ``BadRequest`` or ``Forbidden`` where the tenant that he is to name is none."""
+        """Return the caller. Raises `BadRequest` or `Forbidden` for an invalid tenant."""
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:
             if raw in self._forwarded:
@@ -89,12 +86,8 @@ class Reader:
             owner, headers, request.scope.get(HOST_SCOPE, request.scope), Standing(is_known=is_known, is_accepted=is_known)
         )
 
-    async def json(self, request: Request) -> Any:
-        """The decoded body. Raises ``BadRequest`` where it is no JSON, ``TooLarge`` where it is too much."""
-        return await self.read(request, lambda body, _size: body)
-
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """What ``parse`` makes of the decoded body and its size in bytes. Raises as ``json`` and ``parse``."""
+        """Call `parse` with the decoded body and its size in bytes. Raises `APIError`."""
         with self._inbound.receiving() as receiving:
             data = await self._body(request, receiving)
             return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
@@ -109,17 +102,17 @@ class Reader:
             async with asyncio.timeout(BODY_TIMEOUT) as waiting:
                 return await self._whole(request, receiving, waiting)
         except TimeoutError:
-            raise RequestTimeout(f"No more of the request's body came for {BODY_TIMEOUT:g} s.") from None
+            raise RequestTimeout(f"The request's body stopped for {BODY_TIMEOUT:g} s.") from None
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
-        """The body; each piece of it moves the end of ``waiting``."""
-        longest = self._max_bytes
+        """Return the body. Each piece restarts the timeout."""
+        maximum = self._max_bytes
         now = asyncio.get_running_loop().time
         chunks, size = [], 0
         async for chunk in request.stream():
             size += len(chunk)
-            if size > longest:
-                raise TooLarge(f"The request body is larger than {longest} bytes.")
+            if size > maximum:
+                raise TooLarge(f"The request body is larger than {maximum} bytes.")
             receiving.add(len(chunk))
             chunks.append(chunk)
             waiting.reschedule(now() + BODY_TIMEOUT)
@@ -127,44 +120,44 @@ class Reader:
 
 
 def paging(request: Request) -> Paging:
-    """``after``, ``before``, ``limit`` (1 to 100, 20 by default) and ``order`` (``desc`` by default) of the query."""
+    """Return the page that the query selects. The default is the newest 20 items."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
-    limit = checks.integer(number(request, "limit", DEFAULT_PAGE), "limit", minimum=1, maximum=LONGEST_PAGE)
+    limit = checks.integer(number(request, "limit", _DEFAULT_LIMIT), "limit", minimum=1, maximum=_MAX_LIMIT)
     return Paging(query.get("after"), query.get("before"), limit, order)
 
 
 def number(request: Request, name: str, default: int) -> int:
-    """A query parameter that is an integer."""
+    """Return a query parameter as an integer."""
     value = request.query_params.get(name)
     if value is None:
         return default
-    if not _INTEGER.fullmatch(value):  # int() takes more: '1_0', ' 1', '+1'
+    if not _INTEGER.fullmatch(value):  # int() also accepts '1_0', ' 1', '+1'
         return checks.wrong_type(name, "an integer", value)
     return int(value)
 
 
 def flag(request: Request, name: str) -> bool:
-    """A query parameter that is ``true`` or ``false`` (the default)."""
+    """Return a boolean query parameter, by default false."""
     return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
 
 
 def included(request: Request) -> frozenset[str]:
-    """What ``include`` asks for. All of it is stored; most of it is given in any case."""
+    """Return the values of `include`."""
     query = request.query_params
     values = [*query.getlist("include"), *query.getlist("include[]")]
     return frozenset(checks.one_of(value, "include", INCLUDABLE) for value in values)
 
 
 _PARTS = {"message": "content", "reasoning": "content", "function_call_output": "output"}
-"""The member of an item that lists its parts."""
+"""The member of an item that lists its content parts."""
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _DEFAULTS: dict[str, dict[str, Any]] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 
 
 def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
-    """The list object of the reference."""
+    """Return a page of items as a list object."""
     items = page.items
     return {
         "object": "list",
@@ -176,7 +169,7 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """The item as the reference has it: who sent it may have left out a default, and called a text by another's name."""
+    """Return an item with the defaults and types of parts that its sender may have left out or varied."""
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)

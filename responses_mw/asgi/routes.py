@@ -1,4 +1,4 @@
-"""Which endpoint serves which path and method."""
+"""The routes of our paths, and the only place where an exception becomes a response."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Resource:
         response: ASGIApp | None
         try:
             response = await self._respond(Request(scope, receive))
-        except Exception as error:  # noqa: BLE001 (it is logged)
+        except Exception as error:  # noqa: BLE001 (error_response logs it)
             response = error_response(error)
         if response is not None:
             await response(scope, receive, send)
@@ -124,7 +124,7 @@ class _Resource:
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
-        message = "There are no WebSockets at this path."
+        message = "This path does not accept WebSockets."
     else:
         message = f"Unknown request URL: {scope['method']} {scope['responses_mw.path']}."
     await ErrorResponse(NotFound(message, code="unknown_url"))(scope, receive, send)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..auth import ANONYMOUS
 from ..telemetry.context import RequestContext, activated
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
 from ..telemetry.tracing import (
@@ -128,6 +129,11 @@ def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str) ->
         _log("WS", request, 101, time.perf_counter() - started, span, client_left=False)
 
 
+def _short(owner: str) -> str:
+    """Shorten the hash of an owner."""
+    return owner if owner == ANONYMOUS else owner[:_OWNER_LENGTH]
+
+
 def _request_id(scope: Scope) -> str:
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else _new_id()
@@ -176,7 +182,7 @@ def _log(
         "seconds": round(duration, 6),
         "request": request.request_id or None,
         "response": request.response_id or None,
-        "owner": request.owner[:_OWNER_LENGTH] or None,
+        "owner": _short(request.owner) or None,
         "left": client_left or None,
         "trace_id": trace_id(span),
     }

@@ -1,12 +1,9 @@
 """Spans, metrics and log records. Nothing here runs per token.
 
     context    facts about the current request or job
-    observed   requests: server span, HTTP metrics, access line
-    turn       chat completions: client span, metrics of generative AI
-    tool       tool calls
-    tracing    other spans, and propagation of trace context
+    turn       chat completions: client span, metrics of generative AI, messages by opt-in
+    tracing    all other spans, and propagation of trace context
     metrics    all metrics, for Prometheus and OpenTelemetry
-    content    messages in spans, by opt-in
     logs, sdk  set-up for our own commands
 
 No other module imports opentelemetry or prometheus_client. Spans, metrics and log records hold no prompt, answer, credential,

@@ -8,8 +8,6 @@
 
 The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
 context between two items. It is propagated explicitly, by its headers.
-
-The span of a call of a hosted tool (OpenTelemetry, "Execute tool span").
 """
 
 from __future__ import annotations

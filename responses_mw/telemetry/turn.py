@@ -1,6 +1,6 @@
 """The span and the metrics of a turn of the model, by OpenTelemetry's conventions for generative AI.
 
-Messages as the conventions write them into spans (OpenTelemetry, "gen_ai.input.messages"). Recorded by opt-in only.
+Messages are recorded by opt-in only, in the format of `gen_ai.input.messages`.
 """
 
 from __future__ import annotations

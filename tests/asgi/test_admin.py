@@ -112,11 +112,11 @@ async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPa
         await asyncio.Event().wait()
         return None
 
-    monkeypatch.setattr("responses_mw.asgi.admin.PATIENCE", 0.01)
+    monkeypatch.setattr("responses_mw.asgi.admin.CHECK_TIMEOUT", 0.01)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(Admin({"it": hanging})), base_url="http://x") as admin:
         answer = await admin.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"ready": False, "checks": {"it": "It does not answer in time."}}
+    assert answer.json() == {"ready": False, "checks": {"it": "It did not answer in time."}}
 
 
 async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:

@@ -125,11 +125,11 @@ def active_requests() -> float | None:
     return REGISTRY.get_sample_value("http_server_active_requests", {"http_request_method": "GET", "url_scheme": "http"})
 
 
-def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200) -> Any:
+def answering(*parts: bytes, kind: bytes = b"application/json", status: int = 200, owner: str = "0123456789abcdef") -> Any:
     """An application that annotates its request and answers with `parts`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        annotate(route="/v1/things/{thing}", owner="0123456789abcdef")
+        annotate(route="/v1/things/{thing}", owner=owner)
         annotate(response={"id": "resp_1", "store": True})
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         for part in parts:
@@ -160,6 +160,13 @@ async def test_a_request_leaves_one_line_without_path_query_or_credential(caplog
     facts = json.loads(JSONFormatter().format(line))
     assert (facts["method"], facts["route"], facts["status"]) == ("GET", "/v1/things/{thing}", 200)
     assert (facts["response"], facts["owner"]) == ("resp_1", "01234567")
+
+
+async def test_the_line_of_an_anonymous_request_says_so_in_full(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    await asked(answering(b"{}", owner="anonymous"))
+    [line] = caplog.records
+    assert line.getMessage().endswith("owner=anonymous")
 
 
 async def test_a_request_has_the_callers_id_or_a_new_one() -> None:

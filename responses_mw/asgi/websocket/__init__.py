@@ -1,4 +1,4 @@
-"""WebSocket mode (``GET /v1/responses`` with an upgrade): one more reader of the runner's events."""
+"""WebSocket mode: `GET /v1/responses` with an upgrade."""
 
 from .upgrade import WebSockets
 

@@ -30,8 +30,7 @@ from ...threads import by_size
 from ...upstream import Caller
 from . import frames
 from .frames import Create
-from .held import ConnectionHistory
-from .memory import Share
+from .memory import ConnectionHistory, Share
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class WebSocketConnection:
     async def _take(self, data: bytes, group: TaskGroup) -> None:
         lane = None
         try:
-            frame = await by_size(len(data), frames.decoded, data, self._limits, most=self._max_frame_bytes)
+            frame = await by_size(len(data), frames.decode_frame, data, self._limits, maximum=self._max_frame_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
                 await self._tell(frames.steer_failed_text(frame, lane))

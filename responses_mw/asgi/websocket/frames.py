@@ -1,10 +1,10 @@
-"""What travels on a WebSocket: flat frames in, bare events out (OpenAI reference, "WebSocket mode").
+"""The frames of a WebSocket (OpenAI reference, "WebSocket mode").
 
-1. A client's frame is an object with a ``type``. ``response.create`` has the members of ``POST /v1/responses`` beside it, and
-   two of its own: ``generate`` (false: only prepare) and ``stream_id`` (its lane).
-2. A server's frame is the data of one event, and names the lane of its response, if that has one. There is no ``[DONE]``.
-3. An error is ``{"type": "error", "status", "error": {"type", "code", "message", "param"}}``. It stands in place of a response:
-   one that has begun ends in ``response.failed``. The specification wants a code: where there is none, it is the type.
+1. A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`, and
+   `generate` (false: only prepare) and `stream_id` (its lane).
+2. A server's frame is the data of one event, with the `stream_id` of its lane, if any. There is no `[DONE]`.
+3. An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`, sent instead of a response: a
+   response that has started ends with `response.failed`. The specification requires a code; the default is the type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_BODY = frozenset({"type", "generate", "stream_id"})
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A ``response.create``. ``body`` is what a POST would have; ``size`` the frame's in bytes."""
+    """A `response.create`. `body` is that of the equivalent POST, `size` that of the frame in bytes."""
 
     body: dict[str, Any]
     lane: str | None
@@ -36,15 +36,15 @@ class Create:
 
     @property
     def parent(self) -> str | None:
-        """The response that it continues, if it names one."""
+        """The id of the previous response, if any."""
         parent = self.body.get("previous_response_id")
         return parent if isinstance(parent, str) else None
 
 
-def decoded(data: bytes, limits: RequestLimits, *, most: int) -> dict[str, Any]:
-    """The object in a frame. Raises ``BadRequest`` where it is none, ``TooLarge`` beyond ``most`` bytes or the ``limits``."""
-    if len(data) > most:
-        raise TooLarge(f"The frame is larger than {most} bytes.")
+def decode_frame(data: bytes, limits: RequestLimits, *, maximum: int) -> dict[str, Any]:
+    """Decode the object in a frame. Raises `BadRequest`, or `TooLarge` beyond `maximum` bytes or the `limits`."""
+    if len(data) > maximum:
+        raise TooLarge(f"The frame is larger than {maximum} bytes.")
     frame = decode(data, limits, "the JSON of your frame")
     if not isinstance(frame, dict):
         raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
@@ -52,14 +52,14 @@ def decoded(data: bytes, limits: RequestLimits, *, most: int) -> dict[str, Any]:
 
 
 def kind_of(frame: dict[str, Any]) -> str:
-    """The frame's type. Raises ``BadRequest`` for one that is not known."""
+    """Return the type of a frame. Raises `BadRequest` for an unknown one."""
     if frame.get("type") is None:
         checks.missing("type")
     return checks.one_of(frame["type"], "type", {CREATE, STEER})
 
 
 def lane_of(frame: dict[str, Any]) -> str | None:
-    """The lane that a frame names. Raises ``BadRequest`` for a name that is none."""
+    """Return the lane of a frame. Raises `BadRequest` for an invalid name."""
     lane = frame.get("stream_id")
     if lane is None:
         return None
@@ -70,7 +70,7 @@ def lane_of(frame: dict[str, Any]) -> str | None:
 
 
 def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
-    """Raises ``BadRequest`` for what is of no use on a WebSocket; the rest of the body is checked when its turn comes."""
+    """Check the members that are special on a WebSocket; the body is parsed when the response starts. Raises `BadRequest`."""
     generate = frame.get("generate")
     if generate is not None:
         checks.boolean(generate, "generate")
@@ -81,7 +81,7 @@ def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 
 
 def error_text(error: APIError, lane: str | None) -> str:
-    """The frame that tells of an error; what would be HTTP headers (``retry-after``) stands in it."""
+    """Return the frame for an error. It includes the HTTP headers, such as `retry-after`."""
     members: dict[str, Any] = error.body()["error"]
     members["code"] = members["code"] or members["type"]
     if error.headers:
@@ -90,11 +90,11 @@ def error_text(error: APIError, lane: str | None) -> str:
 
 
 def steer_failed_text(frame: dict[str, Any], lane: str | None) -> str:
-    """The refusal of a ``response.steer``, with its input, so that it can go into a ``response.create``."""
+    """Return the refusal of a `response.steer`, with its input, which the client can send in a `response.create`."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",
-        "message": "A running response cannot be steered here: send the input in a response.create after its end.",
+        "message": "This server cannot steer a running response: send the input in a response.create after its end.",
     }
     steer = {name: frame.get(name) for name in ("input", "previous_response_id")}
     return _text({"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer}, lane)
@@ -105,5 +105,5 @@ def _text(members: dict[str, Any], lane: str | None) -> str:
 
 
 def event_text(event: Event, lane: str | None) -> str:
-    """Return the message for an event of a response in `lane`."""
+    """Return the frame for an event of a response in `lane`."""
     return _text(event.data, lane)

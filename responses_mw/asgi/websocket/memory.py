@@ -1,6 +1,9 @@
-"""What the WebSockets of this process keep in memory, bounded for each owner and for all owners together.
+"""Unstored responses of WebSocket connections, kept in memory so that the same connection can continue them.
 
-An owner makes room by its own oldest responses, never by another's: where others have filled the memory, it is refused more.
+With `store: false`, only the connection that made a response can continue it (OpenAI reference, "WebSocket mode"). The response
+is evicted when the connection ends, when a continuation fails, or when its owner needs room for newer ones. The memory is
+bounded for each owner and for all owners together. An owner only ever evicts its own responses; if others have filled the
+memory, nothing more is kept for it.
 """
 
 from __future__ import annotations
@@ -11,17 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...errors import RateLimited
-from ...state import Chain
+import orjson
 
-__all__ = ["Block", "Memory", "Share", "UnstoredChain"]
+from ...auth import Gate
+from ...engine.history import History, RunContext
+from ...errors import BadRequest, RateLimited
+from ...protocol.request.create import CreateResponse
+from ...protocol.types import Document, Item
+from ...state import Chain, State
 
-# Bytes that each item and each turn of a held chain takes in the chain's own lists.
+__all__ = ["Block", "ConnectionHistory", "Memory", "Share", "UnstoredChain"]
+
+ITEM_OVERHEAD = 512
+"""Bytes of memory that an item takes in addition to its texts."""
 _POINTER = 8
+_CHAINABLE = ("completed", "incomplete")
 
 
 class Block:
-    """The items that one response adds to a history; all histories that contain them share them."""
+    """The items that one response adds to a history. All histories that contain them share the block."""
 
     __slots__ = ("holders", "size")
 
@@ -32,13 +43,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that is, at least in part, stored nowhere: what continues it cannot be stored either."""
+    """A history that is at least partly unstored. A continuation cannot be stored either."""
 
     blocks: Sequence[Block] = ()
 
     @property
     def own_size(self) -> int:
-        """What it takes besides its blocks."""
+        """The size of the chain's own lists, without its blocks."""
         return _POINTER * (len(self.items) + len(self.blocks))
 
 
@@ -48,6 +59,8 @@ class _Held(NamedTuple):
 
 
 class Memory:
+    """The memory of all connections of this process."""
+
     def __init__(self, *, owner_bytes: int, total_bytes: int) -> None:
         self.owner_bytes = owner_bytes
         self.total_bytes = total_bytes
@@ -56,7 +69,7 @@ class Memory:
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:
-        """The share of an owner, for one connection."""
+        """Return the share of an owner, for the duration of one connection."""
         share = self._shares.setdefault(owner, Share(self))
         share.connections += 1
         try:
@@ -68,7 +81,7 @@ class Memory:
 
 
 class Share:
-    """What one owner keeps: responses by id, the oldest first, and requests that wait for their turn."""
+    """The memory of one owner: responses by id, least recently used first, and requests that wait in their lanes."""
 
     def __init__(self, memory: Memory) -> None:
         self.connections = 0
@@ -78,13 +91,13 @@ class Share:
         self._waiting = 0
 
     def get(self, response_id: str) -> UnstoredChain:
-        """The history of a response that is kept, which is the newest from now on."""
+        """Return the history of a response in memory, and mark it as the most recently used."""
         self._held.move_to_end(response_id)
         return self._held[response_id].chain
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Keep a response if there is room for it. While it is kept, its id is among the ``known`` ones."""
-        if not self._can_have(chain.own_size + sum(block.size for block in chain.blocks)):
+        """Keep a response if there is room for it. `known` contains its id while it is kept."""
+        if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
         self._held[response_id] = _Held(chain, known)
         known.add(response_id)
@@ -96,7 +109,7 @@ class Share:
         self._make_room(0)
 
     def evict(self, response_id: str) -> None:
-        """Forget a response that is kept."""
+        """Remove a response from memory."""
         chain, known = self._held.pop(response_id)
         known.remove(response_id)
         self._grow(-chain.own_size)
@@ -106,20 +119,20 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Count a request that waits. Raises `RateLimited`."""
-        if not self._can_have(size):
-            raise RateLimited("Too many requests wait for their turn on your connections.")
+        """Count a waiting request. Raises `RateLimited`."""
+        if not self._fits(size):
+            raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
         self._waiting += size
         self._grow(size)
 
     def leave(self, size: int) -> None:
-        """Count a request no more."""
+        """Stop counting a waiting request."""
         self._waiting -= size
         self._grow(-size)
 
-    def _can_have(self, size: int) -> bool:
-        """Whether there would be room for so many bytes if all that the owner holds were forgotten."""
+    def _fits(self, size: int) -> bool:
+        """Whether `size` bytes would fit if all responses of the owner were evicted."""
         memory, wanted = self._memory, self._waiting + size
         return wanted <= memory.owner_bytes and memory.size - self._size + wanted <= memory.total_bytes
 
@@ -131,3 +144,61 @@ class Share:
     def _grow(self, size: int) -> None:
         self._size += size
         self._memory.size += size
+
+
+class ConnectionHistory(History):
+    """The history as one connection sees it: stored responses, and its own unstored ones."""
+
+    def __init__(self, state: State | None, share: Share, *, required: bool) -> None:
+        super().__init__(state, required=required)
+        self._share = share
+        self._own: set[str] = set()
+
+    async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
+        return not isinstance(context.chain, UnstoredChain) and await super().will_store(request, context)
+
+    async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
+        """Store the response, or keep it in memory."""
+        if isinstance(context.chain, UnstoredChain):
+            document["store"] = False
+        await super().commit(context, document, gate)
+        if not document["store"] and document["status"] in _CHAINABLE:
+            self._hold(context, document["id"], [*context.input, *document["output"]])
+
+    def evict(self, response_id: str) -> None:
+        """Remove the response from memory, if it is there."""
+        if response_id in self._own:
+            self._share.evict(response_id)
+
+    def close(self) -> None:
+        """Remove all responses of this connection."""
+        for response_id in list(self._own):
+            self.evict(response_id)
+
+    async def _chain(self, request: CreateResponse, owner: str) -> Chain:
+        parent = request.previous_response_id
+        if parent is None:
+            return await super()._chain(request, owner)
+        if parent in self._own:
+            return self._share.get(parent)
+        if self._state is None:
+            message = f"Previous response with id '{parent}' not found."
+            raise BadRequest(message, param="previous_response_id", code="previous_response_not_found")
+        return await super()._chain(request, owner)
+
+    def _hold(self, context: RunContext, response_id: str, turn: Sequence[Item]) -> None:
+        chain = context.chain
+        before = chain.blocks if isinstance(chain, UnstoredChain) else [Block(_weight(chain.size, chain.items))]
+        size = len(orjson.dumps(turn))
+        held = UnstoredChain(
+            tag=chain.tag,
+            items=[*chain.items, *turn],
+            size=chain.size + size,
+            blocks=(*before, Block(_weight(size, turn))),
+        )
+        self._share.hold(response_id, held, self._own)
+
+
+def _weight(size: int, items: Sequence[Item]) -> int:
+    """Estimate the bytes of memory that items take."""
+    return size + ITEM_OVERHEAD * len(items)

@@ -22,8 +22,7 @@ from ..json import ErrorResponse
 from ..limits import admitted
 from ..requests import HOST_SCOPE, Reader, RequestParser
 from .connection import WebSocketConnection
-from .held import ConnectionHistory
-from .memory import Memory
+from .memory import ConnectionHistory, Memory
 
 
 class WebSockets:
@@ -70,9 +69,9 @@ class WebSockets:
             await self._serve(caller, scope, receive, send)
 
     async def _admitted(self, scope: Scope) -> Caller:
-        """Return who connects, once the credential is accepted. Raises `APIError`."""
+        """Return the caller, once the credential is accepted. Raises `APIError`."""
         self._origins.check(Headers(scope=scope))
-        # The upstream is asked over HTTP, also within this process.
+        # The upstream is called over HTTP, also within this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
         caller = self._reader.caller(HTTPConnection(http_scope))
         # A response that `generate: false` creates never reaches the upstream, which would check the credential.

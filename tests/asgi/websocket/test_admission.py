@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from responses_mw.asgi.websocket.connection import WebSocketConnection
-from responses_mw.asgi.websocket.held import ConnectionHistory
-from responses_mw.asgi.websocket.memory import Memory, Share
+from responses_mw.asgi.websocket.memory import ConnectionHistory, Memory, Share
 from responses_mw.engine.run import RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
