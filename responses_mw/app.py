@@ -1,7 +1,4 @@
-"""From settings to objects that work together: the only place that names concrete classes; it opens them and closes them.
-
-The standalone server's application: the middleware round a reverse proxy, so that one address serves every path.
-"""
+"""Build the application from settings. Only this module names the concrete classes; it opens and closes their objects."""
 
 from __future__ import annotations
 
@@ -50,20 +47,18 @@ MAX_CONNECTIONS = 10_000
 COMMIT_TIMEOUTS = 5
 """How many timeouts of a Redis call (`redis.timeout`) a finished response waits until it is stored."""
 
-_GETTING_TO_KNOW = 2.0
-IN_PROCESS = "http://localhost"  # what a call tells the application that no request stands behind
+IN_PROCESS = "http://localhost"
+"""The URL of calls to the application in this process that are not part of a request."""
+
+_DETECTION_TIMEOUT = 2.0
 
 
 class UnfitState(StartupError):
-    """The Redis that is configured cannot keep what is stored; the message says why."""
-
-
-class UnfitCache(StartupError):
-    """The cache cannot be as it is configured; the message says why."""
+    """The configured Redis cannot store responses reliably. The message says why."""
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """To the upstream over the network: by our own where httptools is installed, at a third of the cost of httpx's."""
+    """Return our transport to the upstream, at a third of the cost of httpx's, or httpx's if httptools is not installed."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -77,22 +72,22 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """The upstream over the network, or ``app`` itself where no URL is set. A given ``transport`` is closed in the end."""
+    """Open the upstream at its URL, or `app` itself if no URL is set. A given `transport` is closed at the end."""
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
     else:
         transport, base = transport or network_transport(), settings.upstream.url
     async with transport:
         upstream = Upstream(transport, base, settings.upstream)
-        if settings.upstream.url is not None:  # an application that we are mounted in has not started yet
-            await _get_to_know(upstream, settings.upstream.url)
+        if settings.upstream.url is not None:  # the wrapped application has not started yet
+            await _detect(upstream, settings.upstream.url)
         yield upstream
 
 
-async def _get_to_know(upstream: Upstream, url: str) -> None:
-    """Asks for its dialect, so that no request need wait for that. It may be away: then the first one will."""
+async def _detect(upstream: Upstream, url: str) -> None:
+    """Detect the dialect in advance. If the upstream does not answer yet, the first request does it."""
     try:
-        async with asyncio.timeout(_GETTING_TO_KNOW):
+        async with asyncio.timeout(_DETECTION_TIMEOUT):
             await upstream.dialect(Caller())
     except (APIError, TimeoutError):
         logger.warning("the upstream %s does not answer yet", url)
@@ -100,9 +95,9 @@ async def _get_to_know(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """The state in the Redis that is set, or in an embedded one; None where there is neither.
+    """Open the state in the configured Redis or an embedded one, or yield None if there is neither.
 
-    Raises ``UnfitState`` where it would lose what it is given. It may be away: then it is used when it comes.
+    Raises `UnfitState` if Redis may lose data. If it is unavailable, the state uses it when it is back.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -139,7 +134,7 @@ async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | N
     try:
         return await stack.enter_async_context(embedded(data_dir, timeout=settings.redis.timeout))
     except ModuleNotFoundError:
-        logger.warning("nothing is stored: no redis is set, and the extra responses-mw[embedded] is not installed")
+        logger.warning("nothing is stored: redis.url is not set, and the extra responses-mw[embedded] is not installed")
         return None
 
 
@@ -147,7 +142,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
     try:
         health = await state.check()
     except StateUnavailable as error:
-        logger.warning("%s It is used when it comes.", error.message)
+        logger.warning("%s It is used as soon as it is available.", error.message)
         return
     for warning in health.warnings:
         logger.warning("%s: %s", health.server, warning)
@@ -159,7 +154,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
 
 
 class Core(NamedTuple):
-    """What makes responses, in front of an application or in a worker alone."""
+    """The objects that make responses, in a server or a worker."""
 
     upstream: Upstream
     state: State | None
@@ -170,7 +165,7 @@ class Core(NamedTuple):
 
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
-    """Opens the upstream (see ``open_upstream``), the state (see ``open_state``) and the runner on top of them."""
+    """Open the upstream, the state, the cache and the runner."""
     sealer = Sealer([secret.get_secret_value() for secret in settings.auth.secret_keys])
     async with (
         open_upstream(app, settings, transport) as upstream,
@@ -210,8 +205,10 @@ def _backend_and_tools(
 async def open_cache(
     upstream: Upstream, state: State | None, sealer: Sealer, settings: Settings
 ) -> AsyncIterator[Cache | None]:
-    """The cache in the state's Redis; None where there is no state. Embeddings come over the upstream's transport, unless that
-    leads into an application that we are mounted in, and they are another server's. Raises ``UnfitCache``."""
+    """Open the cache in the state's Redis, or yield None without state. Raises `StartupError`.
+
+    Embeddings use the upstream's transport, unless that leads to the wrapped application and another server makes them.
+    """
     async with AsyncExitStack() as stack:
         if state is None:
             yield None
@@ -224,7 +221,7 @@ async def open_cache(
             if settings.cache.embedding_model:
                 embeddings = Embeddings(transport, upstream.base, settings.cache, settings.upstream.api_key)
         except ModuleNotFoundError as missing:
-            raise UnfitCache(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
+            raise StartupError(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(
             state.client,
             embeddings,
@@ -246,9 +243,10 @@ async def open_application(
     transport: httpx.AsyncBaseTransport | None = None,
     scope: MutableMapping[str, Any] | None = None,
 ) -> AsyncIterator[Application]:
-    """Opens all that stands in front of ``app`` and behind it. Background responses call it with what ``scope`` offers.
+    """Open the application in front of `app`. Background responses call `app` with the members of `scope`.
 
-    The crew does not work yet: whoever opens this knows when the upstream can be called."""
+    The worker is not started, because the upstream may be `app` itself, which must start first.
+    """
     async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache), AsyncExitStack() as stack:
         limits = RateLimits(state.usage if state is not None else None, settings.limits)
         if limits.are_set:
@@ -263,16 +261,16 @@ async def open_application(
         if settings.jobs.concurrency:
             drain_timeout = settings.server.drain_timeout
             worker = Worker(runner, state, sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
-        async with aclosing(JobService(background, followers, worker)) as crew:
-            crew.start()
-            is_working = (lambda: crew.is_working) if worker is not None else None
+        async with aclosing(JobService(background, followers, worker)) as jobs:
+            jobs.start()
+            is_working = (lambda: jobs.is_working) if worker is not None else None
             async with open_admin(settings.server, checks(upstream, state, is_working), state):
                 routes = Routes(runner, upstream, state, background, settings, cache)
-                yield Application(_around(routes, limits, settings), crew)
+                yield Application(_around(routes, limits, settings), jobs)
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
-    """What a request passes before it comes to the ``routes``."""
+    """Wrap the routes in the configured middlewares."""
     if limits.are_set:
         routes = RateLimitMiddleware(routes, limits)
     keys = APIKeys.of(settings.auth)
@@ -285,11 +283,11 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
 
 
 class ResponsesMiddleware(Dispatcher):
-    """ASGI middleware that serves ``/v1/responses`` and ``/v1/conversations``, and passes everything else to ``app``.
+    """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes all other paths to `app`.
 
-    Chat Completions go to ``settings.upstream.url``, or to ``app`` itself if that is not set. Without ``settings`` they are
-    read from the environment, as ``vllm serve --middleware responses_mw.ResponsesMiddleware`` needs. A given
-    ``transport`` is used for the upstream, and closed at the end.
+    Chat Completions go to `settings.upstream.url`, or to `app` itself if that is not set. The default `settings` come from the
+    environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` needs. A given `transport` to the upstream is
+    closed at the end.
     """
 
     def __init__(
@@ -300,15 +298,17 @@ class ResponsesMiddleware(Dispatcher):
 
 
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
-    """The application for ``settings`` (default: the environment). Raises ``ValueError`` where no upstream is set,
-    ``InvalidKeys`` for API keys that are none."""
+    """Return the application of the standalone server: the middleware around a reverse proxy.
+
+    The default `settings` come from the environment. Raises `ValueError` without an upstream, and `InvalidKeys`.
+    """
     settings = settings or Settings()
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(
-        transport=network_transport(),  # not that of our own calls: no request that passes comes near their connections
+        transport=network_transport(),  # separate from our own calls: proxied requests must not share their connections
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one caller's are not another's
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # never store cookies: callers would share them
         trust_env=False,
     )
     keys = APIKeys.of(settings.auth)

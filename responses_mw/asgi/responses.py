@@ -1,9 +1,4 @@
-"""The Responses API (OpenAI reference, "Responses").
-
-A history made short (OpenAI reference, "Compact a response").
-
-How many tokens a request would give the model (OpenAI reference, "Get input token counts").
-"""
+"""The Responses API (OpenAI reference, "Responses"), with compaction and the count of input tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +31,7 @@ from .limits import allowance_of
 from .requests import Reader, RequestParser, flag, included, listed, number, paging
 from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
 
-LAST_NUMBER = 2**53
+_MAX_SEQUENCE_NUMBER = 2**53
 
 
 class ResponseRoutes:
@@ -80,7 +75,9 @@ class ResponseRoutes:
 
     async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
         if self._background is None:
-            raise NotSupported("'background' needs stored state, and this server keeps none: set 'redis'.", param="background")
+            raise NotSupported(
+                "'background' needs stored state, which this server does not have: configure Redis.", param="background"
+            )
         gate = partial(self._upstream.verify, caller)
         await gate()
         await self._background.check_secrets()
@@ -93,16 +90,16 @@ class ResponseRoutes:
         return JSONResponse(whole(document, parsed.include))
 
     async def connect(self, request: Request) -> ASGIApp:
-        """``GET /v1/responses``: the WebSocket's upgrade, where the server in front of us takes it for a plain request."""
+        """``GET /v1/responses``: refuse the upgrade of a WebSocket that the server in front has taken for a plain request."""
         if request.headers.get("upgrade", "").lower() == "websocket":
-            raise UpgradeRequired("WebSockets are not served here; use HTTP.", headers={"upgrade": "HTTP/1.1"})
+            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}``"""
         include = included(request)
         streamed, after = flag(request, "stream"), _starting_after(request)
-        flag(request, "include_obfuscation")  # nothing is added to hide the length of what is streamed
+        flag(request, "include_obfuscation")  # accepted, but no padding is added
         state, background, caller, response_id = await self._stored(request)
         stored = await state.responses.get(response_id, caller.owner)
         annotate(response=stored.document)
@@ -112,7 +109,7 @@ class ResponseRoutes:
         if not streamed:
             return JSONResponse(whole(stored.document, include))
         if not stored.document["background"]:
-            message = f"Response with id '{response_id}' was not created with background=true: it cannot be streamed again."
+            message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
         await allowance_of(request.scope).stream(caller.owner, partial(self._upstream.verify, caller))
         return LogStreamResponse(background.follow(stored.document, after=after), self._settings)
@@ -120,7 +117,7 @@ class ResponseRoutes:
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
         _, background, caller, response_id = await self._stored(request)
-        if self._cache is not None:  # first: should it fail, the client can ask again
+        if self._cache is not None:  # first, so that the client can retry if it fails
             await self._cache.forget(caller.owner, response_id)
         await background.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -140,7 +137,7 @@ class ResponseRoutes:
         return JSONResponse(listed(page, include))
 
     async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
-        """What a request about a stored response needs, once its credential is known to be good."""
+        """Return what a request about a stored response needs, once its credential is accepted."""
         caller, response_id = self._reader.caller(request), request.path_params["response_id"]
         await self._upstream.verify(caller)
         if self._state is None or self._background is None:
@@ -149,14 +146,14 @@ class ResponseRoutes:
 
 
 def _starting_after(request: Request) -> int:
-    """The number of the last event that the client has; -1 for none."""
+    """Return the number of the last event that the client has, or -1."""
     if "starting_after" not in request.query_params:
         return -1
-    return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=LAST_NUMBER)
+    return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=_MAX_SEQUENCE_NUMBER)
 
 
 class CompactionResponse(EventResponse):
-    """The one document that the run yields."""
+    """Answer with the document that the run yields."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for compacted in self._run:
@@ -179,7 +176,7 @@ class CompactRoutes:
         self._settings = settings
 
     async def compact(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/compact``: nothing of it is stored."""
+        """``POST /v1/responses/compact``: nothing is stored."""
         parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
         caller = self._reader.caller(request)
         await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
@@ -198,10 +195,10 @@ class TokenRoutes:
         self._parser = parser
 
     async def count(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/input_tokens``: exact, of the very request that a create would send."""
+        """``POST /v1/responses/input_tokens``: count the tokens of the request that a create would send."""
         parsed = await self._reader.read(request, self._parsed)
         caller = self._reader.caller(request)
-        await self._upstream.verify(caller)  # some tokenizers answer whoever asks
+        await self._upstream.verify(caller)  # some tokenizers need no credential
         count = await self._runner.count_tokens(parsed, caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

@@ -1,10 +1,10 @@
-"""One connection: its lanes, each with one response at a time.
+"""A WebSocket connection: its lanes, each with one running response.
 
-1. The reader takes frames as they come, so that a client's leaving is seen at once. A lane's frames wait for their turn, in
-   order; so many may wait, and no more.
-2. A response is a task that sends events as the run gives them. A client that does not read holds up ``send``, and with it
-   the runs of its own connection.
-3. A connection has its time. After it no response is begun; when the last has ended, the client is told to come again.
+1. Frames are read as they arrive, so that a disconnect is noticed at once. A bounded number of requests wait in their lanes, in
+   order.
+2. Each response is a task that sends the events of its run. A client that does not read holds up `send`, and with it the runs
+   of its own connection.
+3. A connection has a maximum lifetime. After that it accepts no requests, and is closed when the running responses have ended.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ MAX_LANES = 32
 """Maximum concurrent responses of a connection. More need another connection, which the limits of an owner count."""
 
 Parse = Callable[[Any, int], CreateResponse]
-"""From the body of a request, and its size, to a request that is valid by itself; raises ``BadRequest``."""
+"""Parse the body of a request, given its size. Raises `BadRequest`."""
 
 Admission = Callable[[Caller], AbstractAsyncContextManager[None]]
-"""What each response of a caller's is made within; raises an ``APIError`` where there may be none now."""
+"""Return the context manager for one response of a caller. Raises `APIError` if the response is not admitted."""
 
-MOST_WAITING = 64
+MAX_WAITING = 64
+"""Maximum number of requests that wait in the lanes of a connection."""
 _TRY_AGAIN, _BROKEN = 1001, 1011
 
 
 class WebSocketConnection:
-    """A WebSocket that has been accepted. Responses continue the ``held`` chains, which are in the owner's ``share``
-    of the memory, as is what waits."""
+    """An accepted WebSocket. Unstored responses are in `held`; the owner's `share` of the memory counts waiting requests."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class WebSocketConnection:
         self._receive = receive
         self._send = send
         self._lanes: dict[str | None, deque[Create]] = {}
-        """What waits in each lane that has a response under way."""
+        """The waiting requests of each lane that has a running response."""
         self._waiting = 0
         self._is_over = False
         self._idle = anyio.Event()
 
     async def run(self) -> None:
-        """Serves until the client leaves, or the connection's time is over. Runs that are under way are cancelled then."""
+        """Serve until the client leaves, which cancels its runs, or until the lifetime is over and the last run has ended."""
         try:
             async with anyio.create_task_group() as group:
                 with anyio.move_on_after(MAX_LIFETIME) as time:
@@ -109,7 +109,7 @@ class WebSocketConnection:
 
     async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
         try:
-            await self._tell(frames.error_text(error, None))
+            await self._send_text(frames.error_text(error, None))
             await self._send({"type": "websocket.close", "code": code})
         except OSError:
             logger.debug("the client left")
@@ -123,7 +123,7 @@ class WebSocketConnection:
     # -- frames ---------------------------------------------------------------------------------------------------------------
 
     async def _read(self, group: TaskGroup) -> None:
-        """Takes frames until the client has left."""
+        """Process frames until the client leaves."""
         with suppress(OSError):
             while (message := await self._receive())["type"] != "websocket.disconnect":
                 await self._take(_data(message), group)
@@ -134,14 +134,14 @@ class WebSocketConnection:
             frame = await by_size(len(data), frames.decode_frame, data, self._limits, maximum=self._max_frame_bytes)
             lane = frames.lane_of(frame)
             if frames.kind_of(frame) == frames.STEER:
-                await self._tell(frames.steer_failed_text(frame, lane))
+                await self._send_text(frames.steer_failed_text(frame, lane))
             else:
                 self._begin(frames.create(frame, lane, len(data)), group)
         except APIError as error:
-            await self._tell(frames.error_text(error, lane))
+            await self._send_text(frames.error_text(error, lane))
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
-        """Begins the response, or lets it wait for its lane's last."""
+        """Start the response, or queue it in its lane."""
         if self._is_over:
             raise self._limit_reached()
         lane = self._lanes.get(create.lane)
@@ -150,8 +150,8 @@ class WebSocketConnection:
                 raise RateLimited(f"The connection has {MAX_LANES} responses under way.")
             self._lanes[create.lane] = deque()
             group.start_soon(self._serve, create, group)
-        elif self._waiting >= MOST_WAITING:
-            raise RateLimited("Too many requests wait for their turn on the connection.")
+        elif self._waiting >= MAX_WAITING:
+            raise RateLimited("Too many requests are waiting on the connection.")
         else:
             self._share.enter(create.size)
             self._waiting += 1
@@ -160,7 +160,7 @@ class WebSocketConnection:
     # -- responses ------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, first: Create, group: TaskGroup) -> None:
-        """The responses of one lane, until none waits."""
+        """Make the responses of one lane, until none is waiting."""
         lane = self._lanes[first.lane]
         await self._guard(first, group)
         while lane:
@@ -176,33 +176,33 @@ class WebSocketConnection:
         try:
             await self._respond(create)
         except OSError:
-            logger.debug("the client left")  # some servers tell it so
+            logger.debug("the client left")  # some servers report it so
             group.cancel_scope.cancel()
-        except Exception:  # the outer edge of a response: the client is not left waiting for the rest
+        except Exception:  # the outer edge of a response: the client must not wait for the rest
             logger.exception("a response on a WebSocket failed")
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 
     async def _respond(self, create: Create) -> None:
-        """Sends the events of one response, or an error in their place."""
+        """Send the events of one response, or an error."""
         caller = self._caller.again()
         try:
             async with self._admission(caller):
                 await self._run(create, caller)
         except APIError as error:
-            await self._tell(frames.error_text(error, create.lane))
+            await self._send_text(frames.error_text(error, create.lane))
 
     async def _run(self, create: Create, caller: Caller) -> None:
-        """What a response failed to continue is held no longer; one that was not admitted has not failed."""
-        is_good = False
+        """Run an admitted request. If it fails, evict the response that it continues."""
+        succeeded = False
         try:
             request = await by_size(create.size, self._parse, create.body, create.size)
-            is_good = await self._stream(request, create, caller)
+            succeeded = await self._stream(request, create, caller)
         finally:
-            if not is_good and create.parent is not None:
+            if not succeeded and create.parent is not None:
                 self._held.evict(create.parent)
 
     async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
-        """Whether the response did not fail."""
+        """Send the events of the run. Returns false if the response failed."""
         if create.generate:
             policy = policy_of(request.cache, None, self._caching, stored=request.store)
             run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches
@@ -212,11 +212,11 @@ class WebSocketConnection:
         async with aclosing(run):
             async for events in run:
                 for event in events:
-                    await self._tell(frames.event_text(event, create.lane))
+                    await self._send_text(frames.event_text(event, create.lane))
                 last = events[-1].type
         return last != "response.failed"
 
-    async def _tell(self, text: str) -> None:
+    async def _send_text(self, text: str) -> None:
         await self._send({"type": "websocket.send", "text": text})
 
 
