@@ -17,6 +17,7 @@ from responses_mw.protocol.response.passthrough import ResponsesPassthrough
 from responses_mw.upstream.responses_backend import to_responses
 from tests.protocol.runs import CountedIds, chunk, fragment
 from tests.protocol.runs import run as run_chat
+from tests.support import oracle
 from tests.support.replay import check, decoded
 
 Events = list[dict[str, Any]]
@@ -144,7 +145,72 @@ def test_an_item_keeps_its_id_though_the_upstream_changes_it() -> None:
     changed = done(message("msg_other", "Hello"))
     events = run(numbered(added(message()), NEW_PART, delta("Hello", "msg_third"), changed, completed(message("m4", "Hello"))))
     assert [event.get("item_id") for event in decoded(events)[3:5]] == ["msg_0", "msg_0"]
-    assert decoded(events)[5]["item"]["id"] == decoded(events)[-1]["response"]["output"][0]["id"] == "msg_0"
+    [item] = [event["item"] for event in decoded(events) if event["type"] == "response.output_item.done"]
+    assert item["id"] == decoded(events)[-1]["response"]["output"][0]["id"] == "msg_0"
+
+
+LLAMA_CPP: Events = [
+    CREATED,
+    {**CREATED, "type": "response.in_progress"},
+    {
+        "type": "response.output_item.added",
+        "item": {"id": "rs_1", "type": "reasoning", "summary": [], "content": [], "status": "in_progress"},
+    },
+    {"type": "response.reasoning_text.delta", "item_id": "rs_1", "delta": "Let me"},
+    {"type": "response.reasoning_text.delta", "item_id": "rs_1", "delta": " see."},
+    {"type": "response.output_item.added", "item": message("msg_1")},
+    {"type": "response.content_part.added", "item_id": "msg_1", "part": {"type": "output_text", "text": ""}},
+    {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "Hel"},
+    {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "lo"},
+    {
+        "type": "response.output_item.added",
+        "item": {"type": "function_call", "call_id": "fc_1", "name": "f", "arguments": "", "status": "in_progress"},
+    },
+    {"type": "response.function_call_arguments.delta", "item_id": "fc_1", "delta": '{"a":'},
+    {"type": "response.function_call_arguments.delta", "item_id": "fc_1", "delta": "1}"},
+    {"type": "response.output_item.done", "item": {"id": "rs_1", "type": "reasoning", "summary": [], "content": []}},
+    {"type": "response.output_text.done", "item_id": "msg_1", "text": "Hello"},
+    {"type": "response.content_part.done", "item_id": "msg_1", "part": {"type": "output_text", "text": "Hello"}},
+    {"type": "response.output_item.done", "item": message("msg_1", "Hello")},
+    {
+        "type": "response.output_item.done",
+        "item": {"type": "function_call", "call_id": "fc_1", "name": "f", "arguments": '{"a":1}', "status": "completed"},
+    },
+    completed(
+        {"id": "rs_1", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Let me see."}]},
+        message("msg_1", "Hello"),
+        {"type": "function_call", "call_id": "fc_1", "name": "f", "arguments": '{"a":1}', "status": "completed"},
+    ),
+]
+"""Items that end only at the end, and events without indices."""
+
+
+def test_what_a_server_without_indices_leaves_out_is_filled_in() -> None:
+    events = run(LLAMA_CPP)
+    check(events)
+    oracle.check(sse.encode(events) + sse.DONE_FRAME)
+    output = decoded(events)[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    assert [output[0]["content"][0]["text"], output[1]["content"][0]["text"], output[2]["arguments"]] == [
+        "Let me see.",
+        "Hello",
+        '{"a":1}',
+    ]
+
+
+@pytest.mark.parametrize("left_out", ["response.content_part.added", "response.output_text.done", "response.content_part.done"])
+def test_events_that_begin_and_end_a_part_are_filled_in(left_out: str) -> None:
+    events = run([event for event in HELLO if event["type"] != left_out])
+    check(events)
+    assert [event.type for event in events] == [event.type for event in run(HELLO)]
+
+
+@pytest.mark.parametrize("index", [-1, 7, "0", [], None])
+@pytest.mark.parametrize("kind", [NEW_PART["type"], "response.output_text.delta", "response.content_part.done"])
+def test_an_index_that_names_no_part_does_no_harm(kind: str, index: Any) -> None:
+    odd = {**NEW_PART, "type": kind, "content_index": index, "delta": "x"}
+    response = ended([CREATED, added(message()), odd, NEW_PART, delta("Hello"), done(message(text="Hello")), completed()])
+    assert (response["status"], response["output_text"]) == ("completed", "Hello")
 
 
 def test_ids_that_refer_to_an_item_follow_it_and_call_ids_stay() -> None:
@@ -230,7 +296,7 @@ def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
     thought = {**delta("Hm", "rs_theirs"), "type": f"{theirs}.delta"}
     relaying = ResponsesPassthrough(relayed().response, CountedIds(), list, open_reasoning=open_reasoning)
     events = relaying.feed(added(item), thought, {**thought, "type": f"{theirs}.done", "text": "Hm"})
-    assert [event["type"] for event in decoded(events)][1:] == [f"{ours}.delta", f"{ours}.done"]
+    assert [event["type"] for event in decoded(events)][2:] == [f"{ours}.delta", f"{ours}.done"]
     relaying.fail("server_error", "It broke off.")
     assert relaying.response["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
 

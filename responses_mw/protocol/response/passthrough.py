@@ -6,13 +6,17 @@
    `done` and the document. Ids that refer to it, such as `approval_request_id`, follow.
 3. The output of the document is what was streamed. An item that only the last event (or a whole, not streamed answer) has is
    added and done before it. An item without a `done` gets one, unless the run fails.
-4. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
-5. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
+4. What a server leaves out is filled in from the item: `output_index`, the indices of parts, `logprobs`, and the events that
+   begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here
+   each ends before the next begins, and what comes for it afterwards is dropped.
+5. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
+6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -23,11 +27,11 @@ from ..request.checks import malformed
 from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import Offered
-from ..types import Chunk, Document, Item, Tool
+from ..types import Chunk, Document, Item, Part, Tool
 from .document import add_usage
 from .events import Event
 from .lifecycle import Ids, Lifecycle, Options
-from .replay import ADDED, DONE, Output
+from .replay import ADDED, DONE, MEMBERS, TEXTS, Output
 
 OURS = frozenset(
     {
@@ -58,6 +62,31 @@ _OPEN_NAMES = {
 }
 _OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
 
+# Events of an item by their stem (``response.output_text`` of ``response.output_text.delta``): the item's type, if it is known,
+# and the event's index of a part.
+_STEMS: dict[str, tuple[str | None, str | None]] = {
+    "response.content_part": (None, "content_index"),
+    "response.output_text": ("message", "content_index"),
+    "response.output_text.annotation": ("message", "content_index"),
+    "response.refusal": ("message", "content_index"),
+    "response.reasoning_text": ("reasoning", "content_index"),
+    "response.reasoning": ("reasoning", "content_index"),
+    "response.reasoning_summary_part": ("reasoning", "summary_index"),
+    "response.reasoning_summary_text": ("reasoning", "summary_index"),
+    "response.function_call_arguments": ("function_call", None),
+    "response.mcp_call_arguments": ("mcp_call", None),
+    "response.custom_tool_call_input": ("custom_tool_call", None),
+    "response.code_interpreter_call_code": ("code_interpreter_call", None),
+}
+_PART_STEMS = {"content_index": "response.content_part", "summary_index": "response.reasoning_summary_part"}
+_HOLDERS = {"content_index": "content", "summary_index": "summary"}
+_TEXT_STEMS = {
+    "output_text": "response.output_text",
+    "refusal": "response.refusal",
+    "reasoning_text": "response.reasoning_text",
+    "summary_text": "response.reasoning_summary_text",
+}
+
 Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Removes secrets from tools, so that a response may show them."""
 
@@ -73,6 +102,11 @@ class ResponsesPassthrough(Lifecycle):
         self._output = Output(document["output"])
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
+        self._place_of: dict[str, int] = {}
+        """Places of items by the upstream's ids of them and of their calls, for events without an index."""
+        self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
+        """By place, the types of the events that are to end its parts and texts, each with the index of the part."""
+        self._ended_early: set[int] = set()
         self._first = 0
         """Index of the upstream's first item; items added here precede it."""
         self._ending: Document | None = None
@@ -139,15 +173,76 @@ class ResponsesPassthrough(Lifecycle):
         self._STEPS.get(kind, ResponsesPassthrough._pass)(self, event)
 
     def _pass(self, event: dict[str, Any]) -> None:
-        """Forward an event with its ids and its index replaced."""
-        place = self._place(event)
+        """Forward an event with its ids and its index replaced, and what it lacks filled in."""
+        stem, _, step = event["type"].rpartition(".")
+        place = self._place(event, stem)
+        if place in self._ended_early:
+            return
         event = self._renamed(event)
         if place is not None:
             event["output_index"] = place
-            if "item_id" in event:
+            if "item_id" in event or stem in _STEMS:
                 event["item_id"] = self._output.items[place]["id"]
+            if stem in _STEMS:
+                self._fill_in(event, place, stem, step)
             self._output.take(event)
         self._emit(event)
+
+    def _fill_in(self, event: dict[str, Any], place: int, stem: str, step: str) -> None:
+        """Add the index of the part and ``logprobs`` to an event of an item, begin its part, and note what is to end it."""
+        name = _STEMS[stem][1]
+        index = 0 if name is None else self._part_index(event, place, name, stem, step)
+        if index is None:
+            return
+        if stem == "response.output_text" and step in ("delta", "done"):
+            event.setdefault("logprobs", [])
+        if name is None and step == "delta":
+            self._unfinished[place][f"{stem}.done", 0] = None
+        if step == "done":
+            kind = _OPENAI_NAMES.get(event["type"], event["type"])
+            if stem in _PART_STEMS.values():  # first the text of the part
+                self._end_parts(place, [key for key in self._unfinished[place] if key[1] == index and key[0] != kind])
+            self._unfinished[place].pop((kind, index), None)
+
+    def _part_index(self, event: dict[str, Any], place: int, name: str, stem: str, step: str) -> int | None:
+        """Return the index of the event's part, which may begin with this event; None for an invalid index."""
+        listed = self._output.items[place].get(_HOLDERS[name])
+        count = len(listed) if isinstance(listed, list) else 0
+        is_new = step == "added" and stem == _PART_STEMS[name]
+        index = event.setdefault(name, count if is_new else max(count - 1, 0))
+        if type(index) is not int or not 0 <= index <= count:
+            return None
+        if is_new and index == count:
+            self._note_part(place, name, index, event.get("part"))
+        elif step == "delta" and index == count and event["type"] in TEXTS:
+            self._begin_part(place, name, index, TEXTS[event["type"]].empty)
+        return index
+
+    def _begin_part(self, place: int, name: str, index: int, part: Part) -> None:
+        """Announce a part whose text the upstream sends unannounced: vLLM and llama.cpp for reasoning."""
+        where = {"item_id": self._output.items[place]["id"], "output_index": place, name: index}
+        part = dict(part)
+        self._note_part(place, name, index, part)
+        self._emit_item({"type": f"{_PART_STEMS[name]}.added", **where, "part": part})
+
+    def _note_part(self, place: int, name: str, index: int, part: Any) -> None:
+        """Note the events that are to end a part. Give a text its lists, which the SDKs require."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "output_text":
+            part |= {"annotations": [], "logprobs": [], **part}
+        if kind in _TEXT_STEMS:
+            self._unfinished[place][f"{_TEXT_STEMS[kind]}.done", index] = None
+        self._unfinished[place][f"{_PART_STEMS[name]}.done", index] = None
+
+    def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
+        """Send the events in `left`, which end parts and texts and which the upstream left out."""
+        for kind, index in list(left):
+            item = self._output.put(place)
+            stem = kind.removesuffix(".done")
+            name = _STEMS[stem][1]
+            where = {"item_id": item["id"], "output_index": place} | ({name: index} if name else {})
+            self._emit({"type": kind, **where, **_ended(item, stem, index)})
+            del self._unfinished[place][kind, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
         """Note the upstream's id of the response. The event itself was sent before."""
@@ -159,14 +254,19 @@ class ResponsesPassthrough(Lifecycle):
         """Drop a keep-alive: the server sends its own to the client."""
 
     def _add(self, event: dict[str, Any]) -> None:
-        item = self._named(_item(event.get("item")), event.get("output_index"))
+        index = event.get("output_index")
+        if not isinstance(index, int):
+            self._ended_early |= self._output.open
+            self._finish_all("completed")
+        item = self._named(_item(event.get("item")), index)
         self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
 
     def _done(self, event: dict[str, Any]) -> None:
-        place, item = self._place(event), _item(event.get("item"))
+        item = _item(event.get("item"))
+        place = self._place(event, "", item)
         if place is None:
             self._add_whole(item, event.get("output_index"))
-        else:
+        elif place not in self._ended_early:
             self._finish(place, item, event)
 
     def _end(self, event: dict[str, Any]) -> None:
@@ -190,13 +290,13 @@ class ResponsesPassthrough(Lifecycle):
             elif place in self._output.open and self._status != "failed":
                 self._finish(place, item)
         if self._status != "failed":
-            self._finish_all()
+            self._finish_all(self._status)
 
-    def _finish_all(self) -> None:
+    def _finish_all(self, status: str) -> None:
         """Finish the items that the upstream left open, with the text so far."""
         for place in sorted(self._output.open):
             item = self._output.put(place)
-            self._finish(place, {**item, "status": self._status} if "status" in item else item)
+            self._finish(place, {**item, "status": status} if "status" in item else item)
 
     _STEPS: ClassVar[dict[str, Callable[[ResponsesPassthrough, dict[str, Any]], None]]] = {
         "response.created": _begin,
@@ -217,10 +317,14 @@ class ResponsesPassthrough(Lifecycle):
         theirs = item.get("id")
         given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
         ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
+        place = len(self._output.items)
         if isinstance(theirs, str):
             self._known[theirs] = ours
+        for name in (item.get("call_id"), theirs):
+            if isinstance(name, str):
+                self._place_of[name] = place
         if isinstance(index, int):
-            self._places[index] = len(self._output.items)
+            self._places[index] = place
         return {**self._renamed(item), "id": ours}
 
     def _add_whole(self, item: Item, index: Any) -> None:
@@ -236,6 +340,7 @@ class ResponsesPassthrough(Lifecycle):
         if isinstance(item.get("id"), str):
             self._known[item["id"]] = ours
         item = {**self._renamed(item), "id": ours}
+        self._end_parts(place, self._unfinished[place])
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
 
     def _emit_item(self, event: dict[str, Any]) -> None:
@@ -246,9 +351,19 @@ class ResponsesPassthrough(Lifecycle):
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
-    def _place(self, event: dict[str, Any]) -> int | None:
+    def _place(self, event: dict[str, Any], stem: str, item: Item | None = None) -> int | None:
+        """The place of the item that an event is for: by its index, by an id, or the last open one that fits."""
         index = event.get("output_index")
-        return self._places.get(index) if isinstance(index, int) else None
+        if isinstance(index, int):
+            return self._places.get(index)
+        if item is None and stem not in _STEMS:
+            return None
+        for known in (event.get("item_id"), *((item.get("id"), item.get("call_id")) if item else ())):
+            if isinstance(known, str) and known in self._place_of:
+                return self._place_of[known]
+        wanted = item["type"] if item else _STEMS[stem][0]
+        fitting = (place for place in self._output.open if wanted in (None, self._output.items[place]["type"]))
+        return max(fitting, default=None)
 
     def _renamed(self, value: Any) -> Any:
         """Replace the upstream's ids in `value` by those given here."""
@@ -261,6 +376,22 @@ class ResponsesPassthrough(Lifecycle):
             names_it = name == "id" or (name.endswith("_id") and name != "call_id")
             return self._known.get(value, value) if names_it else value
         return self._renamed(value)
+
+
+def _ended(item: Item, stem: str, index: int) -> dict[str, Any]:
+    """The members of the event that ends a text or a part of an item."""
+    name = _STEMS[stem][1]
+    if name is None:
+        member = MEMBERS[f"{stem}.delta"]
+        named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
+        return {member: item.get(member) or "", **named}
+    part = item[_HOLDERS[name]][index]
+    if stem == _PART_STEMS[name]:
+        return {"part": part}
+    if stem == "response.output_text":
+        return {"text": part.get("text") or "", "logprobs": part.get("logprobs") or []}
+    member = TEXTS[f"{stem}.delta"].member
+    return {member: part.get(member) or ""}
 
 
 def _item(value: Any) -> Item:

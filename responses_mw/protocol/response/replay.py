@@ -9,7 +9,7 @@ known here adds nothing, and the item's ``done`` brings it whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..request.checks import malformed
 from ..types import Document, Item, Part
@@ -19,16 +19,33 @@ from .events import Emitter, Event, terminal_type
 ADDED = "response.output_item.added"
 DONE = "response.output_item.done"
 
-# Deltas: the list in the item that holds the part, the event's index into it, the member of the part, and a part to begin with.
-_TEXTS: dict[str, tuple[str, str, str, Part]] = {
-    "response.output_text.delta": ("content", "content_index", "text", {"type": "output_text", "annotations": []}),
-    "response.refusal.delta": ("content", "content_index", "refusal", {"type": "refusal"}),
-    "response.reasoning_text.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
-    "response.reasoning.delta": ("content", "content_index", "text", {"type": "reasoning_text"}),
-    "response.reasoning_summary_text.delta": ("summary", "summary_index", "text", {"type": "summary_text"}),
+
+class PartText(NamedTuple):
+    """How deltas add to a part."""
+
+    holder: str
+    """The member of the item that lists the parts."""
+    place: str
+    """The event's index into that list."""
+    member: str
+    """The member of the part."""
+    empty: Part
+    """A part to begin with."""
+
+
+_OUTPUT_TEXT: Part = {"type": "output_text", "text": "", "annotations": []}
+_REASONING: Part = {"type": "reasoning_text", "text": ""}
+_SUMMARY: Part = {"type": "summary_text", "text": ""}
+
+TEXTS = {
+    "response.output_text.delta": PartText("content", "content_index", "text", _OUTPUT_TEXT),
+    "response.refusal.delta": PartText("content", "content_index", "refusal", {"type": "refusal", "refusal": ""}),
+    "response.reasoning_text.delta": PartText("content", "content_index", "text", _REASONING),
+    "response.reasoning.delta": PartText("content", "content_index", "text", _REASONING),
+    "response.reasoning_summary_text.delta": PartText("summary", "summary_index", "text", _SUMMARY),
 }
 # Deltas that write to a member of the item itself.
-_MEMBERS = {
+MEMBERS = {
     "response.function_call_arguments.delta": "arguments",
     "response.mcp_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
@@ -61,8 +78,8 @@ class Output:
             self._done(index, event["item"])
         elif kind in _NEW_PARTS:
             self._new_part(self.items[index], _NEW_PARTS[kind], event.get("part"))
-        elif kind in _TEXTS or kind in _MEMBERS:
-            part = str(event.get(_TEXTS[kind][1], 0)) if kind in _TEXTS else ""
+        elif kind in TEXTS or kind in MEMBERS:
+            part = str(event.get(TEXTS[kind].place, 0)) if kind in TEXTS else ""
             self._pieces.setdefault((index, kind, part), []).append(event)
 
     def _done(self, index: int, item: Item) -> None:
@@ -82,10 +99,10 @@ class Output:
         for place in [place for place in self._pieces if place[0] == index]:
             events = self._pieces.pop(place)
             kind = place[1]
-            if kind in _MEMBERS:
-                _append(item, _MEMBERS[kind], events)
+            if kind in MEMBERS:
+                _append(item, MEMBERS[kind], events)
             else:
-                holder, part_index, member, empty = _TEXTS[kind]
+                holder, part_index, member, empty = TEXTS[kind]
                 part = _part(item, holder, events[0].get(part_index, 0), empty)
                 _append(part, member, events)
                 logprobs = [one for event in events for one in event.get("logprobs") or ()]
@@ -102,7 +119,8 @@ class Output:
 
 def _append(holder: dict[str, Any], member: str, events: list[Any]) -> None:
     deltas = [event.get("delta") for event in events]
-    holder[member] = (holder.get(member) or "") + "".join(delta for delta in deltas if isinstance(delta, str))
+    before = holder.get(member)
+    holder[member] = "".join(text for text in (before, *deltas) if isinstance(text, str))
 
 
 def _part(item: Item, holder: str, index: Any, empty: Part) -> Part:
