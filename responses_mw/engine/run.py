@@ -36,14 +36,14 @@ class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a reader of events. An error within the grace is raised; a later one becomes `response.failed`. The run commits
-    the response before it yields the terminal event."""
+    """For a reader of events. An error within the grace is raised; later, the run waits while the upstream is overloaded,
+    and any other error becomes `response.failed`. The run commits the response before it yields the terminal event."""
     WHOLE = auto()
     """For a reader of the final document. Errors are raised, however late. The run commits the response. The events carry
     documents but are not encoded."""
     DETACHED = auto()
-    """For a background job. Every error is left in the document. The job commits the response together with its terminal
-    event, which the run does not yield."""
+    """For a background job. Every error is left in the document; an overload too if there is no output yet, so that the job
+    can be put back. The job commits the response together with its terminal event, which the run does not yield."""
 
 
 @dataclass(slots=True)
@@ -81,6 +81,8 @@ class Run:
     """Number of turns begun."""
     opening: asyncio.Task[None] | None = None
     """Opens the first turn, where the first events do not wait for it."""
+    is_status_sent: bool = False
+    """Whether the client has got an HTTP status, so that it can no longer be told to try again."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -96,6 +98,11 @@ class Run:
     @property
     def document(self) -> Document:
         return self.assembler.response
+
+    @property
+    def waits_for_upstream(self) -> bool:
+        """Whether to wait for an overloaded upstream: nobody else can try again, or work would be lost."""
+        return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
         """Wait until the first turn is open. Raises what prevents it."""

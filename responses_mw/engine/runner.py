@@ -46,16 +46,18 @@ class Runner:
         cache: Cache | None = None,
         *,
         status_grace: float,
+        overload_timeout: float,
         max_turns: int,
     ) -> None:
-        """``status_grace``: how long a streamed run waits for the upstream's status; ``max_turns``: of one run."""
+        """Create a runner whose streamed runs wait `status_grace` seconds for the upstream's status, then up to
+        `overload_timeout` while it is overloaded. A run has up to `max_turns`."""
         self._upstream = upstream
         self._backend = backend
         self._history = history
         self._tools = tools
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
-        self._loop = ToolLoop(backend, self._compaction, max_turns=max_turns)
+        self._loop = ToolLoop(backend, self._compaction, max_turns=max_turns, overload_timeout=overload_timeout)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
 
@@ -261,7 +263,8 @@ class Runner:
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
                 if run.turn is not None:
                     run.turn.span.fail(error)
-                if mode is RunMode.WHOLE and not run.results:
+                # The run of a summary, which has no toolbox, has the results of the run that it is for.
+                if mode is RunMode.WHOLE and (run.toolbox is None or not run.results):
                     raise
                 run.fail(error)
         finally:
@@ -273,8 +276,11 @@ class Runner:
             return
         run.opening = asyncio.create_task(self._loop.open(run))
         await asyncio.wait({run.opening}, timeout=self._timeouts[mode])
-        if run.opening.done() and mode is not RunMode.DETACHED:
+        if mode is RunMode.DETACHED:
+            return
+        if run.opening.done():
             run.opening.result()
+        run.is_status_sent = True
 
     async def _close(self, run: Run) -> None:
         tasks = [*run.calls] if run.opening is None else [run.opening, *run.calls]

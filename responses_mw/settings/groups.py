@@ -61,6 +61,9 @@ class UpstreamSettings(Group):
     status_grace: Duration = Field(
         0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
     )
+    overload_timeout: Duration = Field(
+        30.0, ge=0, description="time a stream waits for an overloaded upstream (429, 502, 503, no connection); 0 fails at once"
+    )
 
     @field_validator("url")
     @classmethod

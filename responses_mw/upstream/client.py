@@ -197,19 +197,21 @@ class Upstream:
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Send the request. Failed connections, 502 and 503 are retried within ``upstream.status_grace``."""
+        """Send the request. Failed connections, 502 and 503 are retried for half of ``upstream.status_grace``.
+
+        The other half is for the last answer: a status that comes within the grace is still the caller's.
+        """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.status_grace
+        until = loop.time() + self._settings.status_grace / 2
         pause = _FIRST_BACK_OFF
         while True:
-            last = loop.time() + pause > until
             try:
                 response = await self._try(method, path, caller, content)
             except (httpx.HTTPError, TimeoutError) as error:
-                if last or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                if loop.time() + pause > until or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     raise from_transport(error) from error
             else:
-                if last or response.status_code not in _RETRIED:
+                if loop.time() + pause > until or response.status_code not in _RETRIED:
                     return response
                 await response.aclose()
             await asyncio.sleep(pause)

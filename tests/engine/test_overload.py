@@ -1,0 +1,170 @@
+"""An overloaded or restarting upstream: a status while there can be one, a wait within the stream afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.processes import free_port
+from responses_mw.engine import tool_loop
+from tests.support.mcp_servers import weather
+from tests.support.oracle import KEEP_ALIVE, stream, whole
+from tests.support.scripted import HELLO, Signal, call, completion, error, finish, text, usage
+
+if TYPE_CHECKING:
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
+
+BODY = {"input": "Hi", "model": "tiny"}
+STREAM = {**BODY, "stream": True}
+OVERLOADED = pytest.mark.parametrize("status", [429, 502, 503])
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_loop, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def late(start: Start) -> Ours:
+    """A server whose streams have their status before the upstream has said anything."""
+    return start(upstream__status_grace=0, tools__allow_private_urls=True)
+
+
+@OVERLOADED
+@pytest.mark.both_mounts
+async def test_a_stream_waits_for_an_overloaded_upstream(late: Ours, upstream: ScriptedUpstream, status: int) -> None:
+    for _ in range(3):
+        upstream.whole(error("busy", status), status)
+    upstream.stream(*HELLO)
+    streamed = await stream(late)
+    assert (streamed.terminal, streamed.deltas) == ("response.completed", ["Hel", "lo"])
+    assert len(upstream.requests) == 4
+
+
+async def test_it_waits_for_as_long_as_the_upstream_asks_and_keeps_the_stream_alive(
+    start: Start, upstream: ScriptedUpstream
+) -> None:
+    ours = start(upstream__status_grace=0, server__keep_alive=0.1)
+    upstream.whole(error("busy", 429), 429, headers={"retry-after": "1"})
+    upstream.stream(*HELLO)
+    began = time.monotonic()
+    streamed = await stream(ours)
+    assert streamed.terminal == "response.completed"
+    assert time.monotonic() - began >= 1
+    assert KEEP_ALIVE.encode() in streamed.raw
+
+
+async def test_an_upstream_that_is_down_is_waited_for(start_at: Start, serve: Serve, upstream: ScriptedUpstream) -> None:
+    port = free_port()
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=0)
+    request = asyncio.create_task(stream(ours))
+    await asyncio.sleep(0.2)
+    upstream.stream(*HELLO)
+    serve(upstream, port=port)
+    assert (await request).terminal == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers"),
+    [({"upstream__overload_timeout": 0}, {}), ({}, {"retry-after": "31"}), ({"upstream__overload_timeout": 0.2}, {})],
+    ids=["turned off", "too long", "over"],
+)
+async def test_a_stream_fails_at_the_end_of_its_patience(
+    start: Start, upstream: ScriptedUpstream, settings: dict[str, Any], headers: dict[str, str]
+) -> None:
+    ours = start(upstream__status_grace=0, **settings)
+    for _ in range(50):
+        upstream.whole(error("slow down", 429), 429, headers=headers)
+    streamed = await stream(ours)
+    assert streamed.terminal == "response.failed"
+    assert streamed.response["error"] == {"code": "rate_limit_exceeded", "message": "slow down"}
+    assert (len(upstream.requests) == 1) == (settings.get("upstream__overload_timeout") != 0.2)
+
+
+async def test_an_exhausted_quota_is_not_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(error("no money", 429, code="insufficient_quota"), 429)
+    assert (await stream(late)).terminal == "response.failed"
+    assert len(upstream.requests) == 1
+
+
+async def test_nothing_is_asked_again_once_the_client_has_left(late: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.whole(error("busy", 503), 503, headers={"retry-after": "1"})
+
+    async def read() -> None:
+        async with late.http.stream("POST", "/v1/responses", json=STREAM) as response:
+            async for _ in response.aiter_raw():
+                pass
+
+    request = asyncio.create_task(read())
+    await answer.played.wait()
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await asyncio.sleep(1.5)
+    assert len(upstream.requests) == 1
+
+
+# -- the status ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [502, 503])
+async def test_an_overload_late_in_the_grace_is_still_the_status(start: Start, upstream: ScriptedUpstream, status: int) -> None:
+    ours, held = start(upstream__status_grace=3), Signal()
+    upstream.whole(error("busy", status), status, before=held, headers={"retry-after": "7"})
+    upstream.whole(error("busy", status), status, before=Signal())
+    request = asyncio.create_task(ours.http.post("/v1/responses", json=STREAM))
+    await asyncio.sleep(1.6)
+    held.set()
+    response = await request
+    assert (response.status_code, response.headers["retry-after"]) == (status, "7")
+    assert len(upstream.requests) == 1
+
+
+@OVERLOADED
+async def test_a_request_without_stream_gets_the_status_however_late(
+    late: Ours, upstream: ScriptedUpstream, status: int
+) -> None:
+    upstream.whole(error("busy", status), status, headers={"retry-after": "7"})
+    response = await late.http.post("/v1/responses", json=BODY)
+    assert (response.status_code, response.headers["retry-after"]) == (status, "7")
+    assert len(upstream.requests) == 1
+
+
+# -- later turns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["json", "stream"])
+async def test_an_overload_after_a_tool_call_is_waited_out(
+    late: Ours, upstream: ScriptedUpstream, serve: Serve, streamed: bool
+) -> None:
+    url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
+    tools = [{"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}]
+    arguments = json.dumps({"city": "Paris"})
+    if streamed:
+        upstream.stream(call(arguments, name="get_weather", call_id="c"), finish("tool_calls"))
+    else:
+        function = {"name": "get_weather", "arguments": arguments}
+        upstream.whole(completion({"tool_calls": [{"id": "c", "type": "function", "function": function}]}, "tool_calls"))
+    upstream.whole(error("busy", 503), 503)
+    upstream.stream(*HELLO) if streamed else upstream.whole(completion({"content": "Hello"}))
+    response = (await stream(late, tools=tools)).response if streamed else await whole(late, tools=tools)
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call", "message"]
+    assert len(upstream.requests) == 3
+
+
+async def test_an_overload_within_a_compaction_is_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(text("x"), finish(), usage(prompt=2000))  # counts the tokens
+    upstream.whole(error("busy", 503), 503)
+    upstream.stream(text("x"), finish(), usage(prompt=2000))
+    upstream.stream(text("They spoke of ducks."), finish(), usage())
+    upstream.stream(*HELLO)
+    talk = [{"role": role, "content": "Tell me of ducks."} for role in ("user", "assistant", "user")]
+    management = [{"type": "compaction", "compact_threshold": 10}]
+    streamed = await stream(late, input=talk, context_management=management, store=False)
+    assert [item["type"] for item in streamed.response["output"]] == ["compaction", "message"]
+    assert len(upstream.requests) == 5
