@@ -32,6 +32,7 @@ from .jobs import Background, Followers, JobService, Worker
 from .settings import Settings
 from .state import Bounds, Client, State, StateUnavailable, connect
 from .tools import ForwardedTools, ToolConfig, Tools
+from .tools.guard import system_tls
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
 from .upstream.chat_backend import ChatBackend
@@ -171,7 +172,7 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         open_upstream(app, settings, transport) as upstream,
         open_state(settings) as state,
         open_cache(upstream, state, sealer, settings) as cache,
-        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(trust_env=False, verify=system_tls()) as http,
     ):
         history = History(state, required=settings.state.required)
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)

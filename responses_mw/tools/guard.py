@@ -151,7 +151,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._allow_private = allow_private
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context or _system_tls(),
+            ssl_context=ssl_context or system_tls(),
             max_connections=connections,
             keepalive_expiry=_KEEPALIVE_EXPIRY,
             network_backend=CheckedNetwork(allow_private=allow_private, resolve=resolve),
@@ -205,6 +205,6 @@ def _as_httpx(error: Exception) -> httpx.TransportError:
 
 
 @cache
-def _system_tls() -> ssl.SSLContext:
+def system_tls() -> ssl.SSLContext:
     """Return the system's context, loaded once: reading all authorities takes milliseconds."""
     return ssl.create_default_context()
