@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from ..ids import RunIds
 from ..protocol import sse
 from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
-from ..state import Batch, Chain, Fenced, Job, OverBound, State, Taken
+from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, Taken
 from ..telemetry import LEASES_LOST
+
+logger = logging.getLogger(__name__)
 
 LOST = "The server that was making this response was lost before the response was complete."
 
@@ -48,16 +51,21 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
 
 
 async def _log(state: State, job: Job) -> list[dict[str, Any]]:
-    """Read the events in the job's log. Only the holder of the token writes to it now."""
+    """Read the events in the job's log, up to where it is damaged. Only the holder of the token writes to it now."""
     events: list[dict[str, Any]] = []
     number = -1
     while number < job.next_number - 1:
         (batches,) = await state.jobs.logs([(job.response_id, number)])
+        if isinstance(batches, Damaged):
+            break
         if not batches:
             raise Fenced(job.response_id)  # it was deleted in the meantime
         for batch in batches:
+            if batch.first != number + 1:
+                logger.error("the event log of response %s has a hole after event %d", job.response_id, number)
+                return events
             events += sse.decode(batch.data)
-        number = batches[-1].last
+            number = batch.last
     return events
 
 

@@ -17,7 +17,7 @@ from ..errors import BadRequest
 from ..protocol import sse
 from ..protocol.response.replay import end
 from ..protocol.types import Document
-from ..state import Batch, Missing, State, StateUnavailable
+from ..state import Batch, Damaged, Missing, State, StateUnavailable
 from ..state.jobs import announced
 from ..state.keys import response_address
 
@@ -122,6 +122,9 @@ class Followers:
                 batches = await self._next(document, cursor)
             while batches:
                 for batch in batches:
+                    if batch.first > cursor.number + 1:
+                        yield _broken(document, cursor.number + 1, "events are missing in its log")
+                        return
                     yield cursor.passed(batch)
                 batches = await self._next(document, cursor)
 
@@ -174,9 +177,11 @@ class Followers:
             try:
                 batches = await self._batches(document["id"], cursor.number)
                 return batches or await self._at_end(document, cursor, first=first)
-            except StateUnavailable:
+            except StateUnavailable as error:
                 if first:
                     raise
+                if isinstance(error, Damaged):
+                    return [_broken(document, cursor.number + 1, error.reason)]
                 cursor.is_at_end = asyncio.get_running_loop().time() > deadline
                 await asyncio.sleep(_PAUSE)
         return []
@@ -223,9 +228,7 @@ class Followers:
                     future.set_exception(error)
         else:
             for futures, batches in zip(wanted.values(), logs, strict=True):
-                for future in futures:
-                    if not future.done():
-                        future.set_result(batches)
+                _resolve(futures, batches)
         finally:
             _cancel(wanted)
 
@@ -249,6 +252,16 @@ class Followers:
             log.announce(None)
 
 
+def _resolve(futures: list[asyncio.Future[list[Batch]]], batches: list[Batch] | Damaged) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if isinstance(batches, Damaged):
+            future.set_exception(batches)
+        else:
+            future.set_result(batches)
+
+
 def _cancel(wanted: _Wanted) -> None:
     """Cancel the futures that have no result, because no task reads for them any more."""
     for future in chain.from_iterable(wanted.values()):
@@ -256,8 +269,19 @@ def _cancel(wanted: _Wanted) -> None:
 
 
 def _lost(document: Document, number: int) -> Batch:
-    """Make the terminal event of a response that Redis has lost. Its number is valid for this follower only."""
-    error = {"code": "server_error", "message": "The response was lost: the state store has lost it, or it was deleted."}
+    """Make the terminal event of a response that Redis has lost."""
+    return _failed(document, number, "The response was lost: the state store has lost it, or it was deleted.")
+
+
+def _broken(document: Document, number: int, reason: str) -> Batch:
+    """Make the terminal event of a response whose log cannot be read any further."""
+    logger.error("response %s cannot be followed beyond event %d: %s", document["id"], number - 1, reason)
+    return _failed(document, number, f"The events of the response cannot be read: {reason}.")
+
+
+def _failed(document: Document, number: int, message: str) -> Batch:
+    """Make a terminal event. Its number is valid for this follower only."""
+    error = {"code": "server_error", "message": message}
     return Batch(number, number, sse.encode([end({**document, "status": "failed", "error": error}, number)]), final=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from ..errors import BadRequest, NotSupported, Unavailable
 from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
-from ..state import Batch, Deleted, Fenced, State, StateUnavailable, Taken
+from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
 from ..telemetry import with_trace_context
 from .finalize import write_end
 from .follower import Followers
@@ -113,9 +114,10 @@ class Background:
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Delete a response. Cancel it first if it is running in the background. Raises `Missing`."""
-        document = (await self._state.responses.get(response_id, owner)).document
-        if document["status"] in RUNNING:
-            await self.cancel(response_id, owner)
+        with suppress(Damaged):  # it can be deleted all the same
+            document = (await self._state.responses.get(response_id, owner)).document
+            if document["status"] in RUNNING:
+                await self.cancel(response_id, owner)
         await self._state.responses.delete(response_id, owner)
 
     async def settle(self, response_id: str) -> None:

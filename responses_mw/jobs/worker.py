@@ -20,7 +20,7 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..engine.runner import Runner
 from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
-from ..state import Deleted, Fenced, Job, State, StateUnavailable
+from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
 from ..telemetry import job_span
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
@@ -120,7 +120,7 @@ class Worker:
         while self._due and self._has_room:
             partition = next(iter(self._due))
             del self._due[partition]
-            job = await self._state.queue.claim(partition, self._lease, sweep=self._sweeps)
+            job = await self._claimed_from(partition, sweep=self._sweeps)
             if job is not None:
                 self._due[partition] = None
                 self._begin(job)
@@ -129,10 +129,16 @@ class Worker:
         """Look after lost jobs also when no further one can run: finalize them, or put them first in the queue."""
         for partition in self._state.queue.partitions:
             while self._sweeps and not self._has_room and not self._stopping.is_set():
-                job = await self._state.queue.claim(partition, self._lease, sweep=True, fresh=False)
+                job = await self._claimed_from(partition, sweep=True, fresh=False)
                 if job is None:
                     break
                 await self._work(job, "settle")
+
+    async def _claimed_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
+        """Claim a job; None if there is none, and from a damaged partition, which must not delay the others."""
+        with suppress(Damaged):
+            return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
+        return None
 
     def _on_job_message(self, partition: Partition) -> Callable[[bytes], None]:
         def wake(_: bytes) -> None:
@@ -155,12 +161,19 @@ class Worker:
         """Take and run the job. Whatever fails, its lease ends and a worker looks after it again."""
         try:
             await self._take(response_id, why)
+        except Damaged as error:
+            logger.warning("response %s leaves the queue: %s", response_id, error.message)
+            await self._drop(response_id)
         except StateUnavailable as error:
             logger.warning("response %s is left to its lease: %s", response_id, error.message)
         except (Deleted, Fenced):
             logger.info("response %s is claimed by another process", response_id)
         except Exception:
             logger.exception("a background response failed")
+
+    async def _drop(self, response_id: str) -> None:
+        with suppress(StateUnavailable):  # then its lease ends, and a worker looks after it again
+            await self._state.queue.drop(response_id)
 
     async def _take(self, response_id: str, why: str) -> None:
         asked = asyncio.get_running_loop().time()

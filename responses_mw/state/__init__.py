@@ -3,9 +3,21 @@
 Keys, commands and scripts are all here; nothing else imports redis.
 """
 
-from .client import Client, connect
+from .client import Client
+from .connection import connect
 from .embedded import embedded
-from .errors import Deleted, EmbeddedFailed, Fenced, Missing, NewerRecord, NotChainable, OverBound, OverQuota, StateUnavailable
+from .errors import (
+    Damaged,
+    Deleted,
+    EmbeddedFailed,
+    Fenced,
+    Missing,
+    NewerRecord,
+    NotChainable,
+    OverBound,
+    OverQuota,
+    StateUnavailable,
+)
 from .health import Health
 from .jobs import Jobs
 from .store import State
@@ -17,6 +29,7 @@ __all__ = [
     "Chain",
     "Client",
     "Conversation",
+    "Damaged",
     "Deleted",
     "EmbeddedFailed",
     "Fenced",

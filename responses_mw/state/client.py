@@ -1,46 +1,37 @@
-"""The client of Redis: how a URL becomes one, and how its failures become ours.
-
-    redis://[user:password@]host:port/db          rediss:// with TLS
-    unix://[user:password@]/path/to/socket
-    redis+sentinel://host:port,host:port/service/db    rediss+sentinel://
-    redis+cluster://host:port,host:port                rediss+cluster://
-
-Options of redis-py may follow as a query (``?ssl_ca_certs=/etc/ca.pem``); ``sentinel_username`` and ``sentinel_password``
-are for the Sentinels themselves.
-"""
+"""The client of Redis: round trips, and how their failures become ours."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from redis import exceptions
-from redis.asyncio import ConnectionPool, Redis, RedisCluster, Sentinel, SSLConnection
-from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import parse_url
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .. import telemetry
 from .cancellation import cancellations, raise_lost_cancellation
-from .errors import StateUnavailable
+from .errors import Damaged, StateUnavailable
+from .keys import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from ..lua import Script
 
-__all__ = ["Client", "ClusterClient", "connect"]
+__all__ = ["SUBSCRIBING", "Client", "ClusterClient"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# The buffer of an asyncio stream: a long chain is read in half as many steps, in two thirds of the time.
-READ_SIZE = 1 << 17
+Call: TypeAlias = "tuple[Sequence[str], Sequence[str | bytes | int]]"
 
 # A subscription waits for as long as it takes, and is opened anew after any error: redis-py must not do so besides.
-_SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
+SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
 
 # How a failure is reported, and whether it may pass in a moment. The first class that fits: special before general.
 _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
@@ -61,10 +52,18 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (OSError, "it cannot be reached", True),
 )
 _FAILURES = tuple(row[0] for row in _REASONS)
+# Errors that a key of the wrong type or a foreign value causes, in commands and in scripts.
+_DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
+# Seconds in which damage of one kind is logged once.
+_LOG_INTERVAL = 60.0
 _TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
 
 # Timeout of the first probe of a node, and the pause between two probes (seconds).
 FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, exceptions.ResponseError) and _DAMAGE.match(str(error)) is not None
 
 
 def _unavailable(error: Exception) -> StateUnavailable:
@@ -141,6 +140,7 @@ class Client:
         self._also_close = also_close
         self._away_since: float | None = None
         self._probes: dict[str, _Probe] = {}
+        self._logged: dict[str, float] = {}
 
     @property
     def away_for(self) -> float:
@@ -160,9 +160,11 @@ class Client:
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
         except _FAILURES as error:
+            await raise_lost_cancellation(before)
+            if _is_damage(error):
+                raise self.damage(key, str(error)) from error
             self._away_since = self._away_since or time.monotonic()
             telemetry.count_state_error(error)
-            await raise_lost_cancellation(before)
             if isinstance(error, _TIMEOUTS):
                 self._probe(key)
             raise _unavailable(error) from error
@@ -177,6 +179,16 @@ class Client:
             command = self._probing(key)
             probe = self._probes[node] = _Probe(lambda: self.redis.execute_command(*command), self._timeout)
             probe.task.add_done_callback(lambda _: self._probes.pop(node))
+
+    def damage(self, key: str | bytes | int, reason: str) -> Damaged:
+        """Count a key that has the wrong type or a foreign value, log it once in a while, and return the error to raise."""
+        name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+        error, kind, now = Damaged(kind_of(name)), kind_of(name), time.monotonic()
+        telemetry.count_state_error(error)
+        if now - self._logged.get(kind, float("-inf")) >= _LOG_INTERVAL:
+            self._logged[kind] = now
+            logger.error("the %s at %s is damaged: %.200s", kind, name, reason)
+        return error
 
     def _node(self, key: str | bytes | int) -> str:
         """The name of the node that a round trip for the key goes to; empty if it is unknown."""
@@ -223,29 +235,49 @@ class Client:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
-        """Send ``commands`` together, each with keys of one slot, and return their replies in order."""
-        key = commands[0][1] if len(commands) == 1 else ""
-        return await self.round_trip(lambda: self._pipelined(commands), "PIPELINE", key=key)
+    async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool = False) -> list[Any]:
+        """Send ``commands`` together, each with keys of one slot, and return their replies in order.
 
-    async def scripts(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
-        """Run a script once for each of ``calls`` (keys of one slot, and args), together; return the replies in order."""
+        ``contained``: a damaged key fails no other command; its reply is a ``Damaged``.
+        """
+        key = commands[0][1] if len(commands) == 1 else ""
+        replies = await self.round_trip(lambda: self._pipelined(commands, contained=contained), "PIPELINE", key=key)
+        return self._told(replies, [command[1] for command in commands]) if contained else replies
+
+    async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
+        """Run a script once for each of ``calls`` (keys of one slot, and args), together; return the replies in order.
+
+        ``contained``: as in ``pipeline``.
+        """
 
         async def ask() -> list[Any]:
             try:
-                return await self._pipelined([("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls])
+                commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+                return await self._pipelined(commands, contained=contained)
             except exceptions.NoScriptError:
-                return await self._pipelined([("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls])
+                commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
+                return await self._pipelined(commands, contained=contained)
 
-        return await self.round_trip(ask, "PIPELINE")
+        key = calls[0][0][0] if len(calls) == 1 else ""
+        replies = await self.round_trip(ask, "PIPELINE", script.name, key)
+        return self._told(replies, [keys[0] for keys, _ in calls]) if contained else replies
 
-    async def _pipelined(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
-        if len(commands) == 1:  # 20 us less of CPU, most often: a chain is one segment
+    def _told(self, replies: list[Any], keys: Sequence[str | bytes | int]) -> list[Any]:
+        """The replies, with the errors that damaged keys caused as ours."""
+        told = zip(replies, keys, strict=True)
+        return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
+
+    async def _pipelined(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool) -> list[Any]:
+        """The replies; where damage is to be contained, its errors are among them."""
+        if len(commands) == 1 and not contained:  # 20 us less of CPU, most often: a chain is one segment
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        replies: list[Any] = await pipeline.execute()
+        replies: list[Any] = await pipeline.execute(raise_on_error=not contained)
+        for reply in replies:
+            if isinstance(reply, Exception) and not _is_damage(reply):
+                raise reply
         return replies
 
     async def aclose(self) -> None:
@@ -281,9 +313,14 @@ class ClusterClient(Client):
     is_cluster = True
     redis: RedisCluster
 
-    async def scripts(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
+    async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         # redis-py's cluster pipelines refuse EVALSHA.
-        return await asyncio.gather(*(self.script(script, keys, args) for keys, args in calls))
+        running = (self.script(script, keys, args) for keys, args in calls)
+        replies = await asyncio.gather(*running, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not (contained and isinstance(reply, Damaged)):
+                raise reply
+        return replies
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -313,89 +350,5 @@ class ClusterClient(Client):
         found = self.redis.get_node(node_name=node)
         if found is None:
             raise exceptions.ConnectionError(f"the cluster has no node '{node}'")
-        options = {**found.connection_kwargs, **_SUBSCRIBING}
+        options = {**found.connection_kwargs, **SUBSCRIBING}
         return Redis.from_pool(ConnectionPool(found.connection_class, **options))
-
-
-def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Make a client of the Redis at ``url``; connections are opened when they are needed.
-
-    ``timeout`` (seconds) bounds a round trip, including connecting; ``max_connections`` the round trips under way at a time
-    (in a cluster, to each node), others wait. Raises ValueError for an invalid URL.
-    """
-    scheme, _, kind = urlsplit(url).scheme.partition("+")
-    # By default redis-py would repeat a command up to ten times, each with its own timeout. RESP2 has no maintenance
-    # notifications, with which its pools would not notice that an idle connection was closed.
-    options: dict[str, Any] = {
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "protocol": 2,
-        "socket_read_size": READ_SIZE,
-        "retry": Retry(NoBackoff(), 0),
-        "max_connections": max_connections,
-    }
-    if kind == "cluster":
-        return _cluster(scheme, url, options)
-    if kind == "sentinel":
-        return _sentinel(scheme, url, options)
-    if kind:
-        raise ValueError(f"unknown kind of Redis URL: {scheme}+{kind}://")
-    return _server(url, options)
-
-
-def _server(url: str, options: dict[str, Any]) -> Client:
-    # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and read of it besides.
-    # (Clients with several nodes to try need them: one that hangs must leave time for the next.)
-    from_url = {**options, **parse_url(url)}
-    return Client(
-        Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
-        timeout=options["socket_timeout"],
-        max_connections=from_url["max_connections"],
-        subscriber=lambda: Redis.from_pool(ConnectionPool(**{**from_url, **_SUBSCRIBING})),
-    )
-
-
-def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
-    nodes, from_url = _hosts(scheme, url, "")
-    every = {**options, **from_url}
-    # A connection to a node that was restarted is found to be closed by the first command on it. Repeating that one is safe.
-    pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
-    redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **pool)
-    return ClusterClient(redis, timeout=options["socket_timeout"], max_connections=every["max_connections"])
-
-
-def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
-    service, _, database = urlsplit(url).path.strip("/").partition("/")
-    if not service:
-        raise ValueError("a redis+sentinel:// URL names the service: redis+sentinel://host:port/service/db")
-    hosts, from_url = _hosts(scheme, url, f"/{database}")
-    # A Sentinel that is away must leave time to ask the next.
-    patience = options["socket_timeout"] / (len(hosts) + 1)
-    asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
-    asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
-    every = {**options, **from_url}
-    sentinel = Sentinel(hosts, sentinel_kwargs=asking, **_with_probe(every))  # type: ignore[no-untyped-call]
-    return Client(
-        sentinel.master_for(service),
-        timeout=options["socket_timeout"],
-        max_connections=every["max_connections"],
-        subscriber=lambda: sentinel.master_for(service, **_SUBSCRIBING),
-        also_close=sentinel.aclose,
-    )
-
-
-def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a pool with a further connection, for a probe while all others wait for answers."""
-    return {**options, "max_connections": options["max_connections"] + 1}
-
-
-def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """The hosts of a URL that may name several, and redis-py's options in the rest of it."""
-    parts = urlsplit(url)
-    credentials, at, hosts = parts.netloc.rpartition("@")
-    pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
-    options: dict[str, Any] = dict(parse_url(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}"))
-    options["ssl"] = options.pop("connection_class", None) is SSLConnection
-    options.pop("host", None)
-    options.pop("port", None)
-    return [(host, int(port or 6379)) for host, _, port in pairs], options

@@ -20,7 +20,7 @@ import zstandard
 
 from ..ids import RANDOM_LENGTH
 from ..threads import MAX_INLINE_BYTES
-from .errors import NewerRecord
+from .errors import Damaged, NewerRecord
 from .values import Turn
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ __all__ = ["json_size", "pack", "pack_turn", "turn_owner", "turn_text", "unpack"
 
 COMPRESS_FROM = 4096
 PLAIN, COMPRESSED = b"JZ"
+
+
+_NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
 
 
 class _Zstandard(threading.local):
@@ -53,8 +56,11 @@ def pack(text: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> Any:
-    """The stored value. Raises NewerRecord for an unknown form."""
-    return orjson.loads(_text(blob, 0))
+    """The stored value. Raises NewerRecord for an unknown form, Damaged for what is no JSON."""
+    try:
+        return orjson.loads(_text(blob, 0))
+    except _NO_JSON:
+        raise Damaged("value") from None
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
@@ -88,7 +94,15 @@ def unpack_turn(turn: bytes) -> Turn:
 
 
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Stored turns. Their JSON is parsed in one piece: hundreds of short texts one by one take twice as long."""
+    """Stored turns. Raises NewerRecord for an unknown form, Damaged for what is no turn."""
+    try:
+        return _turns(turns)
+    except _NO_JSON:
+        raise Damaged("history") from None
+
+
+def _turns(turns: Sequence[bytes]) -> list[Turn]:
+    # Their JSON is parsed in one piece: hundreds of short texts one by one take twice as long.
     texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
     if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces, it can be interrupted between them
         values = [orjson.loads(text) for text in texts]

@@ -7,7 +7,8 @@ APIError
 ├── OverBound            413  a response, chain or conversation exceeds its bound
 ├── OverQuota            429  the owner may not store more
 └── StateUnavailable     503  Redis is away, slow, full, read-only or loading; see ``reason``
-    └── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
+    ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
+    └── Damaged          500  a key has the wrong type, or a value that this server has not written
 
 Fenced                   (internal) another worker owns this response: write nothing more
 EmbeddedFailed           (at start) the embedded server cannot run
@@ -18,6 +19,7 @@ from __future__ import annotations
 from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Unavailable
 
 __all__ = [
+    "Damaged",
     "Deleted",
     "EmbeddedFailed",
     "Fenced",
@@ -92,6 +94,18 @@ class NewerRecord(StateUnavailable):
 
     def __init__(self) -> None:
         super().__init__("a newer release wrote this record")
+
+
+class Damaged(StateUnavailable):
+    """A key has the wrong type, or a value that this server has not written. It concerns this object alone."""
+
+    status = 500
+    default_code = "state_damaged"
+
+    def __init__(self, kind: str) -> None:
+        """``kind``: what the key holds, such as ``event log``."""
+        super().__init__(f"the stored {kind} is damaged")
+        self.headers.clear()  # it will not pass: no Retry-After
 
 
 class Fenced(Exception):

@@ -9,7 +9,7 @@ import orjson
 from ..ids import random_part
 from ..threads import by_size
 from .codec import json_size, pack, unpack
-from .errors import Deleted, Missing, NewerRecord, OverBound
+from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
 from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
 from .scripts import script
@@ -32,6 +32,9 @@ MAX_ATTEMPTS = 3
 PAGE = 100
 # Logs that one call of the script appends to.
 TOGETHER = 200
+
+# The answer of the script for a record or log that is damaged.
+_DAMAGED = 2
 
 Args = list[str | bytes | int]
 Call = tuple[list[str], Args]
@@ -85,7 +88,9 @@ class Jobs:
 
         ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it whoever holds it. Raises NewerRecord.
         """
-        address, token = _address(response_id), random_part()
+        address, token = response_address(response_id), random_part()
+        if address is None:  # a foreign value in the queue
+            return Taken("missing")
         args: Args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
         verdict = reply[0].decode()
@@ -116,9 +121,9 @@ class Jobs:
         return Taken(verdict, job, worker=(before or b"").decode())
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
-        """Renew the leases of jobs (response id and token); False for each that another worker holds now."""
+        """Renew the leases of jobs (response id and token); False for one that another worker holds now, or that is damaged."""
         calls: list[Call] = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
-        return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls)]
+        return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
         """Hand the job back as if it had not been taken."""
@@ -143,20 +148,35 @@ class Jobs:
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
         """Append to the logs of several jobs (response id, token, batch), and renew their leases. A repeat changes nothing.
 
-        False for a job that another worker holds now, or whose log does not continue with that number: Redis lost a part.
+        False for a job that another worker holds now, whose log does not continue with that number (Redis lost a part), or
+        whose record or log is damaged.
         """
         # One call for all costs a third of one call each; in a cluster each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
-        return [appended == 1 for replies in await self._client.scripts(_APPEND, calls) for appended in replies]
+        answers: list[int] = []
+        for (keys, _), replies in zip(calls, await self._client.scripts(_APPEND, calls, contained=True), strict=True):
+            answers += [_DAMAGED] * len(keys) if isinstance(replies, Damaged) else replies
+        for (job, _, _), answer in zip(batches, answers, strict=True):
+            if answer == _DAMAGED:
+                self._client.damage(_address(job).log, "no batch can be appended to it")
+        return [answer == 1 for answer in answers]
 
-    async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
+    async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
         """Read on in several logs: for each (response id, number) the batches that end after that number.
 
-        The first may begin before it. The list is empty at the end of the log, and if the log has expired.
+        The first may begin before it. The list is empty at the end of the log, and if the log has expired. In place of the
+        batches of a log that is damaged, there is the error.
         """
         commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
-        return [_batches(entries) for entries in await self._client.pipeline(commands)]
+        replies = await self._client.pipeline(commands, contained=True)
+        return [self._read(*read) for read in zip((job for job, _ in wanted), replies, strict=True)]
+
+    def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]] | Damaged) -> list[Batch] | Damaged:
+        try:
+            return entries if isinstance(entries, Damaged) else _batches(entries)
+        except (LookupError, ValueError):
+            return self._client.damage(_address(job).log, "an entry is not a batch of events")
 
     async def end(self, response_id: str) -> int | None:
         """The number of the last event if the response has ended, else None. Raises Missing if there is no such response."""
@@ -169,9 +189,9 @@ class Jobs:
 def announced(message: bytes) -> Batch | None:
     """The batch in a message on a log's channel; None if the message only says that the log may have grown."""
     head, _, data = message.partition(b"\n")
-    if not data:
-        return None
     last, _, final = head.partition(b" ")
+    if not (data and last.isdigit()):
+        return None
     return Batch(int(last) + 1 - data.count(b"\n\n"), int(last), data, final=bool(final))
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "conversation_key",
     "conversation_tag",
     "item_address",
+    "kind_of",
     "response_address",
     "stop_channel",
 ]
@@ -96,6 +97,21 @@ class Partition:
     @property
     def events(self) -> str:
         return f"rmw:{{q1p{self.number}}}:ev"
+
+
+_KINDS = (
+    (re.compile(r"rmw:\{[a-z0-9]+\}:r:"), "response"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:e:"), "event log"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
+    (re.compile(r"rmw:\{q"), "queue partition"),
+    (re.compile(r"rmw:\{[lb]"), "account of an owner"),
+)
+
+
+def kind_of(key: str) -> str:
+    """What is stored under a key, for logs and messages."""
+    return next((kind for pattern, kind in _KINDS if pattern.match(key)), "value")
 
 
 def response_address(response_id: str) -> Address | None:

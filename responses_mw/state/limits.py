@@ -62,7 +62,7 @@ class Usage:
         calls: list[tuple[list[str], list[str | bytes | int]]] = []
         for owner, some in names.items():
             calls.append(([_key(owner, kind)], [ms, *some]))
-        await self._client.scripts(_RENEW, calls)
+        await self._client.scripts(_RENEW, calls, contained=True)
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
         """Stop counting ``name``."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from .errors import Damaged
 from .keys import Partition
 from .scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .client import Client
+    from .client import Call, Client
     from .limits import Usage
 
 __all__ = ["Backlog", "Queue"]
@@ -71,7 +72,8 @@ class Queue:
         by_partition: dict[str, list[str]] = {}
         for job in jobs:
             by_partition.setdefault(self._partition(job).ready, []).append(job)
-        await self._client.scripts(_RENEW, [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()])
+        calls: list[Call] = [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()]
+        await self._client.scripts(_RENEW, calls, contained=True)
 
     async def drop(self, job: str) -> None:
         """Remove a job that has ended, also from its owner's usage."""
@@ -80,9 +82,11 @@ class Queue:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> Backlog:
-        """What waits in all partitions together."""
-        replies = await self._client.scripts(_DEPTH, [([partition.ready], []) for partition in self.partitions])
-        return Backlog(sum(jobs for jobs, _ in replies), max(waited for _, waited in replies) / 1000)
+        """What waits in all partitions together, without those that are damaged."""
+        asked: list[Call] = [([partition.ready], []) for partition in self.partitions]
+        told = await self._client.scripts(_DEPTH, asked, contained=True)
+        replies = [reply for reply in told if not isinstance(reply, Damaged)]
+        return Backlog(sum(jobs for jobs, _ in replies), max((waited for _, waited in replies), default=0) / 1000)
 
     def _partition(self, job: str) -> Partition:
         return self.partitions[crc32(job.encode()) % len(self.partitions)]

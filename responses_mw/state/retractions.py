@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import StateUnavailable
+from .errors import Damaged, StateUnavailable
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Retractions:
             try:
                 await self._retract(address, commit)
                 pause = MIN_PAUSE
+            except Damaged:
+                continue  # the client has logged it
             except StateUnavailable as error:
                 logger.debug("a commit cannot be undone now: %s", error.message)
                 self._pending.setdefault(address, commit)  # behind the others, in case this one alone fails

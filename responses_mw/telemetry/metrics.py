@@ -248,7 +248,7 @@ STATE_ERRORS = Counter(
     "{error}",
     "Failed round trips to Redis, by class of error.",
     ["error.type"],
-    ["ConnectionError", "TimeoutError"],
+    ["ConnectionError", "TimeoutError", "Damaged"],
 )
 
 # -- of the process, for Prometheus alone: OpenTelemetry has resource attributes for it ----------------------------------------

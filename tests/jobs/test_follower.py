@@ -13,7 +13,8 @@ import pytest
 
 from responses_mw.jobs import Followers
 from responses_mw.jobs.follower import TOGETHER
-from responses_mw.state import Batch, Job, State, connect
+from responses_mw.protocol import sse
+from responses_mw.state import Batch, Damaged, Job, State, connect
 from tests.jobs.test_records import append, batch, create, document, end, taken
 from tests.support.valkey import Server
 
@@ -82,6 +83,41 @@ async def test_whoever_has_read_what_the_store_has_lost_since_reads_that_the_res
         assert b"response.failed" in last.data
         assert b"lost" in last.data
         assert await rest(stream) == []
+
+
+async def test_a_log_with_a_hole_is_not_served_as_complete(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    job = await taken(state, await create(state))
+    for number in (2, 3, 4):
+        await append(state, job, batch(number, number))
+    await end(state, job, 5)
+    await state.client.command("XDEL", keys(job)[1], "4-0")
+    async with following(state) as followers:
+        events = [event async for one in followers.follow(job.document, -1) for event in sse.decode(one.data)]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+    assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert "cannot be followed beyond event 2" in caplog.text
+
+
+async def test_a_damaged_log_fails_its_own_reader_and_no_other(state: State) -> None:
+    healthy = [await taken(state, await create(state)) for _ in range(3)]
+    damaged = await taken(state, await create(state))
+    for job in healthy:
+        await end(state, job, 2)
+    await state.client.command("SET", keys(damaged)[1], "another program's")
+    async with following(state) as followers:
+        reading = [rest(followers.follow(job.document, -1)) for job in (*healthy, damaged)]
+        *logs, error = await asyncio.gather(*reading, return_exceptions=True)
+        assert logs == [[(0, 1, False), (2, 2, True)]] * 3
+        assert isinstance(error, Damaged)
+
+
+async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_failure(state: State) -> None:
+    job = await taken(state, await create(state))
+    async with following(state) as followers:
+        stream = followers.follow(job.document, -1)
+        assert (await anext(stream)).last == 1
+        await state.client.command("SET", keys(job)[1], "another program's")
+        assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
 
 
 async def test_whoever_waits_for_events_that_never_come_reads_none(state: State) -> None:

@@ -12,9 +12,9 @@ import pytest
 from fakeredis import FakeAsyncRedis
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, Chain, Client, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+from responses_mw.state import Batch, Chain, Client, Damaged, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.jobs import announced
-from responses_mw.state.keys import response_address, stop_channel
+from responses_mw.state.keys import Address, response_address, stop_channel
 from tests.support.cluster import cluster_url
 from tests.support.valkey import Server, wire
 
@@ -73,7 +73,13 @@ async def end(state: State, job: Job, number: int, status: str = "completed") ->
 
 async def numbers(state: State, response_id: str, after: int = -1) -> list[tuple[int, int]]:
     (log,) = await state.jobs.logs([(response_id, after)])
+    assert not isinstance(log, Damaged)
     return [(one.first, one.last) for one in log]
+
+
+async def damage(state: State, key: str) -> None:
+    """Put a value of the wrong type under a key."""
+    await state.client.command("SET", key, "another program's")
 
 
 async def test_a_taken_job_has_what_it_was_created_with(state: State) -> None:
@@ -329,3 +335,61 @@ async def test_a_job_that_was_cancelled_cannot_be_put_back(state: State) -> None
     job = await taken(state, response_id)
     await take(state, response_id, "cancel")
     assert not await state.jobs.retry(job, BUSY, seconds=60, is_attempt=False)
+
+
+async def test_a_log_of_the_wrong_type_stops_no_other_job_of_its_worker(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = [await taken(state, await create(state)) for _ in range(3)]
+    await damage(state, address_of(jobs[1]).log)
+    for number in (2, 3):
+        batches = [(job.response_id, job.token, batch(number, number)) for job in jobs]
+        assert await state.jobs.append(batches, 5.0) == [True, False, True]
+    assert caplog.text.count("event log at rmw:") == 1
+
+
+async def test_a_log_that_cannot_be_read_spoils_no_other(state: State) -> None:
+    jobs = [await taken(state, await create(state)) for _ in range(4)]
+    await damage(state, address_of(jobs[0]).log)
+    await state.client.command("XADD", address_of(jobs[2]).log, "7-0", "another", "entry")
+    logs = await state.jobs.logs([(job.response_id, -1) for job in jobs])
+    assert [isinstance(log, Damaged) for log in logs] == [True, False, True, False]
+
+
+async def test_a_record_of_the_wrong_type_costs_no_other_job_its_lease(state: State) -> None:
+    jobs = [await taken(state, await create(state)) for _ in range(3)]
+    await damage(state, address_of(jobs[1]).record)
+    assert await state.jobs.renew([(job.response_id, job.token) for job in jobs], 5.0) == [True, False, True]
+    with pytest.raises(Damaged) as damaged:
+        await state.responses.get(jobs[1].response_id, ALICE)
+    assert (damaged.value.status, damaged.value.code) == (500, "state_damaged")
+
+
+async def test_a_response_whose_log_is_damaged_can_end(state: State) -> None:
+    job = await taken(state, await create(state))
+    await append(state, job, batch(2, 2))
+    await damage(state, address_of(job).log)
+    await end(state, job, 3, "failed")
+    assert (await state.responses.get(job.response_id, ALICE)).document["status"] == "failed"
+    assert await numbers(state, job.response_id) == [(3, 3)]
+
+
+async def test_a_document_that_is_no_json_is_reported_as_damaged(state: State) -> None:
+    job = await taken(state, await create(state))
+    await state.client.command("HSET", address_of(job).record, "document", "Jx")
+    with pytest.raises(Damaged):
+        await state.responses.get(job.response_id, ALICE)
+
+
+async def test_a_damaged_partition_is_left_out_of_the_backlog(state: State) -> None:
+    damaged, *others = state.queue.partitions
+    await state.client.pipeline([("DEL", damaged.ready)])
+    before = (await state.queue.backlog()).jobs
+    await damage(state, damaged.ready)
+    assert (await state.queue.backlog()).jobs == before
+    await state.client.command("DEL", damaged.ready)
+    assert others
+
+
+def address_of(job: Job) -> Address:
+    address = response_address(job.response_id)
+    assert address is not None
+    return address

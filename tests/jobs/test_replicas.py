@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -301,6 +301,28 @@ async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
     last = follower.events[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["sequence_number"] == len(follower.events) - 1
+
+
+async def test_a_damaged_part_of_the_queue_delays_no_recovery_in_the_others(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    with redis.Redis.from_url(database) as client:
+        for part in ("ready", "leases"):
+            client.set(f"rmw:{{q1p0}}:{part}", "another program's")
+        client.set("rmw:{q1p1}:leases", "another program's")
+        client.zadd("rmw:{q1p2}:leases", {"junk": 0})
+    ours = replica(jobs__concurrency=0, jobs__lease=LEASE)
+    for _ in range(64):  # one of them falls in a healthy part
+        with suppress(AssertionError):
+            response_id = (await create(ours))["id"]
+            break
+    with redis.Redis.from_url(database) as client:
+        for ready in [key for key in client.keys("rmw:{q1p*:ready") if client.type(key) == b"zset"]:
+            client.zadd(ready.replace(b"ready", b"leases"), {response_id: 0})  # as if a worker had been lost
+            client.delete(ready)
+    upstream.stream(*HELLO)
+    worker = replica(jobs__lease=LEASE)
+    assert (await ended(worker, response_id))["output_text"] == "Hello"
 
 
 @pytest.mark.parametrize("looks", [get, follow])

@@ -14,6 +14,15 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Whether an error, as pcall() returns it, was caused by a key of the wrong type or a foreign value: not by the state of the server.
+local function is_damage(err)
+  local text = type(err) == 'table' and err.err or tostring(err)
+  for _, sign in ipairs({'WRONGTYPE', 'user_script:', 'not an integer', 'specified in XADD'}) do
+    if string.find(text, sign, 1, true) then return true end
+  end
+  return false
+end
+
 -- Extend a TTL, never shorten it. GT alone does nothing to a key without a TTL.
 local function keep(key, ttl)
   if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then

@@ -1,7 +1,8 @@
 -- Append a batch of events each to the logs of running background responses, and renew their leases.
 -- KEYS: records, in a cluster one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch
--- Answers for each: 1 it was appended, or had been; 0 another worker holds the response, or its log does not continue there
+-- Answers for each: 1 it was appended, or had been; 0 another worker holds the response, or its log does not continue there; 2 its
+--   record or log is damaged
 
 local until_then, answers = now_ms() + ARGV[1], {}
 
@@ -15,6 +16,8 @@ end
 
 for i, record in ipairs(KEYS) do
   local at = 4 * i - 2
-  answers[i] = append(record, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+  local ok, answer = pcall(append, record, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+  if not ok and not is_damage(answer) then return error(answer, 0) end
+  answers[i] = ok and answer or 2
 end
 return answers
