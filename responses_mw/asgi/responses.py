@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from ..protocol.response.compaction import create_body
 from ..protocol.response.document import whole
 from ..protocol.types import Document
 from ..settings import CacheSettings, ServerSettings
-from ..state import State
+from ..state import State, StateUnavailable
 from ..telemetry import annotate
 from ..upstream import Caller, Upstream
 from .json import JSONResponse
@@ -104,8 +105,9 @@ class ResponseRoutes:
         stored = await state.responses.get(response_id, caller.owner)
         annotate(response=stored.document)
         if stored.lost:
-            await background.settle(response_id)
-            stored = await state.responses.get(response_id, caller.owner)
+            with suppress(StateUnavailable):  # as it is, it can be read all the same
+                await background.settle(response_id)
+                stored = await state.responses.get(response_id, caller.owner)
         if not streamed:
             return JSONResponse(whole(stored.document, include))
         if not stored.document["background"]:

@@ -62,6 +62,11 @@ _TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
 FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 
 
+def _key(command: Sequence[str | bytes | int]) -> str | bytes | int:
+    """The first key of a command; empty for one without."""
+    return command[1] if len(command) > 1 else ""
+
+
 def _is_damage(error: Exception) -> bool:
     return isinstance(error, exceptions.ResponseError) and _DAMAGE.match(str(error)) is not None
 
@@ -200,7 +205,7 @@ class Client:
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Send a command and return its reply."""
-        return await self.round_trip(lambda: self.redis.execute_command(*words), key=words[1] if len(words) > 1 else "")
+        return await self.round_trip(lambda: self.redis.execute_command(*words), key=_key(words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Run a script, all of whose ``keys`` are in one slot, and return its reply.
@@ -240,9 +245,9 @@ class Client:
 
         ``contained``: a damaged key fails no other command; its reply is a ``Damaged``.
         """
-        key = commands[0][1] if len(commands) == 1 else ""
+        key = _key(commands[0]) if len(commands) == 1 else ""
         replies = await self.round_trip(lambda: self._pipelined(commands, contained=contained), "PIPELINE", key=key)
-        return self._told(replies, [command[1] for command in commands]) if contained else replies
+        return self._told(replies, [_key(command) for command in commands]) if contained else replies
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
         """Run a script once for each of ``calls`` (keys of one slot, and args), together; return the replies in order.

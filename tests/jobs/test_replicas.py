@@ -20,7 +20,7 @@ from benchmarks.processes import free_port
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.state.codec import pack, unpack
 from tests.jobs.conftest import SECRET
-from tests.jobs.test_background import BODY, RUNNING, create, create_streamed, ended, follow, get, streamed
+from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
 from tests.support.configured import flag
 from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, Signal, finish, text
@@ -301,6 +301,62 @@ async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
     last = follower.events[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["sequence_number"] == len(follower.events) - 1
+
+
+@pytest.fixture
+def own_store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path, "--maxmemory-policy", "noeviction")
+    store.start()
+    yield store
+    store.kill()
+
+
+def fill(store: Store) -> None:
+    """Let the store refuse every write that takes memory."""
+    with store.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+
+
+async def running(ours: Ours, upstream: ScriptedUpstream, go: Signal) -> str:
+    """A response whose first token has been seen."""
+    upstream.stream(text("Hel"), go)
+    follower = create_streamed(ours)
+    await follower.until(b'"Hel"')
+    await follower.leave()
+    return str(follower.events[0]["response"]["id"])
+
+
+async def test_a_full_redis_lets_cancel_and_delete_what_runs_and_read_what_was_lost(
+    replica: Replica, upstream: ScriptedUpstream, own_store: Store
+) -> None:
+    worker = replica(redis__url=own_store.url, jobs__lease=120)
+    ours = replica(redis__url=own_store.url, jobs__concurrency=0, jobs__lease=120)
+    go = Signal()
+    cancelled, deleted, lost = [await running(worker, upstream, go) for _ in range(3)]
+    fill(own_store)
+    answer = await cancel(ours, cancelled)
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert (await get(ours, cancelled))["status"] == "cancelled"
+    answer = await ours.http.delete(f"/v1/responses/{deleted}")
+    assert (answer.status_code, answer.json().get("deleted")) == (200, True)
+    with own_store.client() as client:
+        client.config_set("maxmemory", 0)
+        client.hset(record(lost), "lease_until", 0)
+    fill(own_store)
+    document = await get(ours, lost)
+    assert (document["status"], document["output_text"]) == ("failed", "Hel")
+    go.set()
+
+
+async def test_a_response_that_a_full_redis_keeps_from_being_settled_can_still_be_read(
+    replica: Replica, own_store: Store
+) -> None:
+    ours = replica(redis__url=own_store.url, jobs__concurrency=0)
+    response_id = (await create(ours))["id"]
+    with own_store.client() as client:
+        client.hset(record(response_id), "looked", 0)  # its place in the queue is to be checked
+    fill(own_store)
+    assert (await get(ours, response_id))["status"] == "queued"
 
 
 async def test_a_damaged_part_of_the_queue_delays_no_recovery_in_the_others(

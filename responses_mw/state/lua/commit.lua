@@ -73,6 +73,7 @@ if answer then return {answer} end
 local appends = new.rest == 'items' and not new.aside and refusal(new.owner) == nil
 if appends and not has_room(REST, new.max_items, new.max_bytes) then return {'bound'} end
 
+if new.job then free(prefix .. 'k:' .. new.random) end
 local segment, path
 if new.parent then segment, path = branch(new.parent) else segment, path = root() end
 if not segment then return {'reroot'} end
@@ -98,7 +99,6 @@ if new.job then
   if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not keep its response from ending
   append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
   redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until')
-  redis.call('DEL', prefix .. 'k:' .. new.random)
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
 end
 return stored()

@@ -15,8 +15,7 @@ end
 if record[2] ~= ARGV[1] or undone and record[4] ~= undone then return {'missing'} end
 if tonumber(record[1]) > VERSION then return {'newer'} end
 
--- Free memory first: a full Redis lets a script that began so go on writing.
-redis.call('DEL', KEYS[1])
+free(KEYS[1])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 local random = string.match(KEYS[1], '[a-z0-9]+$')
 redis.call('DEL', prefix .. 'k:' .. random)

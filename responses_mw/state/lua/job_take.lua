@@ -42,12 +42,11 @@ end
 
 local random = string.match(KEYS[1], '[a-z0-9]+$')
 local credential = redis.call('GET', prefix .. 'k:' .. random)
+if verdict ~= 'run' then free(prefix .. 'k:' .. random) end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', now + ARGV[3])
 if verdict == 'run' then
   redis.call('HSET', KEYS[1], 'status', 'in_progress')
   redis.call('HINCRBY', KEYS[1], 'attempts', 1)
-else
-  redis.call('DEL', prefix .. 'k:' .. random)
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
 local texts = redis.call('HMGET', KEYS[1], 'document', 'job')

@@ -23,6 +23,12 @@ local function is_damage(err)
   return false
 end
 
+-- Free memory before anything is written: a full Redis lets a script whose first write it allowed go on. Only for scripts that end
+-- something, so that what they write is bounded and followed by a deletion or an expiry.
+local function free(key)
+  redis.call('DEL', key)
+end
+
 -- Extend a TTL, never shorten it. GT alone does nothing to a key without a TTL.
 local function keep(key, ttl)
   if redis.call('PEXPIRE', key, ttl, 'NX') == 0 then

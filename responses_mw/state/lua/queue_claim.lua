@@ -16,6 +16,6 @@ if not job then
   local owner = redis.call('HGET', prefix .. 'jobs', job)
   if owner then redis.call('ZREM', prefix .. 'turns:' .. owner, job) end
 end
+redis.call('ZREM', prefix .. 'since', job)  -- first: a full Redis lets the script go on then
 redis.call('ZADD', leases, now + ARGV[1], job)
-redis.call('ZREM', prefix .. 'since', job)
 return job
