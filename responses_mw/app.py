@@ -295,7 +295,7 @@ class ResponsesMiddleware(Dispatcher):
     def __init__(
         self, app: ASGIApp, settings: Settings | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        self.settings = settings = settings or Settings()
+        self.settings = settings = settings or Settings.from_environment()
         super().__init__(app, settings.server, partial(open_application, app, settings, transport))
 
 
@@ -304,7 +304,7 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
 
     The default `settings` come from the environment. Raises `ValueError` without an upstream, and `InvalidKeys`.
     """
-    settings = settings or Settings()
+    settings = settings or Settings.from_environment()
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import math
 import re
 import signal
@@ -36,10 +37,12 @@ from .engine.prompt_templates import Prompts, UnfitPrompt
 from .errors import APIError, StartupError
 from .jobs import Worker
 from .sandbox import SandboxSettings
-from .settings import Settings
+from .settings import Settings, unknown_variables, variables
 from .state import EmbeddedFailed
 from .telemetry import set_up_logs, set_up_sdk
 from .upstream import Caller
+
+logger = logging.getLogger(__name__)
 
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
 _SHORT_FLAGS = {"--upstream": "--upstream.url", "--redis": "--redis.url"}
@@ -151,6 +154,7 @@ class Sandbox(SandboxSettings):
     model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **_FLAGS)
 
     def cli_cmd(self) -> None:
+        _warn_of_unknown_variables()
         sandbox.serve(self)
 
 
@@ -159,6 +163,16 @@ COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "cach
 
 def _log(settings: Settings) -> None:
     set_up_logs(settings.server.log_level, settings.server.log_format)
+    _warn_of_unknown_variables()
+
+
+def _warn_of_unknown_variables() -> None:
+    if unknown := _unknown_variables():
+        logger.warning("unknown settings in the environment: %s", ", ".join(unknown))
+
+
+def _unknown_variables() -> list[str]:
+    return unknown_variables(name for command in COMMANDS.values() for name in variables(command))
 
 
 def serve(settings: Serve) -> None:
@@ -257,6 +271,9 @@ def _check_files(settings: Settings) -> bool:
         Prompts(settings.server.prompts_dir)
     except (InvalidKeys, UnfitPrompt, OSError) as error:
         print(f"settings: {error}", file=sys.stderr)
+        return False
+    if unknown := _unknown_variables():
+        print(f"settings: unknown in the environment: {', '.join(unknown)}", file=sys.stderr)
         return False
     print("settings: valid")
     return True
@@ -368,6 +385,6 @@ def _lengthen(argument: str) -> str:
 
 def _explained(error: ValidationError | SettingsError) -> str:
     if not isinstance(error, ValidationError):
-        return f"{error}. A variable names a group and a setting in it, e.g. RESPONSES_MW_UPSTREAM_URL."
+        return str(error)
     faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
     return "; ".join(f"{where}: {what}" if where else what for where, what in faults)

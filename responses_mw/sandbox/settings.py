@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from ipaddress import ip_address
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from ..settings.sources import Environment
 
 MIB = 1024 * 1024
 LEAST_MEMORY = 64 * MIB
@@ -48,6 +50,16 @@ class SandboxSettings(BaseSettings):
     max_processes: int = Field(64, gt=0, description="most processes and threads of a container")
     max_open_files: int = Field(256, ge=32, description="most open files of a process")
     output_bytes: int = Field(100_000, gt=0, description="most of stdout, stderr, result and traceback, each, that we give")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_args: Any,
+        **_others: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, Environment(settings_cls)
 
     @field_validator("packages", mode="before")
     @classmethod

@@ -1,16 +1,18 @@
 """All settings, in small groups.
 
-Each setting is an environment variable (``RESPONSES_MW_`` followed by the group and the name, e.g. ``RESPONSES_MW_CACHE_MODE``)
-and a flag of ``responses-mw serve`` (``--cache.mode``). Inside vLLM, which creates the middleware without arguments,
-only the environment is available. Lists are JSON or comma-separated; durations and sizes may have a unit (``30s``, ``64MiB``).
+Each setting is a flag of ``responses-mw serve`` (``--cache.mode``), an environment variable (``RESPONSES_MW_CACHE_MODE``) and a
+key of the TOML file that ``RESPONSES_MW_CONFIG`` names (``mode`` in the table ``cache``), in this order of precedence. Inside
+vLLM, which creates the middleware without arguments, there are no flags. Lists are JSON or comma-separated; durations and sizes
+may have a unit (``30s``, ``64MiB``).
 """
 
 from __future__ import annotations
 
-from typing import Self
+import logging
+from typing import Any, Self
 
-from pydantic import model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .groups import (
     MIN_SECRET_LENGTH,
@@ -27,6 +29,7 @@ from .groups import (
     ToolSettings,
     UpstreamSettings,
 )
+from .sources import COMMAND_SETTINGS, PREFIX, ConfigFile, Environment, groups, unknown_variables, variables
 from .tool_servers import EVERY_TOOL, ApprovalFilters, ToolFilter, ToolServer
 
 __all__ = [
@@ -48,22 +51,29 @@ __all__ = [
     "ToolServer",
     "ToolSettings",
     "UpstreamSettings",
+    "groups",
+    "unknown_variables",
+    "variables",
 ]
+
+logger = logging.getLogger(__name__)
+
+_OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
+"""Variables of other commands of ``responses-mw``, which may share the environment."""
 
 
 class Settings(BaseSettings):
     """Settings of the middleware."""
 
     model_config = SettingsConfigDict(
-        env_prefix="RESPONSES_MW_",
-        env_nested_delimiter="_",
-        env_nested_max_split=1,
+        env_prefix=PREFIX,
         extra="forbid",
         frozen=True,
         validate_default=True,
         hide_input_in_errors=True,
     )
 
+    config: str | None = Field(None, description="TOML file of settings, with a table for each group")
     upstream: UpstreamSettings = UpstreamSettings()
     server: ServerSettings = ServerSettings()
     redis: RedisSettings = RedisSettings()
@@ -75,6 +85,26 @@ class Settings(BaseSettings):
     search: SearchSettings = SearchSettings()
     compaction: CompactionSettings = CompactionSettings()
     limits: LimitSettings = LimitSettings()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read the environment, and log a warning that names the variables which are no settings."""
+        settings = cls()
+        command = [f"{PREFIX}{name}".upper() for name in COMMAND_SETTINGS]
+        if unknown := unknown_variables([*variables(cls), *command], ignored=_OTHERS):
+            logger.warning("unknown settings in the environment: %s", ", ".join(unknown))
+        return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_args: Any,
+        **_others: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read keyword arguments, then the environment, then the file. Flags, if any, come before all of them."""
+        return init_settings, Environment(settings_cls), ConfigFile(settings_cls)
 
     @model_validator(mode="after")
     def _check_search_tool(self) -> Self:

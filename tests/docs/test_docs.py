@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pydantic.fields import FieldInfo
 
 from tests.support.paths import ROOT
 
@@ -70,15 +69,9 @@ async def test_the_reference_lists_the_methods_of_every_path(start_at: Start) ->
 
 def test_every_setting_that_a_page_names_as_a_variable_exists() -> None:
     from responses_mw.cli import COMMANDS
-    from responses_mw.settings import Settings
+    from responses_mw.settings import variables
 
-    def names(group: FieldInfo) -> set[str]:
-        assert group.annotation is not None
-        return set(group.annotation.model_fields)
-
-    known = {
-        f"{command.model_config['env_prefix']}{name}".upper() for command in COMMANDS.values() for name in command.model_fields
-    } | {f"RESPONSES_MW_{group}_{name}".upper() for group, field in Settings.model_fields.items() for name in names(field)}
+    known = {name for command in COMMANDS.values() for name in variables(command)}
     for page in PAGES:
         for name in re.findall(r"\bRESPONSES_MW_[A-Z_]+[A-Z]\b", page.read_text()):
             assert name in known or name in ("RESPONSES_MW_SANDBOX", "RESPONSES_MW_DEMO"), f"{page.name}: {name}"

@@ -19,6 +19,7 @@ from responses_mw import ResponsesMiddleware, Settings
 from responses_mw.asgi.access import APIKeyMiddleware
 from responses_mw.auth import APIKeys
 from responses_mw.cli import main
+from responses_mw.settings import groups
 from tests.support.configured import make_settings
 from tests.support.scripted import TINY, completion
 
@@ -144,8 +145,8 @@ def test_a_wrong_value_is_refused(settings: dict[str, Any]) -> None:
 def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     told = capsys.readouterr().out
-    for group, settings in Settings.model_fields.items():
-        for name, setting in settings.annotation.model_fields.items():  # type: ignore[union-attr]
+    for group, settings in groups(Settings).items():
+        for name, setting in settings.model_fields.items():
             assert f"--{group}.{name.replace('_', '-')}" in told
             assert setting.description
     assert told.startswith("usage: responses-mw serve [options]\n")
@@ -158,7 +159,7 @@ def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixtur
     sections = [
         line.removesuffix(":") for line in told.splitlines() if line.endswith(":") and not line.startswith((" ", "Serve"))
     ]
-    assert sections == ["options", *(f"{group} options" for group in Settings.model_fields)]
+    assert sections == ["options", *(f"{group} options" for group in groups(Settings))]
     for flag in (
         "--upstream.url URL",
         "--upstream.idle-timeout SECONDS",

@@ -1,0 +1,241 @@
+"""Where settings come from: flags, the environment and a file, and what is no setting in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from responses_mw import ResponsesMiddleware, Settings, create_app
+from responses_mw.cli import main
+from responses_mw.sandbox import SandboxSettings
+
+if TYPE_CHECKING:
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+
+    Write = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("RESPONSES_MW_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a file of settings, and sets RESPONSES_MW_CONFIG to it."""
+
+    def write(content: str) -> str:
+        path = tmp_path / "responses-mw.toml"
+        path.write_text(content, "utf-8")
+        monkeypatch.setenv("RESPONSES_MW_CONFIG", str(path))
+        return str(path)
+
+    return write
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    if end.value.code:
+        raise AssertionError(end.value.code)
+
+
+# -- the file -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_sets_every_kind_of_value(write: Write) -> None:
+    write("""
+        [upstream]
+        url = "http://vllm:8000/v1"
+        forward_headers = ["x-mine"]
+        idle_timeout = "90s"
+        [auth]
+        secret_keys = ["a secret of at least 32 characters"]
+        [limits]
+        max_request_bytes = "64MiB"
+        streams = 3
+        [server]
+        sse_done = false
+        [tools.mcp_servers.weather]
+        url = "http://weather/mcp"
+        headers = {x-key = "secret"}
+    """)
+    settings = Settings()
+    assert (settings.upstream.url, settings.upstream.forward_headers) == ("http://vllm:8000", ["x-mine"])
+    assert (settings.upstream.idle_timeout, settings.limits.max_request_bytes, settings.limits.streams) == (90, 64 << 20, 3)
+    assert settings.server.sse_done is False
+    assert settings.auth.secret_keys[0].get_secret_value().startswith("a secret")
+    assert settings.tools.mcp_servers["weather"].headers["x-key"].get_secret_value() == "secret"
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    url = serve(upstream)
+    write(
+        '[upstream]\nurl = "http://nobody"\nidle_timeout = 1\ndialect = "tgi"\n[redis]\nurl = "redis://127.0.0.1:1"\n[state]\nttl = 5'
+    )
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_IDLE_TIMEOUT", "2")
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_DIALECT", "sglang")
+    settings = Settings(upstream={"dialect": "vllm"})
+    assert (settings.upstream.dialect, settings.upstream.idle_timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
+    assert settings.state.ttl == 5
+    with pytest.raises(AssertionError):  # there is no Redis
+        run("serve", "--check", "--upstream", url, "--upstream.dialect", "vllm")
+    told = capsys.readouterr()
+    assert f"upstream: {url} answers" in told.out
+    assert "dialect:  vllm (set)" in told.out
+
+
+def test_the_flag_names_another_file_than_the_environment(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write('[upstream]\nurl = "http://other"')
+    path = tmp_path / "own.toml"
+    path.write_text('port = 99999\n[upstream]\nurl = "http://own"')
+    with pytest.raises(AssertionError, match="port"):
+        run("serve", "--config", str(path))
+
+
+def test_the_mounted_middleware_and_the_application_read_the_file(write: Write) -> None:
+    write('port = 9000\n[server]\nbase_path = "/llm"\n[upstream]\nurl = "http://vllm:8000"')
+
+    async def app(*_: object) -> None: ...
+
+    assert ResponsesMiddleware(app).settings.server.base_path == "/llm"
+    assert create_app().settings.upstream.url == "http://vllm:8000"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[upstream]\nurll = "http://a"', r"upstream\.urll \(did you mean upstream\.url\?\)"),
+        ('[upstreams]\nurl = "http://a"', r"upstreams \(did you mean upstream\?\)"),
+        ('mode = "exact"\n[cache]\nmood = 1\n[x.y]', r"mode.*cache\.mood.*x"),
+        ('config = "other.toml"', "config"),
+        ('upstream = "http://a"', r"upstream must be a table: \[upstream\]"),
+        ("[upstream", "is not valid TOML"),
+        ('[upstream]\nurl = "http://a"\n[upstream]', "is not valid TOML"),
+    ],
+)
+def test_what_is_no_setting_in_a_file_is_an_error_that_names_it(write: Write, content: str, message: str) -> None:
+    write(content)
+    with pytest.raises(SettingsError, match=message):
+        Settings()
+    with pytest.raises(AssertionError, match=message):
+        run("serve", "--upstream", "http://x")
+
+
+@pytest.mark.parametrize("path", ["/nowhere/responses-mw.toml", "/"])
+def test_a_file_that_cannot_be_read_is_an_error(path: str) -> None:
+    with pytest.raises(AssertionError, match=rf"^responses-mw serve: {path} \(config\) cannot be read: "):
+        run("serve", "--config", path)
+
+
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(AssertionError, match="is not valid TOML"):
+        run("serve", "--config", str(path))
+
+
+def test_a_wrong_value_in_a_file_is_refused(write: Write) -> None:
+    write('[cache]\nttl = "7 fortnights"')
+    with pytest.raises(ValidationError, match=r"cache\.ttl"):
+        Settings()
+
+
+# -- unknown variables ----------------------------------------------------------------------------------------------------
+
+WRONG = {"CACHE_MOD": "exact", "UPSTREAM_IDLE": "1", "SANDBOX_URL": "http://sandbox", "FROBNICATE": "x"}
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WRONG.items():
+        monkeypatch.setenv(f"RESPONSES_MW_{name}", value)
+
+
+@pytest.mark.usefixtures("wrong")
+def test_unknown_variables_are_one_warning_with_the_nearest_names(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(*_: object) -> None: ...
+
+    settings = ResponsesMiddleware(app).settings
+    assert settings.cache.mode == "off"
+    [warning] = [record for record in caplog.records if "unknown" in record.message]
+    assert warning.levelname == "WARNING"
+    assert "RESPONSES_MW_CACHE_MOD (did you mean RESPONSES_MW_CACHE_MODE?)" in warning.message
+    assert "RESPONSES_MW_UPSTREAM_IDLE (did you mean RESPONSES_MW_UPSTREAM_IDLE_TIMEOUT?)" in warning.message
+    assert "RESPONSES_MW_FROBNICATE" in warning.message
+    assert "exact" not in warning.message
+
+
+@pytest.mark.usefixtures("wrong")
+def test_unknown_variables_fail_the_check(
+    redis_url: str, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    with pytest.raises(AssertionError):
+        run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check")
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert all(f"RESPONSES_MW_{name}" in told for name in WRONG)
+    assert "RESPONSES_MW_SANDBOX_URL (did you mean RESPONSES_MW_TOOLS_SANDBOX_URL?)" in told
+
+
+def test_variables_of_other_commands_are_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("SANDBOX_MAX_CONTAINERS", "HOST", "PORT", "DEMO_PORT"):
+        monkeypatch.setenv(f"RESPONSES_MW_{name}", "1")
+    Settings.from_environment()
+    assert not caplog.records
+
+
+def test_the_name_of_a_group_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM", "http://vllm:8000")
+    with pytest.raises(AssertionError, match=r"RESPONSES_MW_UPSTREAM names a group.*RESPONSES_MW_UPSTREAM_URL"):
+        run("serve")
+
+
+def test_what_kubernetes_says_of_services_is_neither_a_setting_nor_unknown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for service, port in (("", 8080), ("SANDBOX_", 8090), ("REDIS_", 6379), ("WORKER_ADMIN_", 9090)):
+        links = {
+            "SERVICE_HOST": "10.0.0.1",
+            "SERVICE_PORT": str(port),
+            "SERVICE_PORT_HTTP": str(port),
+            "PORT": f"tcp://10.0.0.1:{port}",
+            f"PORT_{port}_TCP": f"tcp://10.0.0.1:{port}",
+            f"PORT_{port}_TCP_PROTO": "tcp",
+            f"PORT_{port}_TCP_PORT": str(port),
+            f"PORT_{port}_TCP_ADDR": "10.0.0.1",
+        }
+        for name, value in links.items():
+            monkeypatch.setenv(f"RESPONSES_MW_{service}{name}", value)
+    assert Settings.from_environment() == Settings()
+    assert SandboxSettings().port == 8090
+    assert not caplog.records
+    with pytest.raises(AssertionError, match="no upstream is set"):  # RESPONSES_MW_PORT is not taken for the port
+        run("serve")
+
+
+def test_the_port_of_the_server_can_still_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESPONSES_MW_PORT", "lots")
+    with pytest.raises(AssertionError, match="port"):
+        run("serve", "--upstream", "http://x")
+
+
+def test_a_list_of_servers_may_be_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESPONSES_MW_TOOLS_MCP_SERVERS", json.dumps([{"label": "a", "url": "http://a"}]))
+    monkeypatch.setenv("responses_mw_cache_mode", "exact")
+    settings = Settings()
+    assert (settings.tools.mcp_servers["a"].url, settings.cache.mode) == ("http://a", "exact")
