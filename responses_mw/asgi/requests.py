@@ -16,7 +16,7 @@ from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge
 from ..protocol.request import checks
 from ..protocol.request.body import decode
-from ..protocol.request.create import INCLUDABLE, CreateResponse, parse
+from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
 from ..protocol.response import document
 from ..protocol.types import Item, Part
 from ..settings import AuthSettings, LimitSettings
@@ -48,8 +48,9 @@ class Paging:
 class RequestParser:
     """Parse the body of a request for a response: one that creates it, compacts its history or counts its tokens."""
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: Prompts, *, refuses_unknown: bool = False) -> None:
         self._prompts = prompts
+        self._refuses_unknown = refuses_unknown
         self._limits = REQUEST_LIMITS
 
     def parse(self, body: Any, size: int) -> CreateResponse:
@@ -58,6 +59,8 @@ class RequestParser:
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
         """Return the body with its prompt template applied, and the request. Raises `BadRequest`."""
+        if self._refuses_unknown:
+            refuse_unknown(body)
         resolved = self._prompts.resolve(body)
         return resolved, parse(resolved, self._limits, size)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,12 +28,17 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry import annotate
 from ..upstream import Caller, Upstream
-from .json import JSONResponse
+from .json import JSONResponse, add_headers
 from .limits import allowance_of
 from .requests import Reader, RequestParser, flag, included, listed, number, paging
 from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
 
 _MAX_SEQUENCE_NUMBER = 2**53
+
+
+FORWARDED_HEADER = "x-responses-forwarded"
+_MAX_NAMES, _MAX_NAME = 16, 64
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
 
 
 class ResponseRoutes:
@@ -66,6 +72,8 @@ class ResponseRoutes:
         await allowance.request(caller.owner, gate)
         if parsed.stream:
             await allowance.stream(caller.owner, gate)
+        if parsed.extra:
+            add_headers(request.scope, {FORWARDED_HEADER: _listed_names(parsed.extra)})
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, told, self._caching, stored=parsed.store)
         if parsed.background:
@@ -145,6 +153,12 @@ class ResponseRoutes:
         if self._state is None or self._background is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
         return self._state, self._background, caller, response_id
+
+
+def _listed_names(names: Iterable[str]) -> str:
+    """The first of `names` as a header's value."""
+    listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
+    return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 
 
 def _starting_after(request: Request) -> int:

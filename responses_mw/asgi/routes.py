@@ -44,7 +44,8 @@ class Routes:
     ) -> None:
         reader = Reader(settings.limits, settings.auth, settings.upstream.forward_headers)
         self._origins = origins = Origins(settings.server.cors_origins)
-        parser = RequestParser(Prompts(settings.server.prompts_dir))
+        refuses_unknown = settings.server.unknown_fields == "refuse"
+        parser = RequestParser(Prompts(settings.server.prompts_dir), refuses_unknown=refuses_unknown)
         websockets = WebSockets(
             runner,
             upstream,

@@ -97,6 +97,9 @@ class ServerSettings(Group):
     reasoning_events: Literal["openai", "open_responses"] = Field(
         "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
     )
+    unknown_fields: Literal["forward", "refuse"] = Field(
+        "forward", description="unknown fields of a request: forward them to the upstream, or refuse them with a 400"
+    )
     sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
     max_websockets: int = Field(
         5000,

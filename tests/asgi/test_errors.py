@@ -168,6 +168,32 @@ def test_a_prompt_that_is_too_long_is_told_alike(said: dict[str, Any]) -> None:
     assert as_response_error(fault)[0] == "context_length_exceeded"
 
 
+async def test_unknown_fields_that_go_to_the_upstream_are_named_in_a_header(ours: Ours, upstream: ScriptedUpstream) -> None:
+    names = {"temprature": 0.5, "top_k": 5, "bad\r\nname: é": 1, "null": None}
+    upstream.whole(completion({"content": "Hi"}))
+    response = await ours.http.post("/v1/responses", json={**BODY, **names})
+    assert response.headers["x-responses-forwarded"] == "bad__name___, temprature, top_k"
+    assert upstream.requests[0].json["temprature"] == 0.5
+    upstream.whole(completion({"content": "Hi"}))
+    assert "x-responses-forwarded" not in (await ours.http.post("/v1/responses", json=BODY)).headers
+    upstream.whole(completion({"content": "Hi"}))
+    many = await ours.http.post("/v1/responses", json={**BODY, **{f"{n:03}{'x' * 500}": n for n in range(500)}})
+    assert len(many.headers["x-responses-forwarded"]) < 1200
+    assert many.headers["x-responses-forwarded"].endswith(", ...")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("temprature", " Did you mean 'temperature'?"), ("zzz", "")])
+async def test_unknown_fields_can_be_refused(start: Start, upstream: ScriptedUpstream, name: str, hint: str) -> None:
+    ours = start(server__unknown_fields="refuse")
+    refused = fault(await ours.http.post("/v1/responses", json={**BODY, name: 0.5}), 400)
+    assert (refused["param"], refused["code"]) == (name, "unknown_parameter")
+    assert refused["message"] == f"Unknown parameter: '{name}'.{hint}"
+    assert upstream.requests == []
+    upstream.whole(completion({"content": "Hi"}))
+    known = {"temperature": 0.5, "client_metadata": {}, "request_id": "r", "n": 1, "metadata": {}}
+    assert (await ours.http.post("/v1/responses", json={**BODY, **known})).status_code == 200
+
+
 TOO_LONG = error("The engine prompt length 9 exceeds the max_model_len 5. Please reduce prompt.")
 
 

@@ -7,6 +7,7 @@ upstream's (``top_k``, ``seed``, ``stop``, ``chat_template_kwargs``, ... of vLLM
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, get_origin, get_type_hints
 
@@ -215,6 +216,16 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
         tool_choice=check_tool_choice(given.get("tool_choice", "auto"), tools, items, max_length=limits.tools),
         **known,
     )
+
+
+def refuse_unknown(body: Any) -> None:
+    """Raise ``BadRequest`` for a field that would be passed on to the upstream, and name the field that it resembles."""
+    for name, value in body.items() if isinstance(body, dict) else ():
+        if value is not None and name not in _NOT_FORWARDED:
+            shown = name[:64]
+            similar = get_close_matches(shown, _NOT_FORWARDED - REFUSED.keys(), 1)
+            hint = f" Did you mean '{similar[0]}'?" if similar else ""
+            raise BadRequest(f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter")
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
