@@ -336,6 +336,7 @@ _ENDINGS = {
     "_file": "PATH",
     "_dir": "PATH",
     "host": "ADDRESS",
+    "config": "PATH",
     "threshold": "N",
 }
 

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from .groups import (
     MIN_SECRET_LENGTH,
     PER_REQUEST_HEADERS,
+    SEARCH_PROVIDERS,
     AuthSettings,
     CacheSettings,
     CompactionSettings,
@@ -36,6 +37,7 @@ __all__ = [
     "EVERY_TOOL",
     "MIN_SECRET_LENGTH",
     "PER_REQUEST_HEADERS",
+    "SEARCH_PROVIDERS",
     "ApprovalFilters",
     "AuthSettings",
     "CacheSettings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -263,10 +263,19 @@ class ToolSettings(Group):
         return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
 
 
+SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key", "mcp": "mcp_tool"}
+"""The providers of web search (the modules in ``tools/search``), and the setting that each of them requires."""
+
+if TYPE_CHECKING:
+    SearchProviderName: TypeAlias = str
+else:
+    SearchProviderName = Literal[tuple(SEARCH_PROVIDERS)]
+
+
 class SearchSettings(Group):
     """The web search tool."""
 
-    provider: Literal["none", "searxng", "tavily", "brave", "mcp"] = Field(
+    provider: SearchProviderName = Field(
         "none", description="provider of the web_search tool; mcp: a search tool of a configured MCP server"
     )
     url: str | None = Field(None, description="URL of SearXNG, or a replacement for the URL of Tavily or Brave")
@@ -281,7 +290,7 @@ class SearchSettings(Group):
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
         """Report at start what a search would lack later."""
-        required = {"searxng": "url", "tavily": "api_key", "brave": "api_key", "mcp": "mcp_tool"}.get(self.provider)
+        required = SEARCH_PROVIDERS[self.provider]
         if required and not getattr(self, required):
             raise ValueError(f"provider: {self.provider} needs {required}")
         if self.provider == "mcp" and not re.fullmatch("[^/]+/.+", self.mcp_tool or "", re.DOTALL):

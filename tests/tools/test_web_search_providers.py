@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,8 @@ import pytest
 
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
-from responses_mw.settings import SearchSettings
+from responses_mw.settings import SEARCH_PROVIDERS, SearchSettings
+from responses_mw.tools import search
 from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider
 from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
 from responses_mw.tools.tool import ToolResult
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 SHAPES = {"searxng": SEARXNG, "tavily": TAVILY, "brave": BRAVE}
 Open = Callable[..., SearchProvider]
+
+
+def test_every_provider_that_has_a_module_can_be_set_and_the_other_way_round() -> None:
+    modules = {module.name for module in iter_modules(search.__path__)} - {"provider"}
+    assert modules == set(SEARCH_PROVIDERS) - {"none"}
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ do not see, and the master that Sentinels name has a port of its own.
 {{- $cache := .Values.settings.cache | default dict -}}
 {{- $search := .Values.settings.search | default dict -}}
 {{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $cache "embedding_url") (get $search "url") -}}
-{{- if and (has (get $search "provider") (list "tavily" "brave")) (not (get $search "url")) -}}
+{{- if not (or (has (get $search "provider" | default "none") (list "none" "mcp")) (get $search "url")) -}}
 {{- $urls = append $urls "https://the-providers-own" -}}
 {{- end -}}
 {{- range concat (values (.Values.mcpServers | default dict)) (values (.Values.connectors | default dict)) -}}
