@@ -11,15 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
+RESERVATIONS = 100
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # What of a process's clocks is asked for (include/linux/posix-timers.h): the time that its threads ran.
 CPUCLOCK_SCHED = 2
+
+
+_reservations: deque[socket.socket] = deque()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +132,25 @@ def descendants(pid: int) -> dict[int, Sequence[bytes]]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on: none that the system gives to whoever asks for any, so that it is still
-    free when a process that is slow to start gets there."""
+    """A TCP port of 127.0.0.1 that nothing listens on, and that stays free until a process that is slow to start gets there.
+
+    It is none that the system gives to connections. No other caller gets it, in whatever process: a UDP socket with the same
+    number stays open.
+    """
     while True:
         port = random.randrange(10_000, 30_000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
+        reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                reservation.bind(("127.0.0.1", port))
+            except OSError:
+                reservation.close()
+                continue
+        _reservations.append(reservation)
+        if len(_reservations) > RESERVATIONS:
+            _reservations.popleft().close()
+        return port
 
 
 def raise_open_files() -> None:

@@ -60,6 +60,7 @@ class Server:
     async def ours(self) -> Ours:
         async with asyncio.timeout(60):
             while True:
+                assert self.process.poll() is None, "the process has ended"
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 except OSError:

@@ -91,7 +91,7 @@ def start_process() -> Iterator[StartProcess]:
         port = free_port()
         flags = [part for name, value in settings.items() for part in (flag(name), value)]
         command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream_url, "--port", str(port), *flags]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         processes.append(process)
         url = f"http://127.0.0.1:{port}"
         wait_until_serving(url, process)

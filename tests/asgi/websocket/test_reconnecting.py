@@ -37,7 +37,7 @@ def start_process(serve: Serve, upstream: ScriptedUpstream, redis_url: str, port
     def start() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "responses_mw", "serve"]
         command += ["--upstream", url, "--redis", redis_url, "--port", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         processes.append(process)
         wait_until_serving(f"http://127.0.0.1:{port}", process)
         return process
