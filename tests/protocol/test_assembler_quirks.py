@@ -424,6 +424,19 @@ def test_logprobs_come_where_they_were_asked_for_and_nowhere_else() -> None:
     assert respond(*chunks)["output"][0]["content"][0]["logprobs"] == []
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 20])
+def test_logprobs_of_the_visible_text_are_kept_where_reasoning_is_within_it(size: int) -> None:
+    tokens = ["<", "think", ">", "H", "m", "</th", "ink", ">", "He", "l", "lo", " <b", ">", "!"]
+    entries: list[dict[str, Any]] = [
+        {"token": token, "logprob": -1.0, "bytes": [*token.encode()], "top_logprobs": []} for token in tokens
+    ]
+    cut = [entries[at : at + size] for at in range(0, len(entries), size)]
+    chunks = [chunk(content="".join(one["token"] for one in piece), logprobs={"content": piece}) for piece in cut]
+    part = respond(*chunks, STOP, options=Options(logprobs=True, think_tag="think"))["output"][1]["content"][0]
+    assert part["text"] == "Hello <b>!"
+    assert [one["token"] for one in part["logprobs"]] == ["He", "l", "lo", " <b", ">", "!"]
+
+
 def test_logprobs_without_bytes_get_them() -> None:
     """TGI leaves them out."""
     entry = {"token": "é", "logprob": -1.0, "top_logprobs": None}

@@ -60,7 +60,13 @@ def test_the_output_bound_has_the_servers_name_and_stands_once(dialect: str) -> 
 @pytest.mark.parametrize("dialect", ALL)
 def test_empty_tools_and_tools_that_must_not_be_called_are_not_sent(dialect: str) -> None:
     assert chat(dialect, tools=[]) == chat(dialect)
-    assert chat(dialect, tools=[TOOL], tool_choice="none") == chat(dialect)
+    if dialect != "openai":
+        assert chat(dialect, tools=[TOOL], tool_choice="none") == chat(dialect)
+
+
+def test_tools_that_must_not_be_called_stay_in_the_prompt_where_the_server_forbids_calls() -> None:
+    body = chat("openai", tools=[TOOL], tool_choice="none")
+    assert body == {**chat("openai", tools=[TOOL]), "tool_choice": "none"}
 
 
 @pytest.mark.parametrize("dialect", ALL)

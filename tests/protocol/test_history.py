@@ -113,6 +113,13 @@ def test_a_second_output_of_an_answered_call_is_refused_as_such() -> None:
     assert (raised.value.param, raised.value.code) == ("input[3]", "duplicate_item")
 
 
+def test_an_answer_of_reasoning_alone_keeps_user_messages_apart() -> None:
+    result = messages(user("x"), reasoning("hm"), user("y"), reasoning("trailing"))
+    assert [(message["role"], message["content"]) for message in result] == [("user", "x"), ("assistant", ""), ("user", "y")]
+    assert messages(user("x"), reasoning("hm"), user("y"), all_reasoning=True)[1]["reasoning"] == "hm"
+    assert shape(messages(user("x"), reasoning("hm"), assistant("z"), user("y"))) == ["user", "assistant", "user"]
+
+
 def test_images_that_a_tool_returned_follow_it() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     result = messages(call("a"), output("a", [{"type": "input_text", "text": "see"}, image]))

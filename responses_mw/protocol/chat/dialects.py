@@ -24,6 +24,9 @@ class Dialect:
     verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
     # How to force a function: object, name (a bare string), only (offer only that one with "required"), refused.
     tool_choice: str = "object"
+    # Whether tools are sent with tool_choice "none", which keeps the prefix cache. Other servers show them to the model without
+    # parsing its calls, which then come as text (vLLM).
+    tools_with_none: bool = False
     parallel_tool_calls: bool = True  # whether the parameter is supported. It is enforced on the answer in any case
     response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused
     parse_arguments: bool = True  # whether the server parses the arguments of earlier calls and so requires a JSON object
@@ -49,6 +52,7 @@ OPENAI = Dialect(
     name="openai",
     max_tokens="max_completion_tokens",
     developer_role=True,
+    tools_with_none=True,
     verbosity="field",
     parse_arguments=False,
     audio=True,

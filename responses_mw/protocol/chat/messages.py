@@ -9,7 +9,9 @@
 5. Reasoning is sent back within the current tool loop only, that is after the last user message, unless
    ``reasoning.context`` is ``all_turns``; and only if the dialect has a field for it.
 6. System and developer messages keep their position, unless the dialect needs them first.
-7. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
+7. Reasoning between two user messages, which is all that came of a turn, leaves an empty assistant message: some chat
+   templates refuse two user messages in a row.
+8. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
    row.
 """
 
@@ -85,6 +87,7 @@ class _Fold:
         self._reasoning_from = 0 if all_reasoning else max(users, default=0)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
+        self._has_reasoned = False  # also where the reasoning itself is not sent back
         self._calls: list[_Called] = []
         self._open_call_ids: set[str] = set()
         # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
@@ -114,6 +117,8 @@ class _Fold:
         if item["role"] == "assistant":
             self._texts.extend(part.get("text") or part.get("refusal") or "" for part in item["content"])
             return
+        if item["role"] == "user" and self._has_reasoned and self.messages and self.messages[-1]["role"] == "user":
+            self._texts = self._texts or [""]
         self.close()
         role = "system" if item["role"] == "developer" and not self._dialect.developer_role else item["role"]
         content = to_chat_content(item["content"], self._dialect, f"{self.path(position)}.content", flat=role != "user")
@@ -130,6 +135,7 @@ class _Fold:
         self.messages.append(self._summary)
 
     def reasoning(self, item: Item, position: int) -> None:
+        self._has_reasoned = True
         if position >= self._reasoning_from and self._dialect.reasoning_field:
             text = text_of(item)
             if text:
@@ -169,6 +175,7 @@ class _Fold:
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
+        self._has_reasoned = False
         self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])

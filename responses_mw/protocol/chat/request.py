@@ -144,9 +144,11 @@ def _add_tools(
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         offered = _named(choice, offered)
         choice = choice.get("mode", "auto")
-    if not offered or choice == "none":
-        return  # given tools and "none", servers still show them to the model, which then writes calls as text
-    if choice != "auto" and first_turn:
+    if not offered or (choice == "none" and not dialect.tools_with_none):
+        return
+    if choice == "none":
+        body["tool_choice"] = choice
+    elif choice != "auto" and first_turn:
         offered = _force(body, choice, offered, dialect)
     body["tools"] = [_chat_tool(one.function, dialect) for one in offered]
     if request.parallel_tool_calls is not None and dialect.parallel_tool_calls:

@@ -17,7 +17,7 @@ These rules are laws that the tests check:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UpstreamError
@@ -170,8 +170,7 @@ class Assembler(Lifecycle):
         if self._turn_is_over:
             self._begin_turn()
         if self._splitter:
-            for thinking, piece in self._splitter.flush():
-                self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
+            self._split(self._splitter.flush())
         if not self._tool_calls.calls:
             self._white_space_at_end()
         self._decide()
@@ -268,8 +267,11 @@ class Assembler(Lifecycle):
             return
         if not isinstance(content, str):
             malformed("delta")
-        for thinking, piece in self._splitter.feed(content):
-            self._text(self._reasoning if thinking else OUTPUT_TEXT, piece)
+        self._split(self._splitter.feed(content, logprobs if self._options.logprobs else None))
+
+    def _split(self, pieces: Iterable[tuple[bool, str, Any]]) -> None:
+        for thinking, piece, logprobs in pieces:
+            self._text(self._reasoning if thinking else OUTPUT_TEXT, piece, logprobs)
 
     def _text(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
         if not isinstance(text, str):

@@ -203,6 +203,8 @@ class CallRules:
         self.forms = {one.name: one.form for one in offered}
         if isinstance(choice, dict) and choice["type"] == "allowed_tools":
             self._allowed = choice_names(choice, offered)
+        elif choice == "none":
+            self._allowed = frozenset()
 
     @property
     def is_exhausted(self) -> bool:

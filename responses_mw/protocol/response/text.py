@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,40 +115,59 @@ class ThinkingSplitter:
     """Split streamed text with ``<think>...</think>`` into reasoning and answer.
 
     Some servers do not parse these tags (TGI, vLLM without ``--reasoning-parser``). A tag may be split over chunks, so the
-    beginning of a possible tag is held back.
+    beginning of a possible tag is held back. The answer keeps the log probabilities of its tokens.
     """
 
-    __slots__ = ("_held", "_tags", "_thinking")
+    __slots__ = ("_held", "_read", "_tags", "_thinking", "_tokens")
 
     def __init__(self, tag: str) -> None:
         self._tags = (f"<{tag}>", f"</{tag}>")
         self._thinking = False
         self._held = ""
+        self._read = 0  # characters before the held ones
+        self._tokens: deque[tuple[int, Any]] = deque()  # log probabilities with the ends of their tokens
 
-    def feed(self, text: str) -> list[tuple[bool, str]]:
-        """Return pairs of (is reasoning, piece), without the tags."""
-        pieces: list[tuple[bool, str]] = []
+    def feed(self, text: str, logprobs: Any = None) -> list[tuple[bool, str, Any]]:
+        """Return triples of (is reasoning, piece, log probabilities), without the tags."""
+        self._note(text, logprobs)
+        pieces: list[tuple[bool, str, Any]] = []
         whole, begin = self._held + text, 0
         while (end := whole.find(tag := self._tags[self._thinking], begin)) >= 0:
-            self._add(pieces, whole[begin:end])
+            self._add(pieces, whole[begin:end], begin)
             self._thinking = not self._thinking
             begin = end + len(tag)
         rest = whole[begin:]
         kept = _overlap(rest, tag)
+        self._add(pieces, rest[: len(rest) - kept], begin)
         self._held = rest[len(rest) - kept :]
-        self._add(pieces, rest[: len(rest) - kept])
+        self._read += len(whole) - kept
         return pieces
 
-    def flush(self) -> list[tuple[bool, str]]:
+    def flush(self) -> list[tuple[bool, str, Any]]:
         """Return the held back text, which was not a tag."""
-        pieces: list[tuple[bool, str]] = []
-        self._add(pieces, self._held)
+        pieces: list[tuple[bool, str, Any]] = []
+        self._add(pieces, self._held, 0)
         self._held = ""
         return pieces
 
-    def _add(self, pieces: list[tuple[bool, str]], piece: str) -> None:
-        if piece:
-            pieces.append((self._thinking, piece))
+    def _note(self, text: str, logprobs: Any) -> None:
+        start = end = self._read + len(self._held)
+        for entry in _entries(logprobs.get("content")) if isinstance(logprobs, dict) else ():
+            token = entry.get("token")
+            end = min(end + (len(token) if isinstance(token, str) else 0), start + len(text))
+            self._tokens.append((end, entry))
+
+    def _add(self, pieces: list[tuple[bool, str, Any]], piece: str, offset: int) -> None:
+        """Add a piece, with the log probabilities of the tokens that end in it if it belongs to the answer."""
+        if not piece:
+            return
+        start = self._read + offset
+        content = []
+        while self._tokens and self._tokens[0][0] <= start + len(piece):
+            end, entry = self._tokens.popleft()
+            if end > start:
+                content.append(entry)
+        pieces.append((self._thinking, piece, {"content": content} if content and not self._thinking else None))
 
 
 def _overlap(text: str, tag: str) -> int:
