@@ -37,7 +37,7 @@ from .engine.prompt_templates import Prompts, UnfitPrompt
 from .errors import APIError, StartupError
 from .jobs import Worker
 from .sandbox import SandboxSettings
-from .settings import Settings, unknown_variables, variables
+from .settings import Settings, origins, unknown_variables, variables
 from .state import EmbeddedFailed
 from .telemetry import set_up_logs, set_up_sdk
 from .upstream import Caller
@@ -47,10 +47,8 @@ logger = logging.getLogger(__name__)
 _FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
 _SHORT_FLAGS = {"--upstream": "--upstream.url", "--redis": "--redis.url"}
 """The names of groups cannot be ``cli_shortcuts``."""
-
-
 _PATIENCE = 10.0
-"""Seconds that a check waits for an upstream that is connected and silent."""
+"""Maximum seconds that a check waits for an upstream that is connected and silent."""
 
 
 class Serve(Settings):
@@ -58,7 +56,7 @@ class Serve(Settings):
 
         responses-mw serve --upstream http://vllm:8000
 
-    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    Every flag is also an environment variable (--cache.mode is RESPONSES_MW_CACHE_MODE) and a key of the --config file.
     --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
@@ -67,23 +65,23 @@ class Serve(Settings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     check: CliImplicitFlag[bool] = Field(
-        False, description="only check the settings and the upstream, say what was found, and exit"
+        False, description="check the settings, the upstream and Redis, print what was found, and exit"
     )
 
     def cli_cmd(self) -> None:
-        if self.upstream.url is None:
-            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")
-        if self.check:
-            set_up_logs("error", self.server.log_format)  # what is to be known it says itself
+        if self.check and self.upstream.url is not None:
+            set_up_logs("error", self.server.log_format)  # the check prints what matters
             sys.exit(asyncio.run(check(self)))
         _log(self)
+        if self.upstream.url is None:
+            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")
         serve(self)
 
 
 class Work(Settings):
-    """Run background responses that servers with the same Redis and the same auth.secret_keys took; no HTTP is served.
+    """Run background responses of servers that have the same Redis and the same auth.secret_keys, without serving HTTP.
 
-    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    Every flag is also an environment variable (--cache.mode is RESPONSES_MW_CACHE_MODE) and a key of the --config file.
     --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
@@ -107,26 +105,26 @@ class Work(Settings):
 
 
 class CacheOf(Settings):
-    """Tell how much the cache holds (stats), or empty it (purge): of one owner, or of all.
+    """Print the size of the response cache (stats), or empty it (purge), for one owner or for all.
 
-    Every flag is also an environment variable: --cache.mode is RESPONSES_MW_CACHE_MODE.
+    Every flag is also an environment variable (--cache.mode is RESPONSES_MW_CACHE_MODE) and a key of the --config file.
     --upstream and --redis are short for --upstream.url and --redis.url.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **_FLAGS)
 
     action: CliPositionalArg[Literal["stats", "purge"]] = Field(description="stats or purge")
-    owner: str | None = Field(None, description="whose: the hash that stands in the keys of Redis (not set: everybody's)")
+    owner: str | None = Field(None, description="owner, as the hash in the keys of Redis (unset: all owners)")
 
     def cli_cmd(self) -> None:
         _log(self)
         if self.redis.url is None:
             sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS_URL.")
-        sys.exit(asyncio.run(tell_or_purge(self)))
+        sys.exit(asyncio.run(run_cache_command(self)))
 
 
 class Demo(BaseSettings):
-    """Start a demo upstream and the server in front of it, and let the official openai client take a tour."""
+    """Start a demo upstream and a server in front of it, and show a tour with the official openai client."""
 
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **_FLAGS)
 
@@ -135,9 +133,9 @@ class Demo(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="port to listen on; 0 takes a free one (not set: 8080, or a free one where that is in use)",
+        description="port to listen on; 0 takes a free one (unset: 8080, or a free one if it is in use)",
     )
-    once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if all went well")
+    once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if it succeeded")
 
     def cli_cmd(self) -> None:
         from .demo import run
@@ -146,7 +144,7 @@ class Demo(BaseSettings):
 
 
 class Sandbox(SandboxSettings):
-    """Run the sandbox in which a code interpreter runs its code: an MCP server of its own.
+    """Run the sandbox of the code interpreter, which is an MCP server.
 
     Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ and its name in capitals.
     """
@@ -176,7 +174,7 @@ def _unknown_variables() -> list[str]:
 
 
 def serve(settings: Serve) -> None:
-    """Runs the server until it is told to stop."""
+    """Serve until a signal stops the process."""
     import uvicorn
 
     from .app import create_app
@@ -184,7 +182,7 @@ def serve(settings: Serve) -> None:
     from .asgi.listener import HTTPProtocol, websocket_protocol
 
     set_up_sdk()
-    # What is loaded by now stays: the collector need not look at it again and again, nor often at what streams leave behind.
+    # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -204,25 +202,25 @@ def serve(settings: Serve) -> None:
         host=settings.host,
         port=settings.port,
         http=HTTPProtocol,
-        log_config=None,  # what is logged goes our way
+        log_config=None,  # set_up_logs has configured logging
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
         ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
         ws_max_size=settings.limits.max_request_bytes,
-        ws_ping_timeout=60.0,  # a client that is slow to read is slow to answer, too
-        ws_per_message_deflate=False,  # it costs more than all the rest of a token
+        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
+        ws_per_message_deflate=False,  # costs more than everything else that a token does
         server_header=False,
         date_header=False,
     )
     server = Server(config)
     server.run()
     if not server.started:
-        sys.exit(3)  # as uvicorn itself
+        sys.exit(3)  # as uvicorn does
 
 
 async def work(settings: Settings) -> None:
-    """Runs background responses until it is told to stop."""
+    """Run background responses until a signal stops the process."""
     set_up_sdk()
     stopping = asyncio.Event()
     async with open_core(_no_app, settings) as (upstream, state, sealer, runner, _):
@@ -240,8 +238,8 @@ async def work(settings: Settings) -> None:
             await worker.run()
 
 
-async def tell_or_purge(settings: CacheOf) -> int:
-    """Does what was asked of the cache; 0 if it could be done."""
+async def run_cache_command(settings: CacheOf) -> int:
+    """Run ``stats`` or ``purge``, and return the exit status."""
     try:
         async with open_state(settings) as state:
             assert state is not None
@@ -258,10 +256,10 @@ async def tell_or_purge(settings: CacheOf) -> int:
 
 
 async def check(settings: Settings) -> int:
-    """Says what the upstream and the store are; 0 if they can be used."""
+    """Print what the settings, the upstream and the state are, and return the exit status: 0 if all can be used."""
     timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
-    settings = settings.model_copy(update={"upstream": settings.upstream.model_copy(update=timeouts)})
-    results = [_check_files(settings), await _check_upstream(settings), await _check_state(settings)]
+    hasty = settings.model_copy(update={"upstream": settings.upstream.model_copy(update=timeouts)})
+    results = [_check_files(settings), await _check_upstream(hasty), await _check_state(settings)]
     return 0 if all(results) else 1
 
 
@@ -276,6 +274,9 @@ def _check_files(settings: Settings) -> bool:
         print(f"settings: unknown in the environment: {', '.join(unknown)}", file=sys.stderr)
         return False
     print("settings: valid")
+    for name, origin in origins(settings).items():
+        if name != "check":
+            print(f"          {name} from {origin}")
     return True
 
 
@@ -308,12 +309,12 @@ async def _check_state(settings: Settings) -> bool:
         print(f"state:    {error}", file=sys.stderr)
         return False
     kind = "" if settings.redis.url else " (embedded)"
-    most = health.max_memory or "unlimited"
-    print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {most} bytes used")
+    maximum = health.max_memory or "unlimited"
+    print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {maximum} bytes used")
     for warning in health.warnings:
         print(f"          {warning}")
     if not agree:
-        print("          auth.secret_keys are not those of the other replicas", file=sys.stderr)
+        print("          auth.secret_keys differ from those of other replicas", file=sys.stderr)
     return agree
 
 
@@ -324,7 +325,14 @@ async def _no_app(*_: object) -> None:
 def _usage() -> str:
     lines = [f"  {name:8}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
     return "\n".join(
-        ["usage: responses-mw COMMAND [options]", "", "commands:", *lines, "", "responses-mw COMMAND --help tells more."]
+        [
+            "usage: responses-mw COMMAND [options]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "Run responses-mw COMMAND --help for its options.",
+        ]
     )
 
 
@@ -342,7 +350,7 @@ _ENDINGS = {
 
 
 def _add_argument(parser: ArgumentParser, *names: str, **options: Any) -> Any:
-    """Add a flag with a readable placeholder for its value, and without a default that says nothing."""
+    """Add a flag with a readable placeholder, and without a default that is empty."""
     kind = options.get("metavar")
     if kind is not None and "dest" in options:
         ending = next((placeholder for ending, placeholder in _ENDINGS.items() if options["dest"].endswith(ending)), None)
@@ -374,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(command, rest)
     except (ValidationError, SettingsError) as error:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
-    except ModuleNotFoundError as missing:  # the light core is for host applications
+    except ModuleNotFoundError as missing:  # the core alone is for applications that mount it
         sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
 
 

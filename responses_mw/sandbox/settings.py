@@ -23,33 +23,38 @@ class SandboxSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8090, ge=0, le=65535, description="port to listen on")
     token: SecretStr | None = Field(
-        None, min_length=16, description="bearer token that callers must send; needed to listen on other than the loopback"
+        None, min_length=16, description="bearer token that callers must send; required to listen on any address but loopback"
     )
-    allow_weak_isolation: bool = Field(
-        False, description="start although the kernel grants no namespaces: only where the pod itself is the sandbox"
-    )
+    allow_weak_isolation: bool = Field(False, description="start without namespaces; only for a pod that is itself the sandbox")
     packages: Annotated[list[str], NoDecode] = Field(
-        [], description="directories of packages that the code may import (made by pip install --target)"
+        [], description="directories of packages that the code may import, made by pip install --target"
     )
 
     # -- containers
-    max_containers: int = Field(16, gt=0, le=1000, description="most containers at a time; beyond, the longest idle one goes")
-    keep: float = Field(1200.0, gt=0, description="how long a container is kept after its last call")
+    max_containers: int = Field(
+        16, gt=0, le=1000, description="maximum number of containers; a new one replaces the one idle for longest"
+    )
+    keep: float = Field(1200.0, gt=0, description="time that a container is kept after its last call, in seconds")
     first_uid: int = Field(
-        40_000, gt=0, le=60_000, description="user of the first container, the next ones count up; used where we are root"
+        40_000,
+        gt=0,
+        le=60_000,
+        description="user id of the first container; the next ones follow; used if the service runs as root",
     )
 
     # -- limits of a container
-    call_timeout: float = Field(60.0, gt=0, description="longest time of a call; then the container is ended")
-    cpu_seconds: int = Field(300, gt=0, description="most CPU time of each process, over all calls")
+    call_timeout: float = Field(60.0, gt=0, description="timeout of a call, in seconds; it ends the container")
+    cpu_seconds: int = Field(300, gt=0, description="maximum CPU time of a process over all calls, in seconds")
     memory_bytes: int = Field(
-        1024 * MIB, ge=LEAST_MEMORY, description="most memory of a container, and address space of a process"
+        1024 * MIB, ge=LEAST_MEMORY, description="maximum memory of a container, and address space of a process"
     )
-    disk_bytes: int = Field(256 * MIB, ge=MIB, description="most bytes of a container's files (kept in memory)")
-    file_bytes: int = Field(64 * MIB, ge=MIB, description="largest file; also what a call may print before it fails")
-    max_processes: int = Field(64, gt=0, description="most processes and threads of a container")
-    max_open_files: int = Field(256, ge=32, description="most open files of a process")
-    output_bytes: int = Field(100_000, gt=0, description="most of stdout, stderr, result and traceback, each, that we give")
+    disk_bytes: int = Field(256 * MIB, ge=MIB, description="maximum size of a container's files, which are in memory")
+    file_bytes: int = Field(64 * MIB, ge=MIB, description="maximum size of a file, and of what a call prints")
+    max_processes: int = Field(64, gt=0, description="maximum number of processes and threads of a container")
+    max_open_files: int = Field(256, ge=32, description="maximum number of open files of a process")
+    output_bytes: int = Field(
+        100_000, gt=0, description="maximum size of stdout, stderr, result and traceback, each, in an answer"
+    )
 
     @classmethod
     def settings_customise_sources(

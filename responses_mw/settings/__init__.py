@@ -30,7 +30,7 @@ from .groups import (
     ToolSettings,
     UpstreamSettings,
 )
-from .sources import COMMAND_SETTINGS, PREFIX, ConfigFile, Environment, groups, unknown_variables, variables
+from .sources import COMMAND_SETTINGS, PREFIX, ConfigFile, Environment, groups, origins, unknown_variables, variables
 from .tool_servers import EVERY_TOOL, ApprovalFilters, ToolFilter, ToolServer
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "ToolSettings",
     "UpstreamSettings",
     "groups",
+    "origins",
     "unknown_variables",
     "variables",
 ]

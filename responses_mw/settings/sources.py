@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
@@ -47,6 +48,37 @@ def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> li
     """
     names = sorted(set(known))
     return [f"{name}{_nearest(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
+
+
+def origins(settings: BaseSettings) -> dict[str, str]:
+    """Map each setting that differs from its default to where it came from: a variable, the file, or a flag."""
+    kind = type(settings)
+    given, path = _ours(), getattr(settings, "config", None)
+    content = _read(Path(path)) if path else {}
+    without_flags = _without_flags(kind)
+    found: dict[str, str] = {}
+    for variable, keys in variables(kind).items():
+        value = _value(settings, keys)
+        if value == _value(kind.model_construct(), keys):
+            continue
+        is_flag = without_flags is not None and value != _value(without_flags, keys)
+        origin = variable if variable in given else str(path) if _value(content, keys) is not None else "a flag"
+        found[".".join(keys)] = "a flag" if is_flag else origin
+    return found
+
+
+def _without_flags(kind: type[BaseSettings]) -> BaseSettings | None:
+    """Return the settings of the environment and the file; None if they are invalid without the flags."""
+    try:
+        return kind()
+    except ValidationError:
+        return None
+
+
+def _value(source: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        source = source.get(key) if isinstance(source, dict) else getattr(source, key, None)
+    return source
 
 
 class Environment(PydanticBaseSettingsSource):

@@ -155,6 +155,31 @@ def test_a_wrong_value_in_a_file_is_refused(write: Write) -> None:
         Settings()
 
 
+def test_the_check_says_where_each_setting_came_from(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    upstream: ScriptedUpstream,
+    serve: Serve,
+    redis_url: str,
+) -> None:
+    path = write('[state]\nttl = 60\n[cache]\nttl = 7\nmode = "off"\n[server]\nlog_format = "json"')
+    monkeypatch.setenv("RESPONSES_MW_CACHE_TTL", "8")
+    monkeypatch.setenv("RESPONSES_MW_SERVER_LOG_FORMAT", "json")
+    monkeypatch.setenv("RESPONSES_MW_REDIS_URL", redis_url)
+    run("serve", "--check", "--upstream", serve(upstream), "--server.log-format", "human", "--jobs.lease", "20")
+    told = capsys.readouterr().out.partition("upstream:")[0].splitlines()
+    assert [line.strip() for line in told] == [
+        "settings: valid",
+        "config from RESPONSES_MW_CONFIG",
+        "upstream.url from a flag",
+        "redis.url from RESPONSES_MW_REDIS_URL",
+        f"state.ttl from {path}",
+        "jobs.lease from a flag",
+        "cache.ttl from RESPONSES_MW_CACHE_TTL",
+    ]
+
+
 # -- unknown variables ----------------------------------------------------------------------------------------------------
 
 WRONG = {"CACHE_MOD": "exact", "UPSTREAM_IDLE": "1", "SANDBOX_URL": "http://sandbox", "FROBNICATE": "x"}
