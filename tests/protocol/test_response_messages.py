@@ -213,7 +213,7 @@ def test_a_call_whose_result_comes_in_the_input_waits_for_it() -> None:
     output = {"type": "function_call_output", "call_id": "call_1", "output": "An otter."}
     chat = to_chat(parse({"input": [output]}), [*call, output], VLLM, model="m")
     assert [message["role"] for message in chat["messages"]] == ["assistant", "tool"]
-    asked = {"type": "message", "role": "user", "content": "What is it?"}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is it?"}]}
     chat = to_chat(parse({"input": [asked]}), [*call, asked], VLLM, model="m")
     assert [message["role"] for message in chat["messages"]] == ["user"]
 
