@@ -6,7 +6,7 @@ __all__ = ["SandboxSettings", "serve"]
 
 
 def serve(settings: SandboxSettings) -> None:
-    """Runs the service until it is told to stop. Raises ``ModuleNotFoundError`` without the extra ``sandbox``."""
-    from .app import serve as run  # the package mcp takes its time to load
+    """Run the service until a signal stops it. Raises ``ModuleNotFoundError`` without the extra ``sandbox``."""
+    from .app import serve as run  # the package mcp loads slowly
 
     run(settings)

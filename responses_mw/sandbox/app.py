@@ -22,7 +22,7 @@ from ..auth import CONTAINER_OWNER_HEADER
 from .container import Isolation, Outcome, SandboxError
 from .containers import Containers
 from .jail.isolation import hide
-from .settings import LEAST_MEMORY, SandboxSettings
+from .settings import MIN_MEMORY, SandboxSettings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,9 +44,9 @@ class WrittenFile(BaseModel):
 
 
 class PythonResult(BaseModel):
-    """What a call of ``python`` gives back as structured content."""
+    """The structured content of the tool's result."""
 
-    container_id: str = Field(description="give it to the next call to go on in the same container")
+    container_id: str = Field(description="pass it to the next call to continue in the same container")
     stdout: str
     stderr: str
     result: str | None = Field(description="repr of the last expression; null if there is none or it is None")
@@ -56,7 +56,7 @@ class PythonResult(BaseModel):
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
-    """The ASGI application of the sandbox; its lifespan opens the containers and raises WeakIsolation if it must not."""
+    """Create the ASGI application. Its lifespan opens the containers, or raises ``WeakIsolation``."""
     containers = Containers(settings)
 
     @asynccontextmanager
@@ -72,7 +72,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         code: Annotated[str, Field(description="Python source")],
         container_id: Annotated[str, Field(description="the container to run in; 'auto' makes a new one")] = "auto",
         memory_bytes: Annotated[
-            int | None, Field(ge=LEAST_MEMORY, description="most memory of a new container, if it would have more")
+            int | None, Field(ge=MIN_MEMORY, description="maximum memory of a new container, if lower than the setting")
         ] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         named = None if container_id == "auto" else container_id
@@ -90,7 +90,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
 
 
 def _owner(context: Context[Any, Any]) -> str:
-    """Whose containers the call may use. It is no argument, as the model writes those."""
+    """Return the owner of the containers. A header names it, not an argument: the model writes the arguments."""
     return (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")
 
 
@@ -99,14 +99,14 @@ async def _health(_: Request) -> Response:
 
 
 def serve(settings: SandboxSettings) -> None:
-    """Runs the sandbox until it is told to stop. Exits with a message where isolation is not granted."""
+    """Run the sandbox until a signal stops it. Exits with a message if isolation is insufficient."""
     import uvicorn
 
     try:
         isolation = asyncio.run(_isolation(settings))
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
-    hide()  # where containers share our user, none may look into us
+    hide()  # containers may share our user: none may inspect this process
     print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
@@ -125,7 +125,7 @@ def _tool_result(container_id: str, outcome: Outcome) -> CallToolResult:
 
 
 def _text(container_id: str, outcome: Outcome) -> str:
-    """What the model reads."""
+    """Format an outcome for the model."""
     parts = [part.rstrip("\n") for part in (outcome.stdout, outcome.stderr, outcome.result, outcome.error) if part]
     if outcome.files:
         parts.append("Files: " + ", ".join(f"{file.name} ({file.size} bytes)" for file in outcome.files))
@@ -135,7 +135,7 @@ def _text(container_id: str, outcome: Outcome) -> str:
 
 
 class _BearerToken:
-    """Lets through requests that carry the token, and those for the health check."""
+    """Require the token for every request but the health check."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""One container, seen from the service: a process that is believed nothing.
+"""One container, as the service sees it: a process that is not trusted.
 
-What it prints goes to files in memory, which are read up to a bound and can neither block nor overrun us. What it reports comes
-in frames of bounded length that must answer the question asked; anything else ends it.
+Its output goes to files in memory, of which a bounded part is read, so it can neither block the service nor exhaust it. Its
+replies are frames of bounded length that must match the request; anything else ends the container.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _BOOT = (
     "main(json.loads(sys.argv[2]))"
 )
 _LENGTH = 4
-_ESCAPED = 12  # characters of JSON for one that it must escape: two surrogates
-_FRAME_OVERHEAD = 2 * 1024 * 1024  # the names of the files, and all else
-_MOST_FILES = 100
-_LARGEST = 2**63 - 1
+_MAX_ESCAPE = 12  # characters of JSON for one character: two escaped surrogates
+_FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and everything else
+_MAX_FILES = 100
+_MAX_SIZE = 2**63 - 1
 _END_TIMEOUT = 5.0
-_NEEDED = ("LD_LIBRARY_PATH",)  # to load the interpreter; the code does not see it
+_INHERITED = ("LD_LIBRARY_PATH",)  # loads the interpreter; the code does not see it
 
 
 class SandboxError(Exception):
-    """Something that the caller is told in these words."""
+    """An error whose message is shown to the caller."""
 
 
 class NotStarted(SandboxError):
-    """A container could not be made."""
+    """A container could not be started."""
 
 
 class _BadReply(Exception):
-    """What came is no answer to what was asked."""
+    """A reply that is malformed or does not match the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """A way to make containers. The strong ones have namespaces."""
+    """A level of isolation. Strong levels use namespaces."""
 
     name: str
     namespaces: bool
@@ -68,7 +68,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a cell did. ``ended`` says why the container was lost with it, and is None while it lives."""
+    """The outcome of a cell. ``ended`` says why the container ended; None while it runs."""
 
     stdout: str
     stderr: str
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class Container:
-    """A running container. Made by ``start``; ``end`` must be called, also after it ended by itself."""
+    """A container. Call ``start`` first, and always ``end``, even if it ended by itself."""
 
     def __init__(
         self,
@@ -92,20 +92,20 @@ class Container:
         self.id = id
         self.owner = owner
         self.slot = slot
-        self.calls = 0  # that run or wait
+        self.calls = 0  # running or waiting
         self.last_used = 0.0
         self.ended = False
         self._settings = settings
         self._isolation = isolation
         self._lock = asyncio.Lock()
-        self._outputs: list[int] = []  # files for what is printed: stdout, stderr
-        self._said = b""  # by the init, last
+        self._outputs: list[int] = []  # descriptors of stdout and stderr
+        self._last_line = b""  # of the init
         self._directory: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Raises NotStarted, with what the kernel or the interpreter said, or if ``first_cell`` fails."""
+        """Start the processes and run ``first_cell``. Raises ``NotStarted`` with the last line of the kernel or interpreter."""
         self._outputs += [_output_file(), _output_file()]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -117,13 +117,13 @@ class Container:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._outputs[1],
                 pass_fds=(theirs.fileno(), *self._outputs),
-                env={name: os.environ[name] for name in _NEEDED if name in os.environ},
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
                 cwd="/",
             )
-        hello = await self.run(first_cell)
-        if hello.ended or hello.error:
-            said = (hello.error or hello.stderr).strip().splitlines()
-            raise NotStarted(said[-1] if said else hello.ended)
+        first = await self.run(first_cell)
+        if first.ended or first.error:
+            lines = (first.error or first.stderr).strip().splitlines()
+            raise NotStarted(lines[-1] if lines else first.ended)
 
     def _plan(self, channel: int) -> Plan:
         settings, isolation = self._settings, self._isolation
@@ -154,10 +154,10 @@ class Container:
         }
 
     async def run(self, code: str) -> Outcome:
-        """Runs a cell, after those that wait before it. If it is cancelled, the container is lost."""
+        """Run a cell after those that wait already. Cancellation ends the container."""
         async with self._lock:
             if self.ended:
-                return Outcome("", "", ended="it ended during an earlier call")
+                return Outcome("", "", ended="it ended in an earlier call")
             for output in self._outputs:
                 os.ftruncate(output, 0)
             reply, ended = None, None
@@ -168,7 +168,7 @@ class Container:
             except TimeoutError:
                 ended = f"the call took longer than {self._settings.call_timeout:g} seconds"
             except _BadReply as error:
-                ended = f"its reports could not be understood ({error})"
+                ended = f"its reply was invalid ({error})"
             except (EOFError, ConnectionError):
                 ended = await self._cause()
             except BaseException:
@@ -185,30 +185,30 @@ class Container:
         self._writer.write(len(request).to_bytes(_LENGTH, "big") + request)
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
-        if size > _ESCAPED * 2 * self._settings.output_bytes + _FRAME_OVERHEAD:
+        if size > _MAX_ESCAPE * 2 * self._settings.output_bytes + _FRAME_OVERHEAD:
             raise _BadReply("too long")
         return _checked(await self._reader.readexactly(size), nonce)
 
     async def _sweep(self) -> None:
-        """Has the init end the processes that the cell left behind."""
+        """Make the init end the processes that the cell left behind."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b".")
-        self._said = await self._process.stdout.readline()
-        if self._said != b"swept\n":
+        self._last_line = await self._process.stdout.readline()
+        if self._last_line != b"swept\n":
             raise EOFError
 
     async def _cause(self) -> str:
-        """Why the container ended, as its init tells."""
+        """Return why the container ended, as reported by its init."""
         assert self._process is not None
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(_END_TIMEOUT):
-                self._said += await self._process.stdout.read()
+                self._last_line += await self._process.stdout.read()
         except TimeoutError:
             return "its process stopped answering"
-        return _explained(self._said.decode("ascii").split()[-2:], self._settings)
+        return _explained(self._last_line.decode("ascii").split()[-2:], self._settings)
 
     def _outcome(self, reply: dict[str, Any] | None, ended: str | None) -> Outcome:
         stdout, stderr = (_printed(output, self._settings.output_bytes) for output in self._outputs)
@@ -218,7 +218,7 @@ class Container:
         return Outcome(stdout, stderr, _clean(reply.get("result")), _clean(reply.get("error")), files, ended)
 
     def cut(self) -> None:
-        """Ends the container's processes, without waiting for their end: the init does so when its orders cease."""
+        """Make the container end without waiting for it: the init ends its processes when its input closes."""
         self.ended = True
         if self._writer is not None:
             self._writer.transport.abort()
@@ -226,7 +226,7 @@ class Container:
             self._process.stdin.close()
 
     async def end(self) -> None:
-        """Ends the container, waits for the end of its processes, and removes its files."""
+        """End the container, wait for its processes, and remove its files."""
         self.cut()
         if self._process is not None:
             try:
@@ -242,36 +242,36 @@ class Container:
 
 
 def _output_file() -> int:
-    """A file in memory that is written at its end, however often we empty it."""
+    """Create a file in memory that is appended to, even after it has been truncated."""
     output = os.memfd_create("output")
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     return output
 
 
-def _printed(output: int, most: int) -> str:
+def _printed(output: int, max_bytes: int) -> str:
     size = os.fstat(output).st_size
-    text = os.pread(output, most, 0).decode("utf-8", "replace")
-    return text if size <= most else f"{text}\n... ({size} bytes in all)\n"
+    text = os.pread(output, max_bytes, 0).decode("utf-8", "replace")
+    return text if size <= max_bytes else f"{text}\n... ({size} bytes in all)\n"
 
 
 def _clean(text: str | None) -> Any:
-    """Text that can be sent: a lone surrogate cannot."""
+    """Replace lone surrogates, which cannot be sent."""
     return text if text is None else text.encode("utf-8", "replace").decode()
 
 
 def _checked(frame: bytes, nonce: str) -> dict[str, Any]:
-    """The reply in a frame; raises _BadReply for whatever is not one."""
+    """Decode the reply in a frame. Raises ``_BadReply``."""
     try:
         reply = json.loads(frame)
     except (ValueError, RecursionError) as error:
         raise _BadReply("not JSON") from error
     if not (isinstance(reply, dict) and reply.get("nonce") == nonce):
-        raise _BadReply("not the answer")
+        raise _BadReply("another nonce")
     texts = (reply.get("result"), reply.get("error"))
     files = reply.get("files")
     if not all(text is None or isinstance(text, str) for text in texts) or not isinstance(files, list):
         raise _BadReply("malformed")
-    if len(files) > _MOST_FILES or not all(map(_is_file, files)):
+    if len(files) > _MAX_FILES or not all(map(_is_file, files)):
         raise _BadReply("malformed")
     return reply
 
@@ -279,21 +279,22 @@ def _checked(frame: bytes, nonce: str) -> dict[str, Any]:
 def _is_file(entry: object) -> bool:
     match entry:
         case [str(), int(size)] if not isinstance(size, bool):
-            return 0 <= size <= _LARGEST
+            return 0 <= size <= _MAX_SIZE
         case _:
             return False
 
 
-def _explained(said: list[str], settings: SandboxSettings) -> str:
-    match said:
+def _explained(report: list[str], settings: SandboxSettings) -> str:
+    """Put the last line of the init into words."""
+    match report:
         case ["exit", status]:
             return f"its process ended with exit status {status}"
         case ["signal", number]:
             names = {known.value: known.name for known in signal.Signals}
-            return f"its process was ended by {names.get(int(number), f'signal {number}')}"
+            return f"its process was killed by {names.get(int(number), f'signal {number}')}"
         case [*_, "memory"]:
             return f"it used more than {settings.memory_bytes} bytes of memory"
         case [*_, "processes"]:
-            return "it left processes behind that could not be ended"
+            return "it left processes that could not be ended"
         case _:
             return "its processes ended"

@@ -1,4 +1,4 @@
-"""The containers of a sandbox: found by id, bounded in number, kept for a while after their last use."""
+"""The containers of a sandbox: found by id, limited in number, and kept for some time after their last use."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NONE = Isolation("weak: all containers share our user and see our files", False, False, False, False)
-# From the strongest to the weakest; the first that the kernel grants is taken.
+_NONE = Isolation("weak: all containers share this process's user and files", False, False, False, False)
+# From the strongest to the weakest. The first that the kernel grants is used.
 _LEVELS = (
-    replace(_NONE, name="namespaces, and a user of its own for each container", namespaces=True, own_user=True),
-    replace(_NONE, name="namespaces, by way of a user namespace", namespaces=True, user_namespace=True),
-    replace(_NONE, name="weak: Landlock, and a user of its own for each container", own_user=True, landlock=True),
+    replace(_NONE, name="namespaces, and one user per container", namespaces=True, own_user=True),
+    replace(_NONE, name="namespaces, inside a user namespace", namespaces=True, user_namespace=True),
+    replace(_NONE, name="weak: Landlock, and one user per container", own_user=True, landlock=True),
     replace(_NONE, name="weak: Landlock", landlock=True),
-    replace(_NONE, name="weak: a user of its own for each container", own_user=True),
+    replace(_NONE, name="weak: one user per container", own_user=True),
     _NONE,
 )
 
 
 class UnknownContainer(SandboxError):
-    """No container has this id (any more)."""
+    """No container has this id, or no longer."""
 
 
 class NoRoom(SandboxError):
@@ -39,26 +39,26 @@ class NoRoom(SandboxError):
 
 
 class WeakIsolation(SandboxError):
-    """The kernel does not grant what isolation needs."""
+    """The kernel does not grant sufficient isolation."""
 
 
 class Containers:
-    """An async context manager: entering tries what the kernel grants, leaving ends every container.
+    """All containers, as an async context manager. Leaving it ends every container.
 
-    Entering raises WeakIsolation unless there are namespaces or ``allow_weak_isolation`` is set.
+    Entering it selects the isolation, and raises ``WeakIsolation`` without namespaces unless ``allow_weak_isolation`` is set.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._isolation: Isolation | None = None
-        self._live: dict[str, Container] = {}  # the one used longest ago first
+        self._live: dict[str, Container] = {}  # the least recently used comes first
         self._slots = set(range(settings.max_containers))
         self._ending: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.Task[None] | None = None
 
     @property
     def isolation(self) -> Isolation:
-        """What isolates each container; known once entered."""
+        """The isolation of each container. Available once entered."""
         assert self._isolation is not None
         return self._isolation
 
@@ -83,11 +83,10 @@ class Containers:
         memory_bytes: int | None = None,
         owner: str = "",
     ) -> tuple[str, Outcome]:
-        """Runs ``code`` in the ``owner``'s container ``id``, or in a new one (None), and gives the container's id and what came
-        of it.
+        """Run ``code`` in the ``owner``'s container ``id``, or in a new one (None). Return the container's id and the outcome.
 
-        A new one has at most ``memory_bytes`` of memory, or what the settings give it, if that is less. Raises
-        UnknownContainer (another owner's is none), NoRoom or NotStarted.
+        A new container has at most ``memory_bytes`` of memory, or the setting's, whichever is lower. Raises
+        ``UnknownContainer`` (also for another owner's), ``NoRoom`` or ``NotStarted``.
         """
         container = await self._create(memory_bytes, owner) if id is None else self._find(id, owner)
         container.calls += 1
@@ -100,7 +99,7 @@ class Containers:
     def _find(self, id: str, owner: str) -> Container:  # noqa: A002
         container = self._live.get(id)
         if container is None or container.ended or container.owner != owner:
-            raise UnknownContainer(f"Container with id '{id}' not found: it expired, ended, or never was.")
+            raise UnknownContainer(f"Container with id '{id}' not found: it expired, ended, or never existed.")
         return container
 
     def _used(self, container: Container) -> None:
@@ -129,7 +128,7 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Room for one more, if need be that of the container which has been idle for longest."""
+        """Return a free slot, ending the longest idle container if there is none. Raises ``NoRoom``."""
         while not self._slots:
             idle = next((container for container in self._live.values() if not container.calls), None)
             if idle is not None:
@@ -140,7 +139,7 @@ class Containers:
         return self._slots.pop()
 
     def _discard(self, container: Container) -> None:
-        """Ends a container in the background. Its place, and user, are free when its last process has ended."""
+        """End a container in the background. Its slot and user are free once its last process has ended."""
         if self._live.pop(container.id, None) is None:
             return
         container.cut()
@@ -155,9 +154,9 @@ class Containers:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._settings.keep / 4))
-            oldest = asyncio.get_running_loop().time() - self._settings.keep
+            expired = asyncio.get_running_loop().time() - self._settings.keep
             for container in list(self._live.values()):
-                if not container.calls and container.last_used < oldest:
+                if not container.calls and container.last_used < expired:
                     self._discard(container)
 
     async def _strongest(self) -> Isolation:
@@ -169,7 +168,7 @@ class Containers:
                 break
             trial = Container("trial", 0, self._settings, isolation)
             try:
-                await trial.start("import ctypes, decimal")  # what a hidden library directory would lack
+                await trial.start("import ctypes, decimal")  # fails if a library directory is hidden
             except (NotStarted, OSError) as error:
                 refused.append(f"{isolation.name}: {error}")
             else:
@@ -177,6 +176,8 @@ class Containers:
             finally:
                 await trial.end()
         raise WeakIsolation(
-            "the kernel grants no sufficient isolation (" + "; ".join(refused) + "). Set allow_weak_isolation to "
-            "start all the same, if what surrounds this service is a sandbox already: see docs/sandbox.md."
+            "the kernel grants no sufficient isolation ("
+            + "; ".join(refused)
+            + "). If this service already runs in a sandbox, "
+            "set allow_weak_isolation to start anyway: see docs/sandbox.md."
         )

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from ..settings.sources import Environment
 
 MIB = 1024 * 1024
-LEAST_MEMORY = 64 * MIB
+MIN_MEMORY = 64 * MIB
 
 
 class SandboxSettings(BaseSettings):
@@ -46,7 +46,7 @@ class SandboxSettings(BaseSettings):
     call_timeout: float = Field(60.0, gt=0, description="timeout of a call, in seconds; it ends the container")
     cpu_seconds: int = Field(300, gt=0, description="maximum CPU time of a process over all calls, in seconds")
     memory_bytes: int = Field(
-        1024 * MIB, ge=LEAST_MEMORY, description="maximum memory of a container, and address space of a process"
+        1024 * MIB, ge=MIN_MEMORY, description="maximum memory of a container, and address space of a process"
     )
     disk_bytes: int = Field(256 * MIB, ge=MIB, description="maximum size of a container's files, which are in memory")
     file_bytes: int = Field(64 * MIB, ge=MIB, description="maximum size of a file, and of what a call prints")
@@ -76,9 +76,9 @@ class SandboxSettings(BaseSettings):
         return [name.strip() for name in value.split(",") if name.strip()]
 
     @model_validator(mode="after")
-    def _guarded(self) -> Self:
+    def _check_token(self) -> Self:
         if self.token is None and not _is_loopback(self.host):
-            raise ValueError("a token must be set to listen on other than the loopback: it runs code for whoever can call it")
+            raise ValueError("a token is required to listen on any address but loopback: every caller can run code")
         return self
 
 

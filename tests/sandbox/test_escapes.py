@@ -358,7 +358,7 @@ async def test_endless_work_is_ended(best: Sandbox, code: str) -> None:
 async def test_cpu_time_is_bounded_over_all_calls(launch: Launch) -> None:
     sandbox = launch(BEST, cpu_seconds=1, call_timeout=30)
     outcome = await sandbox.run("while True: pass")
-    assert outcome["ended"] == "its process was ended by SIGKILL"
+    assert outcome["ended"] == "its process was killed by SIGKILL"
     assert await sandbox.is_well()
 
 
@@ -389,7 +389,7 @@ def framed(reply):
 )
 async def test_forged_frames_end_the_container(best: Sandbox, frame: str) -> None:
     outcome = await best.run(f"{FAKE}\nforge({frame})\nwhile True: pass")
-    assert outcome["ended"].startswith("its reports could not be understood")
+    assert outcome["ended"].startswith("its reply was invalid")
     assert outcome["result"] is None
 
 
@@ -413,7 +413,7 @@ while "request" not in frame.f_locals: frame = frame.f_back
 forge(framed({{**{reply}, "nonce": frame.f_locals["request"]["nonce"]}}))
 while True: pass
 """
-    assert (await best.run(code))["ended"] == "its reports could not be understood (malformed)"
+    assert (await best.run(code))["ended"] == "its reply was invalid (malformed)"
 
 
 async def test_frames_forged_between_calls_do_not_answer_the_next(best: Sandbox) -> None:
@@ -428,7 +428,7 @@ threading.Thread(target=later).start()
     await anyio.sleep(1)
     outcome = await best.run("1", container)
     assert outcome["result"] is None
-    assert outcome["ended"].startswith("its reports could not be understood")
+    assert outcome["ended"].startswith("its reply was invalid")
 
 
 @pytest.mark.parametrize(
@@ -436,10 +436,10 @@ threading.Thread(target=later).start()
     [
         ("import os\nos._exit(3)", "its process ended with exit status 3"),
         ("import os\nos.closerange(3, 256)", "its process ended with exit status 1"),
-        ("import ctypes\nctypes.string_at(0)", "its process was ended by SIGSEGV"),
+        ("import ctypes\nctypes.string_at(0)", "its process was killed by SIGSEGV"),
         (
             DEEP_IN_C,
-            "its process was ended by SIGSEGV",
+            "its process was killed by SIGSEGV",
         ),
         ("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\nos", None),
         ("import json\njson.dumps = lambda *_: 1 / 0", "its process ended with exit status 1"),

@@ -191,7 +191,7 @@ async def test_the_tool_says_what_it_takes_and_gives(best: Sandbox) -> None:
 
 
 def test_it_listens_beyond_the_loopback_only_with_a_token() -> None:
-    with pytest.raises(ValidationError, match="a token must be set"):
+    with pytest.raises(ValidationError, match="a token is required"):
         SandboxSettings(host="0.0.0.0")
     assert SandboxSettings(host="0.0.0.0", token="0123456789abcdef").host == "0.0.0.0"
     assert SandboxSettings(host="::1").host == "::1"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from responses_mw.sandbox.jail import landlock
+from responses_mw.sandbox.jail import isolation
 from tests.sandbox.test_escapes import ATTEMPT
 from tests.support.paths import ROOT
 from tests.support.sandbox import Sandbox
@@ -272,9 +272,9 @@ shutil.unpack_archive("archive.tar.gz", "one"); shutil.unpack_archive("archive.z
 
 ALONE = """
 import ctypes, fcntl, os, signal, socket, sys
-from responses_mw.sandbox.jail import isolation, landlock
+from responses_mw.sandbox.jail import isolation
 isolation.checked(isolation.libc.prctl(38, 1, 0, 0, 0))
-landlock.restrict(sys.argv[1], [])
+isolation.restrict_files(sys.argv[1], [])
 for reach in (
     lambda: os.kill(os.getppid(), 0),
     lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "\\0" + sys.argv[2]),
@@ -296,7 +296,7 @@ PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returnco
 
 def has_scopes() -> bool:
     try:
-        return landlock.version() >= 6
+        return isolation.landlock_version() >= 6
     except OSError:
         return False
 

@@ -1,8 +1,7 @@
-"""What runs inside a container: the standard library only, for it starts as ``python -I -S`` and imports nothing of ours.
+"""The code inside a container. It starts as ``python -I -S`` and imports only the standard library.
 
 launch      the first processes: the init watches the memory and ends what a call leaves behind
-isolation   namespaces, root directory, user, capabilities, limits
-landlock    which files code may use, where there is no root directory of its own
+isolation   namespaces, root directory, user, capabilities, limits; Landlock without a root directory
 seccomp     the system calls that are refused
 notebook    runs the code, cell by cell
 """

@@ -1,7 +1,7 @@
-"""What separates a container from the machine: namespaces, a root directory of its own, a user, limits.
+"""What separates a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
-Every function raises OSError where the kernel refuses; nothing is left out silently but the process file system, which
-containers around us often forbid to mount.
+Every function raises ``OSError`` if the kernel refuses. Only the process file system is skipped silently: outer containers
+often forbid mounting it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import struct
 import sys
 from pathlib import Path
 from typing import TypedDict
@@ -18,7 +19,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ResourceLimits(TypedDict):
-    """What a container may use. Sizes in bytes."""
+    """The limits of a container. Sizes are in bytes."""
 
     cpu_seconds: int
     memory_bytes: int
@@ -29,9 +30,9 @@ class ResourceLimits(TypedDict):
 
 
 WORKING_DIRECTORY = "/mnt/data"
-_MOST_INODES = 16_384
-_INIT_PROCESSES = 2  # our own that count beside the code's, where all have one user
-_INSIDE = 1000  # what our user is called in a user namespace: not 0, which the kernel treats apart
+_MAX_INODES = 16_384
+_INIT_PROCESSES = 2  # ours, which count too if all have one user
+_INSIDE = 1000  # our user in a user namespace; the kernel treats 0 differently
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -42,20 +43,20 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# Of the machine's files, a container sees these, read-only, beside the packages: libraries, programs, the interpreter.
+# The machine's files that a container sees, read-only, besides the packages: libraries, programs, the interpreter.
 VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", sys.base_prefix)
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def checked(result: int) -> None:
-    """Raises the OSError of a C function that answered -1."""
+    """Raise the ``OSError`` of a C function that returned -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """The next child is the first process of a new process namespace. ``as_user``: by way of a user namespace."""
+    """Make the next child the first process of a new process namespace; ``as_user``, inside a user namespace."""
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return
@@ -67,27 +68,27 @@ def enter_process_namespace(*, as_user: bool) -> None:
 
 
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
-    """Leaves the machine's files, network and names for new ones.
+    """Replace the machine's files, network and host name by new ones.
 
-    The new root is a file system in memory of at most ``disk_bytes``, with the working directory and the temporary ones, which
-    belong to ``uid`` (None: to the user that we are). All else in it is read-only.
+    The new root is a file system in memory of at most ``disk_bytes``. Its working and temporary directories belong to ``uid``
+    (None: the current user); everything else is read-only.
     """
     checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP))
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    root = "/mnt"  # any directory will do: what is mounted on it is seen by this process alone
-    options = f"size={disk_bytes},nr_inodes={_MOST_INODES},mode=755"
+    root = "/mnt"  # any directory: only this process sees what is mounted on it
+    options = f"size={disk_bytes},nr_inodes={_MAX_INODES},mode=755"
     _mount("container", root, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
-    for path in (WORKING_DIRECTORY, "/tmp", "/dev/shm"):  # noqa: S108 (they are the container's own)
+    for path in (WORKING_DIRECTORY, "/tmp", "/dev/shm"):  # noqa: S108 (the container has its own)
         Path(root + path).mkdir(parents=True)
         if uid is not None:
             os.chown(root + path, uid, uid)
-        _mount(root + path, root + path, None, _MS_BIND)  # a mount of its own, which stays writable
+        _mount(root + path, root + path, None, _MS_BIND)  # a separate mount, which stays writable
     for path in (*VISIBLE, *packages):
         _show(path, root, _MS_NODEV)
     for path in _DEVICES:
         _show(path, root, _MS_NOEXEC)
     Path(root + "/proc").mkdir()
-    with contextlib.suppress(OSError):  # where /proc is masked, as in most containers, no other may be mounted
+    with contextlib.suppress(OSError):  # cannot be mounted where /proc is masked, as in most containers
         _mount("proc", root + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
     _mount("none", root, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir(root)
@@ -101,9 +102,9 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def _show(path: str, root: str, flags: int) -> None:
-    """Makes ``path`` of the machine visible, read-only, at the same place below ``root``."""
+    """Make the machine's ``path`` visible, read-only, at the same place below ``root``."""
     source, target = Path(path), Path(root + path)
-    if target.exists() or not source.exists():  # a prefix below /usr is there already
+    if target.exists() or not source.exists():  # a prefix below /usr exists already
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and source.resolve().is_relative_to("/usr"):
@@ -114,17 +115,17 @@ def _show(path: str, root: str, flags: int) -> None:
     else:
         target.touch()
     _mount(path, str(target), None, _MS_BIND | _MS_REC)
-    kept = os.statvfs(target).f_flag & (_MS_NODEV | _MS_NOEXEC)  # a user namespace may not take these away
+    kept = os.statvfs(target).f_flag & (_MS_NODEV | _MS_NOEXEC)  # a user namespace cannot remove these
     _mount("none", str(target), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | flags | kept)
 
 
 def hide() -> None:
-    """Lets no other process of the same user look into this one."""
+    """Prevent other processes of the same user from inspecting this one."""
     checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
-    """Sets the limits of each process. ``own_count``: the kernel counts the processes of this container apart."""
+    """Set the limits of each process. ``own_count``: the kernel counts this container's processes separately."""
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_bytes"],
@@ -137,17 +138,17 @@ def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + (0 if own_user else _INIT_PROCESSES)
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        least = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        resource.setrlimit(kind, (least, least))
+        lower = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(kind, (lower, lower))
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Becomes ``uid`` (None: stays the user that we are), without any capability, for good."""
+    """Become ``uid`` (None: stay the current user), permanently and without capabilities."""
     os.umask(0o077)
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):
         if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
-            break  # the kernel has no more of them, or we have no right to any
+            break  # there are no more, or we may not drop any
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -155,3 +156,62 @@ def drop_privileges(uid: int | None) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     checked(libc.capset(header, (ctypes.c_uint32 * 6)()))
     hide()
+
+
+# -- Landlock ----------------------------------------------------------------------------------------------------------
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_ASK_VERSION, _PATH_BENEATH = 1, 1
+_EXECUTE, _READ_FILE, _READ_DIRECTORY, _WRITE_FILE, _TRUNCATE = 1 << 0, 1 << 2, 1 << 3, 1 << 1, 1 << 14
+_KNOWN_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 from version 5 on
+_EVERY_PORT = 0b11  # binding and connecting
+_EVERY_SCOPE = 0b11  # abstract sockets and signals
+_NETWORK_SINCE, _SCOPES_SINCE = 4, 6
+_RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
+
+
+def restrict_files(directory: str, packages: list[str]) -> None:
+    """Permanently allow only to write ``directory`` and to read the system's libraries and programs, with Landlock.
+
+    From version 4 on, this also forbids TCP ports, and from 6 on signals and abstract sockets to the outside: a second line of
+    defence behind the filter of system calls. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
+    """
+    version = landlock_version()
+    every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1
+    handled = [every_right]
+    if version >= _NETWORK_SINCE:
+        handled.append(_EVERY_PORT)
+    if version >= _SCOPES_SINCE:
+        handled.append(_EVERY_SCOPE)
+    ruleset = _called(_CREATE_RULESET, struct.pack(f"={len(handled)}Q", *handled), 8 * len(handled), 0)
+    reading = _EXECUTE | _READ_FILE | _READ_DIRECTORY
+    for path in (*VISIBLE, *packages):
+        _allow(ruleset, path, reading)
+    for path in ("/dev/zero", "/dev/random", "/dev/urandom"):
+        _allow(ruleset, path, _READ_FILE)
+    _allow(ruleset, "/dev/null", _READ_FILE | _WRITE_FILE)
+    _allow(ruleset, directory, every_right)
+    _called(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def landlock_version() -> int:
+    """Return the kernel's version of Landlock. Raises ``OSError`` without it."""
+    return _called(_CREATE_RULESET, None, 0, _ASK_VERSION)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return  # not every machine has all of them
+    if not os.path.isdir(path):  # noqa: PTH112
+        rights &= _RIGHTS_OF_FILES
+    _called(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    os.close(beneath)
+
+
+def _called(number: int, *arguments: int | bytes | None) -> int:
+    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    checked(result)
+    return result

@@ -1,10 +1,9 @@
 """The first processes of a container: one that waits outside, an init inside, and the one that runs the code.
 
-The init is the first process of the container's process namespace: it cannot be signalled from within, and when it ends the
-kernel ends all the others. It takes its orders on its standard input: a byte ends what the call just made has left behind and
-is answered by a line ``swept``; the end of the input, which also comes when the service dies, ends the container. When the
-container ends by itself, the init writes a line that says why: ``exit 3``, ``signal 9``, ``memory`` or
-``processes`` (which could not be ended).
+The init is the first process of the container's process namespace: it cannot be signalled from inside, and when it ends, the
+kernel ends all others. It reads its standard input: on each byte it ends the processes that the last call left behind and
+writes the line ``swept``; at the end of the input, which also comes when the service dies, it ends the container. If the
+container ends by itself, the init writes why: ``exit 3``, ``signal 9``, ``memory`` or ``processes`` (that could not be ended).
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypedDict
 
-from . import isolation, landlock, notebook, seccomp
+from . import isolation, notebook, seccomp
 
-TICK = 0.1  # seconds between two looks at the memory
+TICK = 0.1  # seconds between two checks of the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CHANNEL = 3  # where the code's process has it
-_MOST_DESCRIPTORS = 65_536
+_CHANNEL = 3  # its descriptor in the process that runs the code
+_MAX_DESCRIPTORS = 65_536
 _SWEEPS, _SWEEP_PAUSE = 100, 0.01
 
 
 class Plan(TypedDict):
-    """How a container is to be made, as the service gives it in JSON."""
+    """The description of a container, sent by the service as JSON."""
 
     namespaces: bool
     user_namespace: bool
     landlock: bool
-    uid: int | None  # a user of its own
-    directory: str | None  # where the code works, without namespaces
+    uid: int | None  # the container's own user
+    directory: str | None  # the working directory without namespaces
     packages: list[str]
     limits: isolation.ResourceLimits
     channel: int  # file descriptors
@@ -44,21 +43,21 @@ class Plan(TypedDict):
 
 
 def main(plan: Plan) -> NoReturn:
-    """Makes a container and waits for its end."""
+    """Start a container and wait for its end."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123
-        score.write("1000")  # when the machine has no memory left, containers go first
+        score.write("1000")  # if the machine runs out of memory, the kernel kills containers first
     if plan["namespaces"]:
         isolation.enter_process_namespace(as_user=plan["user_namespace"])
     isolation.hide()
     init = _fork(lambda: _init(plan))
     os.close(plan["channel"])
-    os.close(0)  # its end is the service's sign to the init alone
+    os.close(0)  # only the init reads it
     os.waitpid(init, 0)
     os._exit(0)
 
 
 def _fork(child: Callable[[], None]) -> int:
-    """Runs ``child`` in a child process, which ends with it."""
+    """Run ``child`` in a child process, which exits when it returns."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -86,7 +85,7 @@ def _run_code(plan: Plan) -> None:
     for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), plan["stdout"], plan["stderr"])):
         os.dup2(descriptor, number)
     os.dup2(plan["channel"], _CHANNEL)
-    os.closerange(_CHANNEL + 1, _MOST_DESCRIPTORS)
+    os.closerange(_CHANNEL + 1, _MAX_DESCRIPTORS)
     os.setsid()
     os.nice(10)
     own_user = plan["uid"] is not None
@@ -96,13 +95,13 @@ def _run_code(plan: Plan) -> None:
     isolation.limit(plan["limits"], own_count=own_user or plan["namespaces"], own_user=own_user)
     isolation.drop_privileges(plan["uid"])
     if plan["landlock"]:
-        landlock.restrict(directory, plan["packages"])
+        isolation.restrict_files(directory, plan["packages"])
     seccomp.install(alone=not plan["namespaces"])
     notebook.serve(_CHANNEL, directory, plan["output_bytes"])
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
-    """Returns when the container is to end."""
+    """Return when the container must end."""
     while True:
         ordered, _, _ = select.select([0], [], [], TICK)
         if ordered and not os.read(0, 1):
@@ -122,14 +121,14 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """The container's processes. Without a namespace, or its process file system, the one that is known."""
+    """Return the container's processes; only ``code`` without a namespace or its process file system."""
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory; what processes share is counted for each. 0 for a process that has ended."""
+    """Return the resident bytes, including shared ones; 0 for a process that has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 (ten times a second)
             return int(statm.read().split()[1]) * _PAGE
@@ -138,11 +137,11 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """Ends every process but the one that runs the code. False if they would not go."""
+    """End every process but the one that runs the code. Return False if some remain."""
     if not namespaces:
-        return True  # it cannot have made any
+        return True  # the code cannot start processes
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGSTOP)  # all in one step, so that none can fork away from what follows
+        os.kill(-1, signal.SIGSTOP)  # all at once, so that none can fork meanwhile
     for _ in range(_SWEEPS):
         others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
         if not others:
@@ -157,7 +156,7 @@ def _sweep(code: int, *, namespaces: bool) -> bool:
 
 
 def _reap(code: int) -> str | None:
-    """How the process that runs the code has ended, if it has."""
+    """Return how the process that runs the code ended, or None while it runs."""
     _reap_orphans(code)
     pid, status = os.waitpid(code, os.WNOHANG)
     if pid == 0:
@@ -167,7 +166,7 @@ def _reap(code: int) -> str | None:
 
 
 def _reap_orphans(code: int) -> None:
-    """Takes leave of ended processes whose parents went before them; they count as processes until then."""
+    """Reap processes that outlived their parents. Until then, they count against the limit."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None or ended.si_pid == code:

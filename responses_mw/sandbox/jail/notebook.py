@@ -1,7 +1,7 @@
-"""Runs code as a notebook does: cell by cell in one namespace, the value of the last expression is the cell's result.
+"""Runs code like a notebook: cell by cell in one namespace. The value of a cell's last expression is its result.
 
-A frame on the channel is a length of four bytes, big-endian, and so much JSON. In come ``{"nonce", "code"}``; out go
-``{"nonce", "result", "error", "files"}``. The code runs in this process and can write frames too: it can only lie about itself.
+A frame on the channel is a length (four bytes, big-endian) followed by JSON: ``{"nonce", "code"}`` in, ``{"nonce", "result",
+"error", "files"}`` out. The code runs in this process and can write frames too, so it can only lie about itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-MOST_FILES = 100
-_MOST_SCANNED = 20_000
-_LONGEST_NAME = 1024
+MAX_FILES = 100
+_MAX_SCANNED = 20_000
+_MAX_NAME = 1024
 _LENGTH = 4
 
 Listing = dict[str, tuple[int, int]]
 
 
 def prepare(directory: str, packages: list[str]) -> None:
-    """The environment that code and its child processes see, and where it imports from."""
+    """Set the environment of the code and its child processes, and where it imports from."""
     os.environ.clear()
     os.environ.update(
         HOME=directory,
@@ -38,11 +38,11 @@ def prepare(directory: str, packages: list[str]) -> None:
     )
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + packages
     sys.argv[:] = [""]
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which the site module would have made
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # normally set by the site module
 
 
 def serve(channel: int, directory: str, output_bytes: int) -> None:
-    """Runs the cells that come in until the channel is closed."""
+    """Run the cells that arrive until the channel is closed."""
     os.set_inheritable(channel, False)
     process = os.getpid()
     notebook = Notebook(output_bytes)
@@ -51,11 +51,11 @@ def serve(channel: int, directory: str, output_bytes: int) -> None:
             request = json.loads(_exactly(requests, int.from_bytes(_exactly(requests, _LENGTH), "big")))
             before = dict(_files(directory))
             result, error = notebook.run(request["code"])
-            if os.getpid() != process:  # a child that the code has forked, and that came out at the cell's end
+            if os.getpid() != process:  # a child forked by the code has reached the end of the cell
                 os._exit(0)
             after = _files(directory)
             files = [(name, seen[0]) for name, seen in after if before.get(name) != seen]
-            reply = {"nonce": request["nonce"], "result": result, "error": error, "files": files[:MOST_FILES]}
+            reply = {"nonce": request["nonce"], "result": result, "error": error, "files": files[:MAX_FILES]}
             frame = json.dumps(reply).encode("ascii")
             _write_all(channel, len(frame).to_bytes(_LENGTH, "big") + frame)
 
@@ -76,27 +76,27 @@ def _write_all(channel: int, frame: bytes) -> None:
 
 
 class Notebook:
-    """A namespace, and what is needed to run cells in it and explain how they failed."""
+    """A namespace in which cells run."""
 
     def __init__(self, output_bytes: int) -> None:
         self._output_bytes = output_bytes
         self._cells = 0
-        self._module = ModuleType("__main__")  # where pickle looks for the classes that a cell defines
+        self._module = ModuleType("__main__")  # pickle looks here for the classes of cells
         self._module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> tuple[str | None, str | None]:
-        """The repr of the cell's last expression (None: it has none, or it is None), and the error, as a traceback."""
+        """Run a cell. Return the repr of its last expression (None without a value) and the traceback of its error."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
             return self._evaluate(*_compiled(code, name)), None
-        except BaseException as error:  # noqa: BLE001 (also SystemExit and KeyboardInterrupt: the notebook goes on)
+        except BaseException as error:  # noqa: BLE001 (also SystemExit and KeyboardInterrupt: the notebook continues)
             return None, self._explained(error)
 
     def _evaluate(self, statements: CodeType, expression: CodeType | None) -> str | None:
-        exec(statements, self._module.__dict__)  # noqa: S102 (what it is for)
+        exec(statements, self._module.__dict__)  # noqa: S102 (its purpose)
         if expression is None:
             return None
         value = eval(expression, self._module.__dict__)  # noqa: S307
@@ -107,9 +107,9 @@ class Notebook:
         try:
             lines = traceback.format_exception(type(error), error, _from_cell(error.__traceback__))
             text = "".join(lines)
-        except BaseException:  # noqa: BLE001 (the exception's own methods are the code's, and run here)
+        except BaseException:  # noqa: BLE001 (the methods of the code's exception run here)
             text = f"{type(error).__name__} (it cannot be shown)\n"
-        text = text.replace(os.path.dirname(os.__file__), "<python>")  # noqa: PTH120 (the machine's paths are not shown)
+        text = text.replace(os.path.dirname(os.__file__), "<python>")  # noqa: PTH120 (hide the machine's paths)
         return text if len(text) <= self._output_bytes else "...\n" + text[-self._output_bytes :]
 
 
@@ -124,22 +124,22 @@ def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
 
 
 def _from_cell(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our own frames. None where the code did not get to run."""
+    """Return the traceback without our own frames, or None if the code did not run."""
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
     return trace
 
 
 def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names, sizes and times of change of the regular files. Links are neither followed nor listed."""
+    """Yield name, size and modification time of each regular file. Links are neither followed nor listed."""
     scanned = 0
     folders = [directory]
     while folders:
         for path in _paths(folders.pop()):
             scanned += 1
-            if scanned > _MOST_SCANNED or len(path) > _LONGEST_NAME:
+            if scanned > _MAX_SCANNED or len(path) > _MAX_NAME:
                 return
-            with contextlib.suppress(OSError):  # a thread of the code may just have removed it
+            with contextlib.suppress(OSError):  # removed by a thread of the code
                 found = os.lstat(path)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(path)
@@ -151,4 +151,4 @@ def _paths(folder: str) -> list[str]:
     try:
         return [entry.path for entry in os.scandir(folder)]
     except OSError:
-        return []  # gone, or closed by the code to itself
+        return []  # removed, or made unreadable by the code

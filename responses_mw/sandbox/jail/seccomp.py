@@ -1,10 +1,10 @@
-"""The system calls that a container is refused, as a seccomp filter.
+"""A seccomp filter: the system calls that are refused in a container.
 
-The filter is there whatever the kernel grants besides, and namespaces are the first line where there are any: then it keeps
-the code from the kernel's rarely used parts. Without them it is what keeps the code from the network and from processes.
+The filter is always installed. With namespaces, it keeps the code from rarely used parts of the kernel. Without them, it is
+what keeps the code from the network and from other processes.
 
-A filter sees a call's arguments as 64 bits, of which the kernel reads 32 for an int: only those are compared, since a caller
-may set the others at will. Pointers are never followed.
+A filter sees arguments as 64 bits, of which the kernel reads 32 for an int. Only those are compared, because a caller may set
+the others freely. Pointers are never followed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .isolation import checked, libc
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-_WITHOUT_EFFECT = 0x00050000  # an error of 0: the caller is answered success, and nothing was done
+_WITHOUT_EFFECT = 0x00050000  # an error of 0: the call reports success and does nothing
 
-# name: number on x86_64 (None: it has no such call), on aarch64
+# name: number on x86_64 (None: no such call) and on aarch64
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    # the network; socketpair stays, event loops need it
+    # the network; socketpair is allowed, because event loops need it
     "socket": (41, 198),
     # other processes
     "ptrace": (101, 117),
@@ -110,12 +110,12 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "delete_module": (176, 106),
 }
 
-# Where there is no process namespace: no other process can be made (it would outlive the container), or reached; and no file
-# outside, which has the same user, be changed by the calls that Landlock does not look at.
+# Without a process namespace: no process can be started (it would outlive the container) or reached, and no file of the same
+# user outside be changed by calls that Landlock does not check.
 _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
-    "execve": (59, 221),  # the new program could be looked into by others of the user
+    "execve": (59, 221),  # other processes of the user could inspect the new program
     "execveat": (322, 281),
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -128,14 +128,14 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
     "ioprio_set": (251, 30),
-    "timer_create": (222, 107),  # takes from the user's quota of signals
-    # sockets of the machine: one of a socketpair reaches them by their names where there is no network namespace
+    "timer_create": (222, 107),  # uses up the user's quota of signals
+    # the machine's named sockets, which a socket of a socketpair reaches without a network namespace
     "connect": (42, 203),
     "bind": (49, 200),
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
     # files
-    "truncate": (76, 45),  # Landlock looks at it since its third version
+    "truncate": (76, 45),  # Landlock checks it since version 3
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
@@ -144,7 +144,7 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "fremovexattr": (199, 16),
 }
 
-# There too: what copies files or unpacks archives expects these to succeed, and nothing in a container depends on them.
+# There too: programs that copy files or unpack archives expect these to succeed. Nothing in a container depends on them.
 _NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -162,7 +162,7 @@ _NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
 
 
 class _Rule(NamedTuple):
-    """What becomes of a call that an argument decides: its lower 32 bits, masked, are one of ``values`` or not."""
+    """A rule for a call that depends on an argument: whether its lower 32 bits, masked, are one of ``values``."""
 
     numbers: tuple[int, int]
     argument: int
@@ -181,23 +181,23 @@ _CLONE_NAMESPACES = 0x7E020000
 _CLONE, _PRLIMIT64 = (56, 220), (302, 261)
 
 _RULES = (
-    # the owner of a descriptor is sent signals by the kernel, and may be any process of the same user
+    # the kernel sends signals to the owner of a descriptor, which may be any process of the same user
     _Rule((72, 25), 1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY)),  # fcntl
     _Rule((16, 29), 1, (_SOCKET_IOCTLS,), mask=0xFF00),  # ioctl
     _Rule((53, 199), 0, (_AF_UNIX,), _ALLOW, _REFUSE),  # socketpair
-    _Rule((157, 167), 0, (_PR_SCHED_CORE,)),  # prctl: takes a process
+    _Rule((157, 167), 0, (_PR_SCHED_CORE,)),  # prctl: names a process
 )
 _RULES_NAMESPACES = (_Rule(_CLONE, 0, (0,), _ALLOW, _REFUSE, mask=_CLONE_NAMESPACES),)
 _RULES_ALONE = (
     _Rule(_CLONE, 0, (0,), mask=_CLONE_THREAD),  # threads only
-    _Rule(_PRLIMIT64, 0, (0,), _ALLOW, _REFUSE),  # its own limits
+    _Rule(_PRLIMIT64, 0, (0,), _ALLOW, _REFUSE),  # only its own limits
 )
 
 # machine: column of the tables, AUDIT_ARCH, sendto
 _MACHINES = {"x86_64": (0, 0xC000003E, 44), "aarch64": (1, 0xC00000B7, 206)}
 _CLONE3 = 435
-_FIRST_UNKNOWN = 457  # from here on, calls that are newer than this table
-_X32 = 0x40000000  # x86_64 has every call a second time, with this bit
+_FIRST_UNKNOWN = 457  # calls from here on are newer than this table
+_X32 = 0x40000000  # x86_64 repeats every call with this bit
 
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
@@ -211,17 +211,17 @@ class _Program(ctypes.Structure):
 
 
 def install(*, alone: bool) -> None:
-    """Refuses the calls from now on, for good, in this process and its children. Needs no_new_privs.
+    """Refuse the calls permanently in this process and its children. Needs ``no_new_privs``.
 
-    ``alone`` is for where there is no process namespace: it refuses new processes and signals too. Raises OSError where the
-    kernel has no seccomp or the machine is not one of those known.
+    ``alone`` (without a process namespace) also refuses new processes and signals. Raises ``OSError`` without seccomp or on an
+    unknown architecture.
     """
     filtered = program(os.uname().machine, alone=alone)
     checked(libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(filtered) // 8, filtered)), 0, 0))
 
 
 def program(machine: str, *, alone: bool) -> bytes:
-    """The filter for a machine (``x86_64`` or ``aarch64``), as the kernel takes it."""
+    """Return the filter for an architecture (``x86_64`` or ``aarch64``) in the kernel's format."""
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
@@ -233,7 +233,7 @@ def program(machine: str, *, alone: bool) -> bytes:
         _line(_LOAD, _NUMBER),
         *_answer(_AT_LEAST, _X32, _REFUSE),
         *_answer(_AT_LEAST, _FIRST_UNKNOWN, _UNKNOWN),
-        *_answer(_EQUAL, _CLONE3, _UNKNOWN),  # its flags lie in memory, where a filter cannot look; libc then takes clone
+        *_answer(_EQUAL, _CLONE3, _UNKNOWN),  # its flags are in memory, which a filter cannot read; libc falls back to clone
         *_answers(refused, column, _REFUSE),
     ]
     if alone:
@@ -267,7 +267,7 @@ def _decided(rule: _Rule, column: int) -> list[bytes]:
 
 
 def _without_address(sendto: int) -> list[bytes]:
-    """``sendto`` is how ``send`` is called as well: then its fifth argument, the address, is null in both halves."""
+    """Allow ``sendto`` only as ``send``: with a null address, its fifth argument, in both halves."""
     fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),
