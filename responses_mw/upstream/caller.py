@@ -1,12 +1,28 @@
-"""The caller of a request, and whether its credential is accepted."""
+"""The caller of a request, and the check whether the upstream accepts its credential, made before any side effect.
+
+1. Two requests with the caller's headers must both be accepted. Listing the models has no side effect, but some servers
+   (llama.cpp, TGI, OpenRouter) show the list to everybody. So an empty chat request follows: a server that refuses the
+   credential answers 401 or 403, and one that accepts it reports an invalid request. No model runs.
+2. If the list is inconclusive (403: the key may be for chats only; 404, 405, 501: no such list), an invalid request would prove
+   too little, and some servers fail on one. Then the smallest valid request is sent, and must be answered.
+3. Anything that is neither an acceptance nor a refusal (an overload, an unreachable server) is an error and admits nobody.
+4. An acceptance, also by a chat of the caller, is valid for 30 seconds. Refusals are not remembered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
+import httpx
+import orjson
+
 from ..auth import ANONYMOUS
+from ..errors import Unauthorized, UpstreamError
 
 REFUSALS = frozenset({401, 403})
 """Statuses by which a server refuses a credential."""
@@ -14,7 +30,7 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted: by one of our keys, by a recent check at the upstream, or by its answer to this request."""
+    """Whether a caller is accepted: by one of our keys, a recent check at the upstream, or its answer to this request."""
 
     is_known: bool = False
     """The caller has one of our keys. A refusal by the upstream then concerns the operator's credential."""
@@ -49,3 +65,133 @@ class Caller:
         """Return the caller for another request. It must be accepted again unless it has one of our keys."""
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+ACCEPTED_FOR = 30.0
+"""Seconds for which an accepted credential remains accepted."""
+MAX_ACCEPTED = 10_000
+
+_INCONCLUSIVE = frozenset({403, 404, 405, 501})
+"""Statuses of the list of models that are inconclusive about the credential."""
+_INVALID = frozenset({400, 422})
+"""Statuses of a request whose body was validated."""
+_NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
+"""Headers that differ between requests of one caller."""
+_OF_THE_HOST = frozenset({"user", "auth", "session"})
+"""Members of the ASGI scope in which a host's middleware identifies the caller, besides the headers."""
+
+Ask = Callable[[str, str, Caller, bytes], Awaitable[httpx.Response]]
+"""Sends a request for a caller. Raises ``UpstreamError`` if there is no answer."""
+FaultOf = Callable[[httpx.Response, Caller], Awaitable[UpstreamError]]
+
+
+class Verification:
+    """Checks credentials at one upstream. ``chat_path`` is its path for chats or responses."""
+
+    def __init__(self, ask: Ask, fault_of: FaultOf, *, chat_path: str) -> None:
+        self._ask = ask
+        self._fault_of = fault_of
+        self._chat_path = chat_path
+        self._accepted: OrderedDict[bytes, float] = OrderedDict()
+        """Expiry of each accepted credential, in order of last use."""
+        self._model = "default"
+        """A model that the upstream has answered for, used if no list names one."""
+
+    async def verify(self, caller: Caller) -> None:
+        """Return for an accepted caller. Raises ``Unauthorized`` if refused and ``UpstreamError`` if neither is known."""
+        standing = caller.standing
+        if standing.is_refused:
+            raise Unauthorized("The upstream refused the credential.")
+        if standing.is_accepted:
+            return
+        key = _key(caller)
+        if key is None or not self._is_accepted(key):
+            await self._find_out(caller)
+            self._remember(key)
+        standing.is_accepted = True
+
+    def chat_accepted(self, caller: Caller, model: str) -> None:
+        """Record that a chat of the caller was answered."""
+        caller.standing.chat_accepted()
+        self._model = model
+        self._remember(_key(caller))
+
+    def chat_refused(self, caller: Caller) -> None:
+        """Record that a chat of the caller was refused because of its credential."""
+        caller.standing.chat_refused()
+        key = _key(caller)
+        if key is not None:
+            self._accepted.pop(key, None)
+
+    # -- accepted credentials -----------------------------------------------------------------------------------------
+
+    def _is_accepted(self, key: bytes) -> bool:
+        if self._accepted.get(key, 0.0) <= _now():
+            return False
+        self._accepted.move_to_end(key)
+        return True
+
+    def _remember(self, key: bytes | None) -> None:
+        if key is None:
+            return
+        self._accepted[key] = _now() + ACCEPTED_FOR
+        self._accepted.move_to_end(key)
+        if len(self._accepted) > MAX_ACCEPTED:
+            self._accepted.popitem(last=False)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def _find_out(self, caller: Caller) -> None:
+        listed = await self._ask("GET", "/v1/models", caller, b"")
+        models = _listed(listed)
+        if listed.status_code >= 300 and listed.status_code not in _INCONCLUSIVE:
+            raise await self._refusal(listed, caller)
+        if models is not None:
+            answer = await self._ask("POST", self._chat_path, caller, b"{}")
+            if answer.status_code < 300 or answer.status_code in _INVALID:
+                return
+            if answer.status_code in REFUSALS:
+                raise await self._refusal(answer, caller)
+        answer = await self._ask("POST", self._chat_path, caller, orjson.dumps(self._smallest(models)))
+        if answer.status_code >= 300:
+            raise await self._refusal(answer, caller)
+
+    def _smallest(self, models: list[Any] | None) -> dict[str, Any]:
+        model = models[0].get("id") if models and isinstance(models[0], dict) else self._model
+        if self._chat_path == "/v1/responses":
+            return {"model": model, "input": ".", "max_output_tokens": 16, "store": False}
+        return {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
+
+    async def _refusal(self, response: httpx.Response, caller: Caller) -> Unauthorized | UpstreamError:
+        fault = await self._fault_of(response, caller)
+        if fault.status in REFUSALS:
+            return Unauthorized(fault.message)
+        if fault.status < 500 and fault.status != 429:  # it concerns our probe, not the request
+            return UpstreamError(f"The upstream does not say whether it accepts the credential: {fault.message}")
+        return fault
+
+
+def _key(caller: Caller) -> bytes | None:
+    """Hash everything the upstream may identify the caller by. None if the host identifies it by other means."""
+    if caller.scope is not None and not _OF_THE_HOST.isdisjoint(caller.scope):
+        return None
+    credentials = sorted((name, value) for name, value in caller.headers.items() if name not in _NOT_CREDENTIALS)
+    return sha256(orjson.dumps(credentials)).digest()
+
+
+def _listed(response: httpx.Response) -> list[Any] | None:
+    """Return the models in an answer, or None if it is not a list: some servers have a page for every path."""
+    if response.status_code >= 300:
+        return None
+    try:
+        decoded = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        return None
+    models = decoded.get("data") if isinstance(decoded, dict) else None
+    return models if isinstance(models, list) else None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -25,8 +25,7 @@ from ..settings import UpstreamSettings
 from ..threads import by_size
 from .backend import REASONING, Backend, OpenTurn, TurnRequest, unseal
 from .client import Upstream
-from .context_window import ContextWindow
-from .tokenizers import count_tokens, is_text
+from .context_window import ContextWindow, count_tokens, is_text
 
 T = TypeVar("T")
 

@@ -15,11 +15,10 @@ from ..http import MAX_BODY, MAX_ERROR_BODY, BodyRefused, read_body
 from ..protocol.chat.dialects import DIALECTS, OPENAI, Dialect
 from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
-from .caller import REFUSALS, Caller
+from .caller import REFUSALS, Caller, Verification
 from .detection import detect
 from .errors import from_status, from_transport
 from .stream import ChatStream, ResponsesStream
-from .verification import Verification
 
 logger = logging.getLogger(__name__)
 

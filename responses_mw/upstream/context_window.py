@@ -1,7 +1,10 @@
-"""``truncation: auto`` against a running server: how much its model takes, and what of a history fits.
+"""Count the tokens of prompts, and make a history fit its model's context window (``truncation: auto``).
 
-The length is what the server says of itself, or what its refusal says. What does not fit is counted by the server's tokenizer,
-where it has one; else the refusal tells how many tokens there were, or a guess must do. A refusal is answered once.
+1. Tokens are counted by the server's tokenizer, or from the ``usage`` of an answer of one token. A tokenizer renders the chat
+   as completions do, provided it gets everything that the template uses. A chat with anything that it does not take or cannot
+   count (images) is counted by an answer.
+2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, the error states their
+   number, or it is estimated. After an error, the request is repeated once.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import orjson
@@ -19,19 +23,151 @@ from ..protocol.chat.truncation import Cuts, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
 from .client import Upstream
-from .tokenizers import can_count, count_tokens
+from .stream import ChatStream
 
 logger = logging.getLogger(__name__)
 
-ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
-"""The chat request that shows the model these items."""
 T = TypeVar("T")
+Counter = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
+"""Counts with the server's tokenizer. Returns None, or anything but a number, if it cannot."""
 
-_LENGTHS_LAST = 300.0  # seconds
-_BYTES_A_TOKEN = 2.0  # where nothing tells; few, so that what remains is rather too little than too much
-_BYTES_OF_TEXT = 4.0  # as it is in English
-_FOR_AN_ANSWER = 8  # the share of the length that is left for it, at the least, where something is cut
-_MARGIN = 0.9  # of the room, where tokens are not counted
+_SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+_SHOWN_BY_LLAMACPP = ("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs")
+_UNSEEN_BY_SGLANG = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
+_UNCOUNTED = frozenset(
+    {"enable_response_messages", "frequency_penalty", "include", "max_output_tokens", "max_tool_calls", "presence_penalty"}
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"}
+    | {"stream", "stream_options", "temperature", "top_logprobs", "top_p", "user"}
+)
+_MIN_OUTPUT = 16  # the minimum of the Open Responses specification
+_OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"})
+
+
+async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
+    """Return the number of prompt tokens of ``chat``. Raises ``UpstreamError``, also if the server cannot count."""
+    dialect = await upstream.dialect(caller)
+    tokenizer = TOKENIZERS.get(dialect.name)
+    if tokenizer is not None and is_text(chat):
+        count = await tokenizer(upstream, chat, caller)
+        if isinstance(count, int):
+            return count
+    return await _by_completion(upstream, {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller)
+
+
+async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
+    """Return the number of input tokens of a request for a response, like ``count_tokens``."""
+    count = _member(await _asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
+    if isinstance(count, int):
+        return count
+    asked = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
+    if "tools" in asked:
+        asked["tool_choice"] = "none"  # the server would run the tools that the model calls
+    return await _used(upstream.responses(asked, caller), _of_response)
+
+
+def can_count(dialect: str, chat: ChatRequest) -> bool:
+    """Return whether the server's tokenizer may count ``chat``, without an answer."""
+    return dialect in TOKENIZERS and is_text(chat)
+
+
+def is_text(chat: ChatRequest) -> bool:
+    """Return whether ``chat`` contains only text."""
+    parts = (part for message in chat["messages"] if isinstance(message.get("content"), list) for part in message["content"])
+    return all(part.get("type") == "text" for part in parts)
+
+
+def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
+    return {name: value for name, value in chat.items() if name not in names}
+
+
+def _only(chat: ChatRequest, names: tuple[str, ...]) -> ChatRequest:
+    return {name: chat[name] for name in names if name in chat}
+
+
+# -- one function for each tokenizer ------------------------------------------------------------------------------------------
+
+
+async def _vllm(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
+    """Count with vLLM. ``/tokenize`` has no ``reasoning_effort`` and ``documents``: pass them as template arguments."""
+    given = _only(chat, ("reasoning_effort", "documents"))
+    arguments = {**(chat.get("chat_template_kwargs") or {}), **given}
+    body = {**_only(chat, _SHOWN_BY_VLLM), **({"chat_template_kwargs": arguments} if arguments else {})}
+    return _member(await _asked(upstream, "/tokenize", body, caller), "count")
+
+
+async def _sglang(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
+    if chat.keys() & _UNSEEN_BY_SGLANG:
+        return None
+    return _member(await _asked(upstream, "/tokenize", _only(chat, ("model", "messages", "tools")), caller), "count")
+
+
+async def _tgi(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
+    tokens = _member(await _asked(upstream, "/chat_tokenize", chat, caller), "tokenize_response")
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+async def _llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
+    prompt = _member(await _asked(upstream, "/apply-template", _only(chat, _SHOWN_BY_LLAMACPP), caller), "prompt")
+    if not isinstance(prompt, str):
+        return None
+    body = {"content": prompt, "add_special": True, "parse_special": True}
+    tokens = _member(await _asked(upstream, "/tokenize", body, caller), "tokens")
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+TOKENIZERS: dict[str, Counter] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}
+
+
+async def _asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
+    """Return the server's answer, or None if it rejects the request: a completion may still be accepted, or says why not."""
+    try:
+        return await upstream.post(path, body, caller)
+    except UpstreamError as error:
+        if error.status in (401, 403) or error.status >= 500:
+            raise
+        return None
+
+
+def _member(answer: Any, name: str) -> Any:
+    return answer.get(name) if isinstance(answer, dict) else None
+
+
+async def _by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
+    return await _used(upstream.chat(chat, caller), _of_chunk)
+
+
+async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
+    """Return the token count that ``answer`` reports for its prompt."""
+    count = None
+    async with aclosing(answer):
+        await answer.open()
+        async for chunks in answer:
+            for chunk in chunks:
+                reported = count_of(chunk) if isinstance(chunk, dict) else None
+                count = reported if isinstance(reported, int) else count
+    if count is None:
+        raise UpstreamError("The upstream has no tokenizer, and does not report the tokens of its answers.")
+    return count
+
+
+def _of_chunk(chunk: dict[str, Any]) -> Any:
+    return _member(chunk.get("usage"), "prompt_tokens")
+
+
+def _of_response(event: dict[str, Any]) -> Any:
+    return _member(_member(event.get("response"), "usage"), "input_tokens")
+
+
+# -- the context window ------------------------------------------------------------------------------------------------
+
+ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
+"""Makes the chat request that shows the model these items."""
+
+_LENGTH_TTL = 300.0  # seconds
+_MIN_BYTES_PER_TOKEN = 2.0  # low, so that rather too much is cut than too little
+_BYTES_PER_TOKEN = 4.0  # of English text
+_ANSWER_SHARE = 8  # after a cut, at least one eighth of the length is left for the answer
+_MARGIN = 0.9  # of the limit, if tokens are estimated
 
 _LENGTH = re.compile(
     r"(?:maximum context length (?:is|of)|context length is only|max_model_len|model length of|model's context length \("
@@ -44,7 +180,7 @@ _COUNT = re.compile(
 
 
 class ContextWindow:
-    """What the models of one upstream take."""
+    """The context windows of one upstream's models."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -52,7 +188,7 @@ class ContextWindow:
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with the chat request of as many of the `items` as the model takes. Raises what `ask` raises."""
+        """Call `ask` with the chat request of as many of the `items` as fit. Raises what `ask` raises."""
         chat = await self._fitting(items, chat_of, caller)
         try:
             return await ask(chat)
@@ -65,73 +201,74 @@ class ContextWindow:
         return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """All of the items, if it cannot be known that they are too many."""
+        """Return the request of the items that fit, or of all if that cannot be known."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         dialect = await self._upstream.dialect(caller)
         if length is None or not can_count(dialect.name, chat) or not len(Cuts(items)):
             return chat
-        if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has a byte, at the least
+        if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has at least one byte
             return chat
         return await self._cut(items, chat_of, length, caller)
 
     async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
-        """Cuts and counts by turns, until it fits or nothing more may go."""
-        most = None
+        """Cut and count in turn until the request fits or nothing more can be removed."""
+        limit = None
         while True:
             chat = await chat_of(items)
             count = await self._count(chat, length, caller)
-            if count <= (most or length - _answer_of(chat)) or not len(Cuts(items)):
+            if count <= (limit or length - _answer_of(chat)) or not len(Cuts(items)):
                 return chat
-            most = _goal(chat, length)
-            items = _lighter(items, chat, most / count)
+            limit = _target(chat, length)
+            items = _cut_to_share(items, chat, limit / count)
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
-        """How many tokens ``chat`` has; roughly, where the server has to be asked for an answer, and refuses it. As it is asked
-        again then, too few are guessed rather than too many."""
+        """Count the tokens of ``chat``. If that takes an answer, which the server refuses, return a low estimate: it is counted
+        again after the cut."""
         try:
             return await count_tokens(self._upstream, chat, caller)
         except UpstreamError as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
-            return max(_guess(chat, refusal.message, _BYTES_OF_TEXT), length + 1)
+            return max(_estimate(chat, refusal.message, _BYTES_PER_TOKEN), length + 1)
 
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """What to ask in place of what was ``refused``; None where nothing may go, or the refusal does not tell enough."""
-        told = _LENGTH.search(message)
-        if told is None or not len(Cuts(items)):
+        """Return a smaller request in place of the ``refused`` one, or None without anything to remove or a known length."""
+        stated = _LENGTH.search(message)
+        if stated is None or not len(Cuts(items)):
             return None
-        length = int(told[1])
-        self._upstream.lengths[refused["model"]] = (_now() + _LENGTHS_LAST, length)
+        length = int(stated[1])
+        self._upstream.lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
         dialect = await self._upstream.dialect(caller)
         if can_count(dialect.name, refused):
             again = await self._cut(items, chat_of, length, caller)
         else:
-            again = await chat_of(_lighter(items, refused, _MARGIN * _goal(refused, length) / _guess(refused, message)))
+            share = _MARGIN * _target(refused, length) / _estimate(refused, message, _MIN_BYTES_PER_TOKEN)
+            again = await chat_of(_cut_to_share(items, refused, share))
         return again if again["messages"] != refused["messages"] else None
 
-    # -- what the server says of itself -------------------------------------------------------------------------------------
+    # -- the server's metadata ---------------------------------------------------------------------------------------------
 
     async def _length(self, model: str, caller: Caller) -> int | None:
         until, length = self._upstream.lengths.get(model, (0.0, None))
         if until > _now():
             return length
         dialect = await self._upstream.dialect(caller)
-        says = LENGTHS.get(dialect.name)
+        length_of = LENGTHS.get(dialect.name)
         try:
-            told = await says(self._upstream, model, caller) if says else None
+            stated = await length_of(self._upstream, model, caller) if length_of else None
         except UpstreamError as error:
-            logger.debug("the upstream does not tell the length of %s: %s", model, error.message)
+            logger.debug("the upstream does not state the context length of %s: %s", model, error.message)
             return None
-        length = told if isinstance(told, int) and told > 0 else length
-        self._upstream.lengths[model] = (_now() + _LENGTHS_LAST, length)
+        length = stated if isinstance(stated, int) and stated > 0 else length
+        self._upstream.lengths[model] = (_now() + _LENGTH_TTL, length)
         return length
 
 
 async def _of_models(upstream: Upstream, model: str, caller: Caller) -> Any:
-    """``max_model_len`` of ``/v1/models``; an adapter has its parent's."""
+    """Return ``max_model_len`` from ``/v1/models``. An adapter has that of its parent."""
     listed = {one["id"]: one for one in await upstream.models(caller)}
     found = listed.get(model, {})
     return found.get("max_model_len") or listed.get(found.get("parent") or "", {}).get("max_model_len")
@@ -156,28 +293,28 @@ LENGTHS: dict[str, Callable[[Upstream, str, Caller], Awaitable[Any]]] = {
 
 
 def _answer_of(chat: ChatRequest) -> int:
-    """How many tokens are to be left for the answer."""
+    """Return the number of tokens that the request reserves for the answer."""
     wanted = chat.get("max_completion_tokens") or chat.get("max_tokens")
     return wanted if isinstance(wanted, int) else 1
 
 
-def _goal(chat: ChatRequest, length: int) -> int:
-    """Down to how many tokens to cut: where cutting begins, an answer of a few tokens is not what is meant."""
-    return length - max(_answer_of(chat), length // _FOR_AN_ANSWER)
+def _target(chat: ChatRequest, length: int) -> int:
+    """Return the number of tokens to cut to. It leaves room for a useful answer."""
+    return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 
-def _guess(chat: ChatRequest, refusal: str, bytes_a_token: float = _BYTES_A_TOKEN) -> float:
-    """How many tokens ``chat`` has by the words of the refusal, or by its bytes."""
+def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
+    """Return the token count that the refusal states, or an estimate by size."""
     count = _COUNT.search(refusal)
-    return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_a_token
+    return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_per_token
 
 
-def _lighter(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """``items`` cut so that that share of their ``chat`` is left (its tools stay), but by one block at the least."""
+def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
+    """Cut ``items`` so that this ``share`` of their ``chat`` remains, but at least by one block. Tools are never removed."""
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
-    most = (1 - cut) * sum(sizes[id(item)] for item in items)
-    return truncated(Cuts(items).without(1), lambda some: sum(sizes[id(item)] for item in some) <= most)
+    limit = (1 - cut) * sum(sizes[id(item)] for item in items)
+    return truncated(Cuts(items).without(1), lambda some: sum(sizes[id(item)] for item in some) <= limit)
 
 
 def _now() -> float:

@@ -1,4 +1,4 @@
-"""What an upstream says when it fails, in our error tree. Every shape here was sent by a real server."""
+"""Convert the errors of upstreams to ours. Every shape here was sent by a real server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ERROR_CODES = frozenset(
         "image_file_not_found",
     }
 )
-"""The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and that can come from an upstream."""
+"""The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and an upstream can send."""
 CONTEXT_LENGTH = "context_length_exceeded"
 """A code that the SDKs do not list, but Codex and other clients recover on."""
 
@@ -54,18 +54,18 @@ _TOO_LONG = (
     "`inputs` must have less than",
     "`inputs` tokens + `max_new_tokens`",
 )
-"""What tells that a prompt is too long: vLLM, SGLang, llama.cpp, TGI."""
+"""Signs that a prompt is too long: vLLM, SGLang, llama.cpp, TGI."""
 
 
 def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False) -> UpstreamError:
-    """The error for an answer of ``status`` 300 or more. ``own_key`` tells that the operator's credential was used."""
-    if status < 400:  # where it leads to is the operator's business
+    """Return the error for a ``status`` of 300 or more. ``own_key``: the operator's credential was used, not the caller's."""
+    if status < 400:  # its target is not shown to callers
         return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
     fault = _members(_decoded(body))
     message = fault["message"] or f"The upstream answered with status {status}."
     if status in (401, 403) and own_key:
         return UpstreamError("The upstream refused the credential of this server.", status=502)
-    if status == 501:  # what this model cannot do (vLLM with gpt-oss) is the request's fault
+    if status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
         status = 400
     if status >= 500:
         kept = {name: headers[name] for name in ("retry-after",) if name in headers}
@@ -90,7 +90,7 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """The error for an error object within a 200 stream; its status is a member, or unknown."""
+    """Return the error for an error object in a 200 stream. Its status is a member, or unknown."""
     fault = _members(data)
     message = fault["message"] or "The upstream reported an error in its stream."
     status = fault["status"]
@@ -102,8 +102,8 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:
     code = fault["code"] or _DEFAULT_CODES.get(status)
     if status == 404 and "model" not in message.lower():
-        code = None  # there is no such path: a wrong URL, or no Chat Completions server
-    param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation tells where in the body
+        code = None  # no such path: a wrong URL, or no Chat Completions server
+    param = (fault["param"] or "").removeprefix("body.") or None  # vLLM's validation reports a path in the body
     param = _PARAMS.get(param, param) if param else None
     if (
         status in (400, 413, 422)
@@ -116,7 +116,7 @@ def _client_error(status: int, message: str, fault: dict[str, Any], headers: dic
 
 
 def is_error(data: dict[str, Any]) -> bool:
-    """Whether a frame of a stream, or a 200 body, is an error object."""
+    """Return whether a frame of a stream, or a 200 body, is an error object."""
     return bool(data.get("error")) or data.get("object") == "error"
 
 
@@ -128,7 +128,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _members(data: Any) -> dict[str, Any]:
-    """Message, type, param, code (a string) and status out of any of the shapes."""
+    """Return message, type, param, code (a string) and status from any of the shapes."""
     if isinstance(data, dict) and isinstance(data.get("error"), dict):
         data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
     if not isinstance(data, dict):
@@ -145,8 +145,8 @@ def _members(data: Any) -> dict[str, Any]:
 
 
 def _message(message: Any) -> str:
-    """SGLang's ``message``; the ``error`` of TGI and of vLLM's 401 and 503; FastAPI's ``detail``, which may be a list. Bedrock
-    has another error's JSON in the text."""
+    """Return the text of SGLang's ``message``, the ``error`` of TGI and of vLLM's 401 and 503, or FastAPI's ``detail``, which
+    may be a list. Bedrock puts the JSON of another error into the text."""
     if isinstance(message, str):
         inner = _decoded(message.encode()) if message.startswith("{") else None
         return (_members(inner)["message"] or message) if isinstance(inner, dict) else message
@@ -154,7 +154,7 @@ def _message(message: Any) -> str:
 
 
 def _status(code: Any) -> int | None:
-    """An HTTP status given as a number, or as its digits."""
+    """Return an HTTP status given as a number or as digits."""
     if isinstance(code, str) and code.isascii() and code.isdigit():
         code = int(code[:4])
     return code if isinstance(code, int) and 100 <= code < 600 else None
@@ -172,7 +172,7 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:
-    """Code and message of ``response.error``, for a run that failed after the stream had begun."""
+    """Return code and message of ``response.error``, for a run that failed after its stream had begun."""
     if error.code is not None and (error.code in ERROR_CODES or error.code == CONTEXT_LENGTH):
         return error.code, error.message
     if not isinstance(error, UpstreamError | BadRequest):

@@ -26,7 +26,7 @@ from ..settings import UpstreamSettings
 from .backend import Backend, OpenTurn, TurnRequest
 from .chat_backend import builder_options
 from .client import Upstream
-from .tokenizers import count_input
+from .context_window import count_input
 
 _NOT_TEXT = (b'"input_image"', b'"input_file"', b'"input_audio"')
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.errors import Unauthorized, UpstreamError
-from responses_mw.upstream import Caller, Standing, Upstream, verification
+from responses_mw.upstream import Caller, Standing, Upstream
+from responses_mw.upstream import caller as caller_module
 from responses_mw.upstream.transports.asgi import ASGITransport
 from tests.auth.servers import Knowing, Listing
 from tests.support.configured import make_settings
@@ -125,7 +126,7 @@ async def test_an_acceptance_holds_whatever_trace_a_request_belongs_to_and_is_fo
 
 
 async def test_made_up_credentials_do_not_drive_out_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "MOST_ACCEPTED", 3)
+    monkeypatch.setattr(caller_module, "MAX_ACCEPTED", 3)
     server = Knowing()
     server.keys |= {str(number) for number in range(5)}
     upstream = before(server)
