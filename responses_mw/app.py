@@ -254,8 +254,8 @@ async def open_application(
         if limits.are_set:
             await stack.enter_async_context(limits.renewing())
         if state is None:
-            await stack.enter_async_context(open_admin(settings.server, checks(upstream, None, None), None))
-            yield Application(_around(Routes(runner, upstream, None, None, settings), limits, settings), None)
+            await stack.enter_async_context(open_admin(settings.server, checks(upstream, None, None, runner.drain), None))
+            yield Application(_around(Routes(runner, upstream, None, None, settings), limits, settings), runner.drain, None)
             return
         followers = Followers(state)
         background = Background(state, followers, sealer, settings.jobs, settings.redis)
@@ -266,9 +266,9 @@ async def open_application(
         async with aclosing(JobService(background, followers, worker)) as jobs:
             jobs.start()
             is_working = (lambda: jobs.is_working) if worker is not None else None
-            async with open_admin(settings.server, checks(upstream, state, is_working), state):
+            async with open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state):
                 routes = Routes(runner, upstream, state, background, settings, cache)
-                yield Application(_around(routes, limits, settings), jobs)
+                yield Application(_around(routes, limits, settings), runner.drain, jobs)
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import signal
-import socket
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -179,7 +178,7 @@ def serve(settings: Serve) -> None:
 
     from .app import create_app
     from .asgi.inbound import Inbound
-    from .asgi.listener import HTTPProtocol, websocket_protocol
+    from .asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
 
     set_up_sdk()
     # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
@@ -192,11 +191,6 @@ def serve(settings: Serve) -> None:
     except InvalidKeys as error:
         sys.exit(f"responses-mw: {error}")
 
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.stop()
-            await super().shutdown(sockets)
-
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -205,7 +199,7 @@ def serve(settings: Serve) -> None:
         log_config=None,  # set_up_logs has configured logging
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
         ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
         ws_max_size=settings.limits.max_request_bytes,
         ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
@@ -213,7 +207,7 @@ def serve(settings: Serve) -> None:
         server_header=False,
         date_header=False,
     )
-    server = Server(config)
+    server = DrainingServer(config, app, settings.server.drain_timeout)
     server.run()
     if not server.started:
         sys.exit(3)  # as uvicorn does

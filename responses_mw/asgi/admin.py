@@ -24,6 +24,7 @@ from .json import JSONResponse
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from ..engine.drain import Drain
     from ..settings import ServerSettings
     from ..state import State
     from ..upstream import Upstream
@@ -94,13 +95,18 @@ async def _fault(check: Check) -> str | None:
 # -- checks --------------------------------------------------------------------------------------------------------------
 
 
-def checks(upstream: Upstream, state: State | None, is_working: Callable[[], bool] | None) -> dict[str, Check]:
-    """Return the checks for what a replica needs: the upstream, and the state and a worker if it has them."""
+def checks(
+    upstream: Upstream, state: State | None, is_working: Callable[[], bool] | None, drain: Drain | None = None
+) -> dict[str, Check]:
+    """Return the checks for what a replica needs: the upstream, and the state and a worker if it has them. During the `drain`,
+    a server is not ready."""
     found: dict[str, Check] = {"upstream": partial(_upstream_fault, upstream)}
     if state is not None:
         found["redis"] = partial(_state_fault, state)
     if is_working is not None:
         found["worker"] = partial(_worker_fault, is_working)
+    if drain is not None:
+        found["server"] = partial(_drain_fault, drain)
     return found
 
 
@@ -120,6 +126,10 @@ async def _state_fault(state: State) -> str | None:
 
 async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
     return None if is_working() else "It is not taking background responses."
+
+
+async def _drain_fault(drain: Drain) -> str | None:
+    return "It is shutting down." if drain.begun.is_set() else None
 
 
 # -- the port ------------------------------------------------------------------------------------------------------------

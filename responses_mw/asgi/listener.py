@@ -1,4 +1,4 @@
-"""The protocols of the standalone server: uvicorn's, with three gaps closed.
+"""The standalone server: uvicorn, with a drain, and with three gaps of its protocols closed.
 
 - httptools skips the body of a request for an upgrade, and uvicorn goes on reading: a body that arrives in a later segment is
   parsed as another request, which no proxy in front has seen. Such a request is refused and its connection closed.
@@ -10,9 +10,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import signal
+import socket
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -20,9 +25,51 @@ from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
 from .inbound import Inbound
 
-__all__ = ["HTTPProtocol", "websocket_protocol"]
+if TYPE_CHECKING:
+    from .middleware import Dispatcher
+
+__all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
+
+END_TIMEOUT = 5.0
+"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent meanwhile."""
 
 _TRY_AGAIN_LATER = 1013
+
+
+class DrainingServer(uvicorn.Server):
+    """Give the requests in progress `drain_timeout` seconds at the end, then fail their responses.
+
+    uvicorn itself only cancels requests, `config.timeout_graceful_shutdown` seconds after the signal, which must be
+    `END_TIMEOUT` seconds longer. A second signal ends the drain, a third one the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain_timeout = drain_timeout
+        self._hurry = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's method would raise the signal again after the shutdown: the exit status would not be 0.
+        if not self.should_exit:
+            self.should_exit = True
+        elif not self._hurry.is_set():
+            self._hurry.set()
+        else:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.stop()
+        draining = asyncio.create_task(self._drain())
+        await super().shutdown(sockets)
+        draining.cancel()
+
+    async def _drain(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_timeout):
+                await self._hurry.wait()
+        await self._app.fail_runs()
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -87,32 +134,40 @@ class HTTPProtocol(HttpToolsProtocol):
         return b"%b%b\r\n%b" % (STATUS_LINE[400], b"".join(b"%b: %b\r\n" % field for field in fields), body)
 
 
-def websocket_protocol(inbound: Inbound) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with the memory of incomplete messages bounded by `inbound`."""
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's protocol, with the memory of incomplete messages bounded by `inbound`."""
 
-    class WebSocketProtocol(WebSocketsSansIOProtocol):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self._receiving = inbound.receiving()
+    inbound: ClassVar[Inbound]
 
-        def data_received(self, data: bytes) -> None:
-            try:
-                self._receiving.add(len(data))
-            except Unavailable as error:
-                self.conn.fail(_TRY_AGAIN_LATER, error.message)
-                self.transport.write(b"".join(self.conn.data_to_send()))
-                self.transport.close()
-            else:
-                super().data_received(data)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._receiving = self.inbound.receiving()
 
-        async def receive(self) -> Any:
-            # uvicorn stops reading after a complete message until the application has received it.
-            message = await super().receive()
-            self._receiving.clear()
-            return message
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._receiving.add(len(data))
+        except Unavailable as error:
+            self.conn.fail(_TRY_AGAIN_LATER, error.message)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+        else:
+            super().data_received(data)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._receiving.clear()
-            super().connection_lost(exc)
+    async def receive(self) -> Any:
+        # uvicorn stops reading after a complete message until the application has received it.
+        message = await super().receive()
+        self._receiving.clear()
+        return message
 
-    return WebSocketProtocol
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._receiving.clear()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Leave it to the application to close the WebSocket, after its last response. uvicorn would close it at once."""
+        if not self.handshake_complete:
+            super().shutdown()
+
+
+def websocket_protocol(inbound: Inbound) -> type[WebSocketProtocol]:
+    return type("WebSocketProtocol", (WebSocketProtocol,), {"inbound": inbound})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..engine.drain import Drain
 from ..errors import APIError, StartupError, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
@@ -20,13 +21,16 @@ from .json import ErrorResponse
 _OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
 _UPGRADE = {"upgrade": "HTTP/1.1"}
+_END_TIMEOUT = 5.0
+"""Seconds until failed responses must be stored when the lifespan ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The application for our paths, and its background jobs (None without stored state)."""
+    """The application for our paths, its foreground runs, and its background jobs (None without stored state)."""
 
     routes: ASGIApp
+    drain: Drain
     jobs: JobService | None
 
 
@@ -127,12 +131,23 @@ class Dispatcher:
             await self._close()
 
     def stop(self) -> None:
-        """To be called when the server stops taking requests: no more background responses are begun here, and the streams
-        of those that are followed end, which the server would wait for."""
-        if self._application and self._application.jobs:
-            self._application.jobs.stop()
+        """Begin the drain: claim no more jobs, end the streams of background responses, and close idle WebSockets."""
+        if self._application:
+            self._application.drain.begin()
+            if self._application.jobs:
+                self._application.jobs.stop()
+
+    async def fail_runs(self) -> None:
+        """End the drain: fail the foreground responses that are still in progress."""
+        if self._application:
+            await self._application.drain.fail_runs()
 
     async def _drain(self) -> None:
+        """Drain in the lifespan, for hosts that do not call `stop`. They have waited for open requests, or cancelled them."""
+        self.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT):
+                await self.fail_runs()
         if self._application and self._application.jobs:
             await self._application.jobs.drain()
 

@@ -11,14 +11,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import anyio
 import httpx
 
-from ..errors import APIError, BadRequest, MethodNotAllowed, RequestTimeout, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..errors import (
+    APIError,
+    BadRequest,
+    MethodNotAllowed,
+    RequestTimeout,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from .access import PassablePaths, check_path
 from .inbound import BODY_TIMEOUT
@@ -104,13 +115,16 @@ class ReverseProxy:
         except APIError as error:
             await ErrorResponse(error)(scope, receive, send)
             return
-        failure = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(_watch, receive, body, group.cancel_scope)
-            failure = await self._relay(request, scope, receive, send)
-            group.cancel_scope.cancel()
-        if failure is not None:
-            raise UpstreamError(f"The upstream broke off its response: {failure!r}")
+        exchange = _Exchange()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_watch, receive, body, group.cancel_scope)
+                await self._relay(exchange, request, scope, receive, send)
+                group.cancel_scope.cancel()
+        except asyncio.CancelledError:
+            await _end_cancelled(exchange, scope, receive, send)
+        if exchange.failure is not None:
+            raise UpstreamError(f"The upstream broke off its response: {exchange.failure!r}")
 
     def _check(self, scope: Scope, path: bytes) -> None:
         """Check the head of the request. Raises `APIError`."""
@@ -131,28 +145,27 @@ class ReverseProxy:
         body = _RequestBody(first, receive, framing, self._body_timeout)
         return body if first.get("more_body", False) else await anext(body)
 
-    async def _relay(
-        self, request: httpx.Request, scope: Scope, receive: Receive, send: Send
-    ) -> httpx.TransportError | APIError | None:
-        """Send the request and pass the response back. Returns the error that broke the response off, if any."""
+    async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the request and pass the response back."""
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
         except APIError as error:  # in the request's body
             await ErrorResponse(error)(scope, receive, send)
-            return None
+            return
         except httpx.TransportError as error:
             logger.warning("No answer from the upstream to %s %s: %r", request.method, request.url.path, error)
             await ErrorResponse(_unanswered(error))(scope, receive, send)
-            return None
+            return
+        exchange.has_started = True
         try:
             await _send_response(response, send)
         except (httpx.TransportError, APIError) as error:
-            return error
+            exchange.failure = error
+            return
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return None
 
     def _request(self, scope: Scope, path: bytes, body: bytes | _RequestBody) -> httpx.Request:
         query = scope["query_string"]
@@ -183,6 +196,14 @@ class ReverseProxy:
         finally:
             await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A request and its response. `failure` broke the response off."""
+
+    has_started: bool = False
+    failure: httpx.TransportError | APIError | None = None
 
 
 class _RequestBody(httpx.AsyncByteStream):
@@ -304,6 +325,19 @@ async def _send_response(response: httpx.Response, send: Send) -> None:
     await send({"type": "http.response.start", "status": response.status_code, "headers": _response_headers(response)})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+    """End a request that the server cancels, which it does at its shutdown.
+
+    The cancellation ends here: uvicorn would log it with a traceback, and answer with a 500. A response that has started stays
+    incomplete, so that uvicorn closes the connection.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if not exchange.has_started:
+        await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
 
 def _unanswered(error: httpx.TransportError) -> APIError:

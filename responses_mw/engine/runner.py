@@ -27,6 +27,7 @@ from ..tools import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .compaction import Compaction
+from .drain import ActiveRun, Drain
 from .history import History, RunContext
 from .run import Run, RunEvents, RunMode
 from .tool_loop import ToolLoop, add_compaction
@@ -57,6 +58,7 @@ class Runner:
         self._tools = tools
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
+        self.drain = Drain()
         self._loop = ToolLoop(backend, self._compaction, max_turns=max_turns, overload_timeout=overload_timeout)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
@@ -83,7 +85,9 @@ class Runner:
                 run.assembler.discard_events()
             return run
 
-        events = RunEvents(self._events(begin, mode))
+        active = ActiveRun(self.drain)
+        active.events = batches = self._events(begin, mode, active=active)
+        events = RunEvents(batches)
         return events
 
     def run_detached(self, run: Run, start: Callable[[Lifecycle], list[Event]]) -> AsyncGenerator[list[Event], None]:
@@ -105,20 +109,22 @@ class Runner:
 
     async def count_tokens(self, request: CreateResponse, caller: Caller) -> int:
         """Count the input tokens of the first turn of `request`. Raises `APIError`."""
-        run = await self.prepare(request, caller)
-        if compaction.is_asked(run.context.input):
-            return await self._backend.count(self._compaction.summary_run(run).turn_request())
-        try:
-            await self._loop.offer_tools(run)
-            return await self._backend.count(run.turn_request())
-        finally:
-            if run.toolbox is not None:
-                await run.toolbox.aclose()
+        with ActiveRun(self.drain) as active, active.interruptible():
+            run = await self.prepare(request, caller)
+            if compaction.is_asked(run.context.input):
+                return await self._backend.count(self._compaction.summary_run(run).turn_request())
+            try:
+                await self._loop.offer_tools(run)
+                return await self._backend.count(run.turn_request())
+            finally:
+                if run.toolbox is not None:
+                    await run.toolbox.aclose()
 
     async def compact(self, request: CreateResponse, caller: Caller) -> Document:
         """Compact the history of `request` and return a `response.compaction`. Raises `APIError`."""
-        run = await self.prepare(request, caller)
-        run.compacted = await self._compaction.compact(run)
+        with ActiveRun(self.drain) as active, active.interruptible():
+            run = await self.prepare(request, caller)
+            run.compacted = await self._compaction.compact(run)
         add_compaction(run)
         return compaction.document(run.document)
 
@@ -220,46 +226,52 @@ class Runner:
         async def begin() -> Run:
             return run
 
-        return self._events(begin, mode, start)
+        return self._events(begin, mode, start, active=ActiveRun(Drain()))  # the caller decides when it ends
 
     async def _events(
         self,
         begin: Callable[[], Awaitable[Run]],
         mode: RunMode,
         start: Callable[[Lifecycle], list[Event]] = Lifecycle.start,
+        *,
+        active: ActiveRun,
     ) -> AsyncGenerator[list[Event], None]:
-        run = await begin()
-        if isinstance(run.looked_up, Hit):
-            yield self._replay_hit(run, run.looked_up, start)
-            yield await self._commit(run, mode)
-            return
-        async with self._flight(run), self._opening(run, mode):
-            yield start(run.assembler)
-            await run.opened()
-            async for events in self._loop.before(run):
-                yield events
-            while run.turn is not None:
-                async for chunks in run.turn.stream:
-                    events = run.feed(chunks)
-                    if events:
-                        yield events
-                async for events in self._loop.turn(run, run.turn):
+        with active:
+            with active.interruptible():
+                run = await begin()
+            if isinstance(run.looked_up, Hit):
+                yield self._replay_hit(run, run.looked_up, start)
+                yield await self._commit(run, mode)
+                return
+            async with self._flight(run), self._opening(run, mode, active):
+                yield start(run.assembler)
+                await run.opened()
+                async for events in self._loop.before(run):
                     yield events
-            run.conclude(_now())
-            await self._cache_answer(run)
-        if mode is not RunMode.DETACHED:
-            yield await self._commit(run, mode)
+                while run.turn is not None:
+                    async for chunks in run.turn.stream:
+                        events = run.feed(chunks)
+                        if events:
+                            yield events
+                    async for events in self._loop.turn(run, run.turn):
+                        yield events
+                run.conclude(_now())
+                await self._cache_answer(run)
+            if mode is not RunMode.DETACHED:
+                yield await self._commit(run, mode)
 
     @asynccontextmanager
-    async def _opening(self, run: Run, mode: RunMode) -> AsyncIterator[None]:
+    async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
         """Open the first turn, and close whatever the run has open at the end.
 
         The mode says how long to wait before the body is entered, and whether an error is raised or recorded in the document.
         """
         try:
-            await self._open(run, mode)
+            with active.interruptible():
+                await self._open(run, mode)
             try:
-                yield
+                with active.interruptible():
+                    yield
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
                 if run.turn is not None:
                     run.turn.span.fail(error)

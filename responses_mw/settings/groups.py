@@ -88,7 +88,9 @@ class ServerSettings(Group):
     log_format: Literal["human", "json"] = Field("human", description="format of log records")
     admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
     admin_host: str = Field("127.0.0.1", description="address of the admin port")
-    drain_timeout: Duration = Field(30.0, ge=0, description="time that a stopping process waits for background responses")
+    drain_timeout: Duration = Field(
+        30.0, ge=0, description="time that responses in progress have to end when the process stops"
+    )
     prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
     keep_alive: Duration = Field(15.0, gt=0, description="silence after which a comment is sent on a stream")
     keepalive_event: bool = Field(

@@ -63,7 +63,7 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
             ready = await admin.get("/readyz")
             assert (ready.status_code, ready.json()) == (
                 200,
-                {"ready": True, "checks": {"upstream": "ok", "redis": "ok", "worker": "ok"}},
+                {"ready": True, "checks": {"upstream": "ok", "redis": "ok", "worker": "ok", "server": "ok"}},
             )
             families = {one.name for one in text_string_to_metric_families((await admin.get("/metrics")).text)}
             assert "http_server_request_duration_seconds" in families
@@ -104,7 +104,10 @@ async def test_an_upstream_that_wants_a_credential_lives(redis_url: str, port: i
 
     app = ResponsesMiddleware(refusing, make_settings(redis__url=redis_url, jobs__concurrency=0, server__admin_port=port))
     async with client(port) as admin, lifespan(app):
-        assert (await get(admin, "/readyz")).json() == {"ready": True, "checks": {"upstream": "ok", "redis": "ok"}}
+        assert (await get(admin, "/readyz")).json() == {
+            "ready": True,
+            "checks": {"upstream": "ok", "redis": "ok", "server": "ok"},
+        }
 
 
 async def test_a_check_that_does_not_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
 2. Each response is a task that sends the events of its run. A client that does not read holds up `send`, and with it the runs
    of its own connection.
 3. A connection has a maximum lifetime. After that it accepts no requests, and is closed when the running responses have ended.
+   So it is when the server shuts down.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Admission = Callable[[Caller], AbstractAsyncContextManager[None]]
 
 MAX_WAITING = 64
 """Maximum number of requests that wait in the lanes of a connection."""
-_TRY_AGAIN, _BROKEN = 1001, 1011
+_GOING_AWAY, _BROKEN, _SERVICE_RESTART = 1001, 1011, 1012
 
 
 class WebSocketConnection:
@@ -80,32 +81,37 @@ class WebSocketConnection:
         self._lanes: dict[str | None, deque[Create]] = {}
         """The waiting requests of each lane that has a running response."""
         self._waiting = 0
-        self._is_over = False
+        self._refusal: APIError | None = None
+        """Why no more requests are accepted."""
         self._idle = anyio.Event()
 
     async def run(self) -> None:
         """Serve until the client leaves, which cancels its runs, or until the lifetime is over and the last run has ended."""
         try:
             async with anyio.create_task_group() as group:
+                group.start_soon(self._wind_up_with_server, group)
                 with anyio.move_on_after(MAX_LIFETIME) as time:
                     await self._read(group)
                 if time.cancelled_caught:
-                    await self._wind_up(group)
+                    group.start_soon(self._wind_up, group, _GOING_AWAY, _limit_reached())
+                    await self._read(group)
                 group.cancel_scope.cancel()
         finally:
             self._held.close()
             for create in chain.from_iterable(self._lanes.values()):
                 self._share.leave(create.size)
 
-    async def _wind_up(self, group: TaskGroup) -> None:
-        self._is_over = True
-        group.start_soon(self._close_when_idle, group)
-        await self._read(group)
+    async def _wind_up_with_server(self, group: TaskGroup) -> None:
+        drain = self._runner.drain
+        await drain.begun.wait()
+        await self._wind_up(group, _SERVICE_RESTART, drain.error())
 
-    async def _close_when_idle(self, group: TaskGroup) -> None:
+    async def _wind_up(self, group: TaskGroup, code: int, error: APIError) -> None:
+        """Refuse further requests, and close the connection when the last response has ended."""
+        self._refusal = error
         if self._lanes:
             await self._idle.wait()
-        await self._close(group, _TRY_AGAIN, self._limit_reached())
+        await self._close(group, code, error)
 
     async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
         try:
@@ -114,11 +120,6 @@ class WebSocketConnection:
         except OSError:
             logger.debug("the client left")
         group.cancel_scope.cancel()
-
-    def _limit_reached(self) -> BadRequest:
-        minutes = f"{MAX_LIFETIME / 60:g} minutes"
-        message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
-        return BadRequest(message, code="websocket_connection_limit_reached")
 
     # -- frames ---------------------------------------------------------------------------------------------------------------
 
@@ -142,8 +143,8 @@ class WebSocketConnection:
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
         """Start the response, or queue it in its lane."""
-        if self._is_over:
-            raise self._limit_reached()
+        if self._refusal is not None:
+            raise self._refusal
         lane = self._lanes.get(create.lane)
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
@@ -169,7 +170,7 @@ class WebSocketConnection:
             self._share.leave(create.size)
             await self._guard(create, group)
         del self._lanes[first.lane]
-        if self._is_over and not self._lanes:
+        if self._refusal is not None and not self._lanes:
             self._idle.set()
 
     async def _guard(self, create: Create, group: TaskGroup) -> None:
@@ -218,6 +219,12 @@ class WebSocketConnection:
 
     async def _send_text(self, text: str) -> None:
         await self._send({"type": "websocket.send", "text": text})
+
+
+def _limit_reached() -> BadRequest:
+    minutes = f"{MAX_LIFETIME / 60:g} minutes"
+    message = f"The connection has reached its limit of {minutes}. Create a new WebSocket connection to continue."
+    return BadRequest(message, code="websocket_connection_limit_reached")
 
 
 def _data(message: Message) -> bytes:

@@ -9,6 +9,7 @@ import anyio
 
 from responses_mw.asgi.websocket.connection import WebSocketConnection
 from responses_mw.asgi.websocket.memory import ConnectionHistory, Memory, Share
+from responses_mw.engine.drain import Drain
 from responses_mw.engine.run import RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
@@ -32,6 +33,7 @@ class Failing:
 
     def __init__(self) -> None:
         self.asked: list[CreateResponse] = []
+        self.drain = Drain()
 
     def run(self, request: CreateResponse, _caller: Caller, _mode: RunMode, **_options: Any) -> RunEvents:
         return RunEvents(self._batches(request))

@@ -1,0 +1,85 @@
+"""The end of a process: runs have time to finish, then they fail instead of being cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import AsyncGeneratorType, TracebackType
+from typing import Any, Self
+
+from ..errors import Unavailable
+
+__all__ = ["ActiveRun", "Drain"]
+
+_INTERVAL = 0.05
+
+
+class Drain:
+    """The active runs of this process, and whether it is stopping."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        """Set when the process is stopping. Runs may still begin, for requests that have arrived."""
+        self.is_over = False
+        """Whether the time of the drain is over. Runs that begin now fail."""
+        self.active: set[ActiveRun] = set()
+
+    def begin(self) -> None:
+        self.begun.set()
+
+    async def fail_runs(self) -> None:
+        """Fail the active runs, and wait until their responses are stored and their last events are sent."""
+        self.begun.set()
+        self.is_over = True
+        while self.active:
+            for run in self.active:
+                run.interrupt()
+            await asyncio.sleep(_INTERVAL)
+
+    def error(self) -> Unavailable:
+        """Return the error of a run that the drain ends."""
+        return Unavailable("The server is shutting down.")
+
+
+class ActiveRun:
+    """A context manager for one run, in the task that reads its events. Raises `Unavailable` if the drain is over."""
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+        self.events: object = None
+        """The generator of the run's events, if it is one."""
+        self._task: asyncio.Task[Any] | None = None
+        self._can_interrupt = False
+        self._is_interrupted = False
+
+    def __enter__(self) -> Self:
+        if self._drain.is_over:
+            raise self._drain.error()
+        self._task = asyncio.current_task()
+        self._drain.active.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._drain.active.discard(self)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let the drain interrupt the code inside wherever it waits. Raises `Unavailable` then."""
+        self._can_interrupt = True
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._is_interrupted or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self._drain.error() from None
+        finally:
+            self._can_interrupt = False
+
+    def interrupt(self) -> None:
+        """Interrupt the run if it waits inside `interruptible`. While its reader handles an event, it does not."""
+        is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
+        if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
+            self._is_interrupted = True
+            self._task.cancel()
