@@ -1,4 +1,4 @@
-"""Decode the JSON of a client in_string limits.
+"""Decode the JSON of a client within limits.
 
 1. Decoded JSON can take forty times the memory of its text (``[[],[],...]``), and decoding cannot be interrupted. Where a
    body could hold too many values, they are counted in the text first, which takes a hundredth of the time.

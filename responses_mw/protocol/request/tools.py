@@ -58,7 +58,7 @@ def check_brought_tools(value: Any, path: str) -> list[Tool]:
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
-            checks.unsupported(f"{path}[{index}].type", f"a tool of type '{tool['type']}' must stand in 'tools'.")
+            checks.unsupported(f"{path}[{index}].type", f"a tool of type '{tool['type']}' must be in 'tools'.")
     return tools
 
 

@@ -31,7 +31,7 @@ from ..types import Chunk, Document, Item, Part, Tool
 from .document import add_usage
 from .events import Event
 from .lifecycle import Ids, Lifecycle, Options
-from .replay import ADDED, DONE, MEMBERS, TEXTS, Output
+from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, Output
 
 OURS = frozenset(
     {
@@ -62,31 +62,6 @@ _OPEN_NAMES = {
 }
 _OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
 
-# Events of an item by their stem (``response.output_text`` of ``response.output_text.delta``): the item's type, if it is known,
-# and the event's index of a part.
-_STEMS: dict[str, tuple[str | None, str | None]] = {
-    "response.content_part": (None, "content_index"),
-    "response.output_text": ("message", "content_index"),
-    "response.output_text.annotation": ("message", "content_index"),
-    "response.refusal": ("message", "content_index"),
-    "response.reasoning_text": ("reasoning", "content_index"),
-    "response.reasoning": ("reasoning", "content_index"),
-    "response.reasoning_summary_part": ("reasoning", "summary_index"),
-    "response.reasoning_summary_text": ("reasoning", "summary_index"),
-    "response.function_call_arguments": ("function_call", None),
-    "response.mcp_call_arguments": ("mcp_call", None),
-    "response.custom_tool_call_input": ("custom_tool_call", None),
-    "response.code_interpreter_call_code": ("code_interpreter_call", None),
-}
-_PART_STEMS = {"content_index": "response.content_part", "summary_index": "response.reasoning_summary_part"}
-_HOLDERS = {"content_index": "content", "summary_index": "summary"}
-_TEXT_STEMS = {
-    "output_text": "response.output_text",
-    "refusal": "response.refusal",
-    "reasoning_text": "response.reasoning_text",
-    "summary_text": "response.reasoning_summary_text",
-}
-
 Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Removes secrets from tools, so that a response may show them."""
 
@@ -105,7 +80,7 @@ class ResponsesPassthrough(Lifecycle):
         self._place_of: dict[str, int] = {}
         """Places of items by the upstream's ids of them and of their calls, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """By place, the types of the events that are to end its parts and texts, each with the index of the part."""
+        """By place, the stems of the events that are to end its parts and texts, each with the index of the part."""
         self._ended_early: set[int] = set()
         self._first = 0
         """Index of the upstream's first item; items added here precede it."""
@@ -181,68 +156,66 @@ class ResponsesPassthrough(Lifecycle):
         event = self._renamed(event)
         if place is not None:
             event["output_index"] = place
-            if "item_id" in event or stem in _STEMS:
+            if "item_id" in event or stem in TARGETS:
                 event["item_id"] = self._output.items[place]["id"]
-            if stem in _STEMS:
+            if stem in TARGETS:
                 self._fill_in(event, place, stem, step)
             self._output.take(event)
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, stem: str, step: str) -> None:
         """Add the index of the part and ``logprobs`` to an event of an item, begin its part, and note what is to end it."""
-        name = _STEMS[stem][1]
-        index = 0 if name is None else self._part_index(event, place, name, stem, step)
+        holder = TARGETS[stem].holder
+        index = 0 if holder is None else self._part_index(event, place, holder, stem, step)
         if index is None:
             return
         if stem == "response.output_text" and step in ("delta", "done"):
             event.setdefault("logprobs", [])
-        if name is None and step == "delta":
-            self._unfinished[place][f"{stem}.done", 0] = None
+        if holder is None and step == "delta":
+            self._unfinished[place][stem, 0] = None
         if step == "done":
-            kind = _OPENAI_NAMES.get(event["type"], event["type"])
-            if stem in _PART_STEMS.values():  # first the text of the part
-                self._end_parts(place, [key for key in self._unfinished[place] if key[1] == index and key[0] != kind])
-            self._unfinished[place].pop((kind, index), None)
+            stem = _OPENAI_NAMES.get(event["type"], event["type"]).removesuffix(".done")
+            if stem in PARTS.values():  # first the text of the part
+                self._end_parts(place, [key for key in self._unfinished[place] if key[1] == index and key[0] != stem])
+            self._unfinished[place].pop((stem, index), None)
 
-    def _part_index(self, event: dict[str, Any], place: int, name: str, stem: str, step: str) -> int | None:
+    def _part_index(self, event: dict[str, Any], place: int, holder: str, stem: str, step: str) -> int | None:
         """Return the index of the event's part, which may begin with this event; None for an invalid index."""
-        listed = self._output.items[place].get(_HOLDERS[name])
+        listed = self._output.items[place].get(holder)
         count = len(listed) if isinstance(listed, list) else 0
-        is_new = step == "added" and stem == _PART_STEMS[name]
-        index = event.setdefault(name, count if is_new else max(count - 1, 0))
+        is_new = step == "added" and stem == PARTS[holder]
+        index = event.setdefault(f"{holder}_index", count if is_new else max(count - 1, 0))
         if type(index) is not int or not 0 <= index <= count:
             return None
         if is_new and index == count:
-            self._note_part(place, name, index, event.get("part"))
-        elif step == "delta" and index == count and event["type"] in TEXTS:
-            self._begin_part(place, name, index, TEXTS[event["type"]].empty)
+            self._note_part(place, holder, index, event.get("part"))
+        elif step == "delta" and index == count and stem in TEXTS:
+            self._begin_part(place, holder, index, TEXTS[stem].new_part())
         return index
 
-    def _begin_part(self, place: int, name: str, index: int, part: Part) -> None:
+    def _begin_part(self, place: int, holder: str, index: int, part: Part) -> None:
         """Announce a part whose text the upstream sends unannounced: vLLM and llama.cpp for reasoning."""
-        where = {"item_id": self._output.items[place]["id"], "output_index": place, name: index}
-        part = dict(part)
-        self._note_part(place, name, index, part)
-        self._emit_item({"type": f"{_PART_STEMS[name]}.added", **where, "part": part})
+        where = {"item_id": self._output.items[place]["id"], "output_index": place, f"{holder}_index": index}
+        self._note_part(place, holder, index, part)
+        self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": part})
 
-    def _note_part(self, place: int, name: str, index: int, part: Any) -> None:
+    def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
         """Note the events that are to end a part. Give a text its lists, which the SDKs require."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
-        if kind in _TEXT_STEMS:
-            self._unfinished[place][f"{_TEXT_STEMS[kind]}.done", index] = None
-        self._unfinished[place][f"{_PART_STEMS[name]}.done", index] = None
+        texts = [stem for stem, text in TEXTS.items() if text.part == kind and stem != "response.reasoning"]
+        for stem in (*texts, PARTS[holder]):
+            self._unfinished[place][stem, index] = None
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
         """Send the events in `left`, which end parts and texts and which the upstream left out."""
-        for kind, index in list(left):
+        for stem, index in list(left):
             item = self._output.put(place)
-            stem = kind.removesuffix(".done")
-            name = _STEMS[stem][1]
-            where = {"item_id": item["id"], "output_index": place} | ({name: index} if name else {})
-            self._emit({"type": kind, **where, **_ended(item, stem, index)})
-            del self._unfinished[place][kind, index]
+            holder = TARGETS[stem].holder
+            where = {"item_id": item["id"], "output_index": place} | ({f"{holder}_index": index} if holder else {})
+            self._emit({"type": f"{stem}.done", **where, **_ended(item, stem, index)})
+            del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
         """Note the upstream's id of the response. The event itself was sent before."""
@@ -356,12 +329,12 @@ class ResponsesPassthrough(Lifecycle):
         index = event.get("output_index")
         if isinstance(index, int):
             return self._places.get(index)
-        if item is None and stem not in _STEMS:
+        if item is None and stem not in TARGETS:
             return None
         for known in (event.get("item_id"), *((item.get("id"), item.get("call_id")) if item else ())):
             if isinstance(known, str) and known in self._place_of:
                 return self._place_of[known]
-        wanted = item["type"] if item else _STEMS[stem][0]
+        wanted = item["type"] if item else TARGETS[stem].item
         fitting = (place for place in self._output.open if wanted in (None, self._output.items[place]["type"]))
         return max(fitting, default=None)
 
@@ -380,18 +353,14 @@ class ResponsesPassthrough(Lifecycle):
 
 def _ended(item: Item, stem: str, index: int) -> dict[str, Any]:
     """The members of the event that ends a text or a part of an item."""
-    name = _STEMS[stem][1]
-    if name is None:
-        member = MEMBERS[f"{stem}.delta"]
+    target = TARGETS[stem]
+    if target.holder is None:
         named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
-        return {member: item.get(member) or "", **named}
-    part = item[_HOLDERS[name]][index]
-    if stem == _PART_STEMS[name]:
+        return {target.member: item.get(target.member) or "", **named}
+    part = item[target.holder][index]
+    if target.text is None:
         return {"part": part}
-    if stem == "response.output_text":
-        return {"text": part.get("text") or "", "logprobs": part.get("logprobs") or []}
-    member = TEXTS[f"{stem}.delta"].member
-    return {member: part.get(member) or ""}
+    return {target.member: part.get(target.member) or "", **({"logprobs": part["logprobs"]} if "logprobs" in part else {})}
 
 
 def _item(value: Any) -> Item:

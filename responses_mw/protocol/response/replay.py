@@ -1,7 +1,7 @@
-"""From events back to items: what a stream has come to, wherever it stopped.
+"""From events back to items: the output of a stream, wherever it stopped.
 
-The events that add to an item tell which of its members they write to (OpenAI reference, "Streaming events"); what is not
-known here adds nothing, and the item's ``done`` brings it whole.
+The type of an event says what it adds to (OpenAI reference, "Streaming events"). Events that are not known here add nothing;
+the item's ``done`` replaces it as a whole.
 
 `fold` makes the document of a run that lost its worker or was cancelled from the log of its events.
 """
@@ -15,47 +15,42 @@ from ..request.checks import malformed
 from ..types import Document, Item, Part
 from .document import whole
 from .events import Emitter, Event, terminal_type
+from .text import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, TextKind
 
 ADDED = "response.output_item.added"
 DONE = "response.output_item.done"
 
 
-class PartText(NamedTuple):
-    """How deltas add to a part."""
+class Target(NamedTuple):
+    """What the events of one stem (``response.output_text`` of ``response.output_text.delta``) add to."""
 
-    holder: str
-    """The member of the item that lists the parts."""
-    place: str
-    """The event's index into that list."""
-    member: str
-    """The member of the part."""
-    empty: Part
-    """A part to begin with."""
+    item: str | None  # type of the item, if there is only one
+    member: str = ""  # what deltas add to: a member of the part, or of an item without parts
+    holder: str | None = None  # the member of the item that lists the parts
+    text: TextKind | None = None  # the kind of part, for text
+
+    @property
+    def position(self) -> str | None:
+        """The member of the events with the index of the part."""
+        return f"{self.holder}_index" if self.holder else None
 
 
-_OUTPUT_TEXT: Part = {"type": "output_text", "text": "", "annotations": []}
-_REASONING: Part = {"type": "reasoning_text", "text": ""}
-_SUMMARY: Part = {"type": "summary_text", "text": ""}
-
-TEXTS = {
-    "response.output_text.delta": PartText("content", "content_index", "text", _OUTPUT_TEXT),
-    "response.refusal.delta": PartText("content", "content_index", "refusal", {"type": "refusal", "refusal": ""}),
-    "response.reasoning_text.delta": PartText("content", "content_index", "text", _REASONING),
-    "response.reasoning.delta": PartText("content", "content_index", "text", _REASONING),
-    "response.reasoning_summary_text.delta": PartText("summary", "summary_index", "text", _SUMMARY),
+TEXTS = {f"response.{kind.events}": kind for kind in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, OPEN_REASONING_TEXT, SUMMARY_TEXT)}
+PARTS = {"content": "response.content_part", "summary": "response.reasoning_summary_part"}
+"""Stems of the events of whole parts, by the member that lists the parts."""
+TARGETS: dict[str, Target] = {
+    **{stem: Target(kind.item, kind.text, kind.parts, kind) for stem, kind in TEXTS.items()},
+    **{stem: Target(None, holder=holder) for holder, stem in PARTS.items()},
+    "response.output_text.annotation": Target("message", holder="content"),
+    "response.function_call_arguments": Target("function_call", "arguments"),
+    "response.mcp_call_arguments": Target("mcp_call", "arguments"),
+    "response.custom_tool_call_input": Target("custom_tool_call", "input"),
+    "response.code_interpreter_call_code": Target("code_interpreter_call", "code"),
 }
-# Deltas that write to a member of the item itself.
-MEMBERS = {
-    "response.function_call_arguments.delta": "arguments",
-    "response.mcp_call_arguments.delta": "arguments",
-    "response.custom_tool_call_input.delta": "input",
-    "response.code_interpreter_call_code.delta": "code",
-}
-_NEW_PARTS = {"response.content_part.added": "content", "response.reasoning_summary_part.added": "summary"}
 
 
 class Output:
-    """Takes events one by one; ``items`` grows. A delta costs an entry in a list: the texts are put together in the end."""
+    """Takes events one by one; ``items`` grows. A delta costs an entry in a list: the texts are joined at the end."""
 
     __slots__ = ("_pieces", "items", "open")
 
@@ -67,53 +62,57 @@ class Output:
         self._pieces: dict[tuple[int, str, str], list[Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Any event of a response. One that is for no open item adds nothing. Raises ``UpstreamError`` where a part is none."""
-        kind, index = event["type"], event.get("output_index")
+        """Take any event of a response. Raise ``UpstreamError`` for a part that is no object."""
+        kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open.add(len(self.items))
             self.items.append(event["item"])
-        elif not isinstance(index, int) or index not in self.open:
+        elif not isinstance(place, int) or place not in self.open:
             return
         elif kind == DONE:
-            self._done(index, event["item"])
-        elif kind in _NEW_PARTS:
-            self._new_part(self.items[index], _NEW_PARTS[kind], event.get("part"))
-        elif kind in TEXTS or kind in MEMBERS:
-            part = str(event.get(TEXTS[kind].place, 0)) if kind in TEXTS else ""
-            self._pieces.setdefault((index, kind, part), []).append(event)
+            self._done(place, event["item"])
+        else:
+            self._grow(place, event)
 
-    def _done(self, index: int, item: Item) -> None:
-        self.items[index] = item
-        self.open.discard(index)
-        for place in [place for place in self._pieces if place[0] == index]:
-            del self._pieces[place]
+    def _done(self, place: int, item: Item) -> None:
+        self.items[place] = item
+        self.open.discard(place)
+        for key in [key for key in self._pieces if key[0] == place]:
+            del self._pieces[key]
 
-    def _new_part(self, item: Item, holder: str, part: Any) -> None:
-        if not isinstance(part, dict):
-            malformed("part")
-        item[holder] = [*(item.get(holder) or ()), dict(part)]
+    def _grow(self, place: int, event: Mapping[str, Any]) -> None:
+        stem, _, step = event["type"].rpartition(".")
+        target = TARGETS.get(stem)
+        if target is None:
+            return
+        if step == "delta" and target.member:
+            self._pieces.setdefault((place, stem, str(event.get(target.position or "", 0))), []).append(event)
+        elif step == "added" and target.holder and stem == PARTS[target.holder]:
+            part = event.get("part")
+            if not isinstance(part, dict):
+                malformed("part")
+            item = self.items[place]
+            item[target.holder] = [*(item.get(target.holder) or ()), dict(part)]
 
-    def put(self, index: int) -> Item:
-        """The item at ``index`` with all the text that came for it."""
-        item = self.items[index]
-        for place in [place for place in self._pieces if place[0] == index]:
-            events = self._pieces.pop(place)
-            kind = place[1]
-            if kind in MEMBERS:
-                _append(item, MEMBERS[kind], events)
-            else:
-                holder, part_index, member, empty = TEXTS[kind]
-                part = _part(item, holder, events[0].get(part_index, 0), empty)
-                _append(part, member, events)
-                logprobs = [one for event in events for one in event.get("logprobs") or ()]
-                if logprobs:
-                    part["logprobs"] = [*(part.get("logprobs") or ()), *logprobs]
+    def put(self, place: int) -> Item:
+        """The item at ``place`` with all the text that came for it."""
+        item = self.items[place]
+        for key in [key for key in self._pieces if key[0] == place]:
+            events, target = self._pieces.pop(key), TARGETS[key[1]]
+            if target.text is None:
+                _append(item, target.member, events)
+                continue
+            part = _part(item, target.text, events[0].get(target.position, 0))
+            _append(part, target.member, events)
+            logprobs = [one for event in events for one in event.get("logprobs") or ()]
+            if logprobs:
+                part["logprobs"] = [*(part.get("logprobs") or ()), *logprobs]
         return item
 
     def cut(self) -> None:
-        """The stream has stopped: items that are not done are ``incomplete``, with the text so far."""
-        for index in sorted(self.open):
-            self.put(index)["status"] = "incomplete"
+        """End items that are not done where the stream stopped: ``incomplete``, with the text so far."""
+        for place in sorted(self.open):
+            self.put(place)["status"] = "incomplete"
         self.open.clear()
 
 
@@ -123,13 +122,13 @@ def _append(holder: dict[str, Any], member: str, events: list[Any]) -> None:
     holder[member] = "".join(text for text in (before, *deltas) if isinstance(text, str))
 
 
-def _part(item: Item, holder: str, index: Any, empty: Part) -> Part:
+def _part(item: Item, kind: TextKind, index: Any) -> Part:
     """The part that deltas write to. Some servers (vLLM) do not announce the parts of a reasoning item."""
-    parts: list[Part] = item.get(holder) or []
-    item[holder] = parts
+    parts: list[Part] = item.get(kind.parts) or []
+    item[kind.parts] = parts
     if isinstance(index, int) and 0 <= index < len(parts):
         return parts[index]
-    parts.append(dict(empty))
+    parts.append(kind.new_part())
     return parts[-1]
 
 
