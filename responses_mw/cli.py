@@ -32,7 +32,7 @@ from .asgi.admin import checks, open_admin
 from .auth import APIKeys, InvalidKeys
 from .cache import Entries
 from .crypto import Sealer
-from .engine.prompt_templates import Prompts, UnfitPrompt
+from .engine.prompt_templates import InvalidPrompt, Prompts
 from .errors import APIError, StartupError
 from .jobs import Worker
 from .sandbox import SandboxSettings
@@ -261,7 +261,7 @@ def _check_files(settings: Settings) -> bool:
     try:
         APIKeys.of(settings.auth)
         Prompts(settings.server.prompts_dir)
-    except (InvalidKeys, UnfitPrompt, OSError) as error:
+    except (InvalidKeys, InvalidPrompt, OSError) as error:
         print(f"settings: {error}", file=sys.stderr)
         return False
     if unknown := _unknown_variables():

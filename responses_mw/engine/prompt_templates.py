@@ -1,15 +1,16 @@
-"""The prompt templates of ``server.prompts_dir``: a TOML or JSON file each, named by its id.
+"""The prompt templates of ``server.prompts_dir``: one TOML or JSON file per prompt, named after its id.
 
     # support.toml: {"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}}
-    current = "2"                       # for requests that name no version; needed where there are several
+    current = "2"                       # used by requests without a version; required with several versions
 
     [versions.2]
     instructions = "You answer questions about {{product}}."
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without ``versions`` is its own version ``1``. A version may hold every parameter of a request that says nothing of where
-it belongs or how it is answered. The directory may be a mounted ConfigMap: a file that changes is read again.
+A file without ``versions`` is version ``1``. A version may set all parameters of a request, except those that say what it
+continues, where it is stored and how it is delivered. A file that changes is read again: the directory may be a mounted
+ConfigMap.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..protocol.request.prompts import Template, filled, variables
 
 logger = logging.getLogger(__name__)
 
-LARGEST_FILE = 1024 * 1024
+MAX_FILE_BYTES = 1024 * 1024
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIXES = (".toml", ".json")
 _check_prompt = checks.closed_object({"id": checks.string}, version=checks.string, variables=checks.as_it_is)
@@ -42,40 +43,42 @@ _NOT_DEFAULTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The templates of one prompt, by version; ``current`` is the one for who names none."""
+    """The templates of one prompt by version. ``current`` is the version for requests that name none."""
 
     versions: Mapping[str, Template]
     current: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A file as it was read; ``stamp`` changes with it."""
+class _File:
+    """A file as it was read. ``stamp`` changes when the file does."""
 
     stamp: tuple[int, int, int]
     prompt: Prompt
 
 
-class UnfitPrompt(StartupError, ValueError):
-    """A file that is no prompt; the message names it and says why."""
+class InvalidPrompt(StartupError, ValueError):
+    """A file that is not a valid prompt. The message names it and says why."""
 
 
 class Prompts:
-    """``directory`` is read once here, so that a bad file is seen at the start. Raises ``UnfitPrompt``."""
+    """The prompts of ``directory``. Reads all of them at the start. Raises ``InvalidPrompt``."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = Path(directory) if directory is not None else None
-        self._read: dict[Path, _Read] = {}
+        self._files: dict[Path, _File] = {}
         if self._directory is not None:
             if not self._directory.is_dir():
-                raise UnfitPrompt(f"server.prompts_dir: {self._directory} is no directory")
+                raise InvalidPrompt(f"server.prompts_dir: {self._directory} is not a directory")
             for path in sorted(self._directory.iterdir()):
                 if path.suffix in _SUFFIXES and _ID.fullmatch(path.stem):
-                    self._read[path] = _Read(_stamp(path), _prompt(path))
+                    self._files[path] = _File(_stamp(path), _prompt(path))
 
     def resolve(self, body: Any) -> Any:
-        """The body of a request, with what its ``prompt`` stands for; the ``prompt`` itself is left as the response is to show
-        it: with its version. Raises ``BadRequest`` for an id, a version or variables that do not fit."""
+        """Return the request ``body`` with its ``prompt`` filled in. ``prompt`` remains, with its version, for the response.
+
+        Raises ``BadRequest`` for an unknown id or version, or wrong variables.
+        """
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body
         if self._directory is None:
@@ -85,7 +88,7 @@ class Prompts:
         return {**filled(body, template, variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 
     def _template(self, directory: Path, prompt_id: str, version: str | None) -> tuple[str, Template]:
-        """The template, and the version that it is."""
+        """Return the version and its template."""
         prompt = self._prompt(directory, prompt_id) if _ID.fullmatch(prompt_id) else None
         if prompt is None:
             raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
@@ -97,42 +100,42 @@ class Prompts:
         return wanted, template
 
     def _prompt(self, directory: Path, prompt_id: str) -> Prompt | None:
-        """The prompt as its file is now. One that is no longer readable stays as it was."""
+        """Return the prompt from its file. If the file has become invalid, the last valid prompt remains in use."""
         for path in (directory / f"{prompt_id}{suffix}" for suffix in _SUFFIXES):
-            before = self._read.get(path)
+            before = self._files.get(path)
             try:
                 stamp = _stamp(path)
                 if before is None or before.stamp != stamp:
-                    self._read[path] = before = _Read(stamp, _prompt(path))
+                    self._files[path] = before = _File(stamp, _prompt(path))
             except FileNotFoundError:
-                self._read.pop(path, None)
+                self._files.pop(path, None)
                 continue
-            except (OSError, UnfitPrompt) as error:
-                logger.warning("a prompt cannot be read: %s", error)
+            except (OSError, InvalidPrompt) as error:
+                logger.warning("cannot read a prompt template: %s", error)
             if before is not None:
                 return before.prompt
         return None
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """A look at a file's dates is quicker than a thread that would do it."""
+    """Identify a version of the file. Blocks, but for less time than starting a thread takes."""
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _prompt(path: Path) -> Prompt:
-    """What the file says. Raises ``UnfitPrompt``, or ``OSError`` where it cannot be read."""
+    """Read a file. Raises ``InvalidPrompt``, or ``OSError`` if it cannot be read."""
     with path.open("rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise UnfitPrompt(f"{path}: larger than {LARGEST_FILE} bytes")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidPrompt(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
         decoded = tomllib.loads(data.decode()) if path.suffix == ".toml" else orjson.loads(data)
         return _versions(decoded)
     except BadRequest as error:
-        raise UnfitPrompt(f"{path}: {error.message}") from None
-    except ValueError as error:  # of either decoder
-        raise UnfitPrompt(f"{path}: {error}") from None
+        raise InvalidPrompt(f"{path}: {error.message}") from None
+    except ValueError as error:  # from either decoder
+        raise InvalidPrompt(f"{path}: {error}") from None
 
 
 def _versions(decoded: Any) -> Prompt:
@@ -152,7 +155,7 @@ def _versions(decoded: Any) -> Prompt:
 def _parsed(value: Any, path: str) -> Template:
     version = checks.mapping(value, path)
     for name in sorted(version.keys() & _NOT_DEFAULTS):
-        checks.unsupported(f"{path}.{name}", "it is the request's own.")
+        checks.unsupported(f"{path}.{name}", "only the request itself can set it.")
     instructions = version.pop("instructions", None)
     if instructions is not None:
         checks.string(instructions, f"{path}.instructions")

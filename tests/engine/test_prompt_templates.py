@@ -10,7 +10,7 @@ import openai
 import pytest
 import redis
 
-from responses_mw.engine.prompt_templates import Prompts, UnfitPrompt
+from responses_mw.engine.prompt_templates import InvalidPrompt, Prompts
 from responses_mw.errors import BadRequest
 from tests.support.scripted import HELLO, completion
 
@@ -244,10 +244,10 @@ def test_a_file_that_is_broken_later_stays_as_it_was(
 )
 def test_a_bad_file_is_told_at_the_start(tmp_path: Path, name: str, content: str, why: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(UnfitPrompt, match=why):
+    with pytest.raises(InvalidPrompt, match=why):
         Prompts(str(tmp_path))
 
 
 def test_a_directory_that_is_none_is_told_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UnfitPrompt, match="no directory"):
+    with pytest.raises(InvalidPrompt, match="not a directory"):
         Prompts(str(tmp_path / "none"))
