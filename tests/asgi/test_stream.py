@@ -272,7 +272,7 @@ async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: Scrip
 
 @pytest.mark.both_mounts
 async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__first_byte_timeout=0.2)
+    ours = start(upstream__first_byte_timeout=1)
     answer = upstream.stream(*HELLO, before=Signal())
     streamed = await stream(ours)
     assert streamed.terminal == "response.failed"

@@ -56,6 +56,7 @@ async def test_a_client_that_leaves_before_the_first_chunk_ends_the_upstream_cal
     seen = asyncio.Event()
     request = asyncio.create_task(_read_on(ours, seen, b"response.created"))
     await seen.wait()
+    await answer.asked.wait()
     await _leave(request)
     await answer.left.wait()
 
@@ -65,6 +66,7 @@ async def test_a_client_that_leaves_before_the_status_ends_the_upstream_call(our
     seen = asyncio.Event()
     request = asyncio.create_task(_read_on(ours, seen, b"response.created"))
     await seen.wait()
+    await answer.asked.wait()
     await _leave(request)
     await answer.left.wait()
 
@@ -225,6 +227,7 @@ async def test_a_client_that_leaves_while_it_is_sent_to_ends_the_upstream_call(a
     async with apps.open() as app, anyio.create_task_group() as group:
         group.start_soon(client.call, app)
         await client.begun.wait()
+        await answer.asked.wait()
         client.leaves.set()
         await answer.left.wait()
 
@@ -236,6 +239,7 @@ async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understoo
 
     class Leaving(Client):
         async def _send(self, message: Message) -> None:
+            await answer.asked.wait()
             raise OSError("gone")
 
     async with apps.open() as app:
