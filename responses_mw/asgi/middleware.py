@@ -68,7 +68,8 @@ class Dispatcher:
             await ErrorResponse(refusal)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
-            await application.routes({**scope, "responses_mw.path": path}, receive, send)
+            with application.drain.ending():
+                await application.routes({**scope, "responses_mw.path": path}, receive, send)
 
     def _our_path(self, scope: Scope) -> str | None:
         """Return the path from `/v1` on, or None if it is not ours. Hosts include their `root_path` or leave it out."""

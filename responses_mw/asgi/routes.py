@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
+from ..engine.drain import Drain
 from ..engine.prompt_templates import Prompts
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
@@ -43,6 +45,7 @@ class Routes:
         cache: Cache | None = None,
     ) -> None:
         reader = Reader(settings.limits, settings.auth, settings.upstream.forward_headers)
+        self._drain = runner.drain
         self._origins = origins = Origins(settings.server.cors_origins)
         refuses_unknown = settings.server.unknown_fields == "refuse"
         parser = RequestParser(Prompts(settings.server.prompts_dir), refuses_unknown=refuses_unknown)
@@ -91,16 +94,17 @@ class Routes:
 
     def _route(self, path: str, **endpoints: Endpoint) -> Route:
         """Return the route of `path` with an endpoint for each method."""
-        return Route(path, _Resource(path, endpoints, self._origins))
+        return Route(path, _Resource(path, endpoints, self._origins, self._drain))
 
 
 class _Resource:
     """An ASGI application that serves one path."""
 
-    def __init__(self, path: str, endpoints: dict[str, Endpoint], origins: Origins) -> None:
+    def __init__(self, path: str, endpoints: dict[str, Endpoint], origins: Origins, drain: Drain) -> None:
         self._path = path
         self._endpoints = endpoints
         self._origins = origins
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp | None
@@ -108,6 +112,10 @@ class _Resource:
             response = await self._respond(Request(scope, receive))
         except Exception as error:  # noqa: BLE001 (error_response logs it)
             response = error_response(error)
+        except asyncio.CancelledError:
+            if self._drain.is_over:
+                await ErrorResponse(self._drain.error())(scope, receive, send)
+            raise
         if response is not None:
             await response(scope, receive, send)
 

@@ -37,6 +37,17 @@ class Drain:
                 run.interrupt()
             await asyncio.sleep(_INTERVAL)
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the cancellation of an overdue request, which the server would log with a traceback."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.is_over or task is None:
+                raise
+            task.uncancel()
+
     def error(self) -> Unavailable:
         """Return the error of a run that the drain ends."""
         return Unavailable("The server is shutting down.")
@@ -62,6 +73,11 @@ class ActiveRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._drain.active.discard(self)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time of the drain is over."""
+        return self._drain.is_over
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

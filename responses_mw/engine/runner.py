@@ -272,6 +272,12 @@ class Runner:
             try:
                 with active.interruptible():
                     yield
+            except GeneratorExit:
+                if active.is_overdue:  # the server closes the connection of a client that does not read
+                    run.fail(self.drain.error())
+                    with anyio.CancelScope(shield=True):
+                        await self._commit(run, mode)
+                raise
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
                 if run.turn is not None:
                     run.turn.span.fail(error)

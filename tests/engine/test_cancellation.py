@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import anyio
 import httpx
 import pytest
 
+from responses_mw import ResponsesMiddleware
 from tests.support.oracle import check
 from tests.support.scripted import HELLO, Signal, completion, error, finish, text
 
@@ -155,6 +157,9 @@ class Client:
         }  # fmt: skip
         await app(scope, self._receive, self._send)
 
+    def withhold_body(self) -> None:
+        self._body.clear()
+
     async def _receive(self) -> Message:
         if self._body:
             return {"type": "http.request", "body": self._body.pop(), "more_body": False}
@@ -191,6 +196,45 @@ async def test_one_read_of_the_upstream_is_one_send_of_whole_events(apps: Apps, 
     assert all(body.endswith(b"\n\n") for body in client.bodies[:-1])
     assert [body.count(b"event: ") for body in client.bodies[:4]] == [2, 3, 1, 1]
     assert check(b"".join(client.bodies)).deltas == ["a", "b", "c"]
+
+
+async def test_a_response_whose_client_does_not_read_is_stored_as_failed_when_the_server_stops(
+    apps: Apps, upstream: ScriptedUpstream, start: Start
+) -> None:
+    upstream.stream(text("Hel"), more := Signal(), text("lo"), Signal())
+    client, other = Client(), start()
+    client.may_read.set()
+    async with apps.open() as app:
+        assert isinstance(app, ResponsesMiddleware)
+        request = asyncio.create_task(client.call(app))
+        await client.until(b'"Hel"')
+        client.may_read.clear()
+        client.begun.clear()
+        more.set()
+        await client.begun.wait()
+        failing = asyncio.create_task(app.fail_runs())
+        await asyncio.sleep(0)
+        request.cancel()  # as uvicorn does after its own time
+        await request
+        await failing
+    [response_id] = re.findall(rb'"id":"(resp_\w+)"', client.bodies[0].splitlines()[1])
+    stored = (await other.http.get(f"/v1/responses/{response_id.decode()}")).json()
+    assert (stored["status"], stored["output_text"]) == ("failed", "Hello")
+
+
+async def test_a_request_whose_body_is_not_complete_when_the_server_stops_gets_a_503(apps: Apps) -> None:
+    client = Client()
+    client.may_read.set()
+    client.withhold_body()
+    async with apps.open() as app:
+        assert isinstance(app, ResponsesMiddleware)
+        request = asyncio.create_task(client.call(app))
+        await asyncio.sleep(0.01)
+        await app.fail_runs()
+        request.cancel()  # as uvicorn does after its own time
+        await request
+    assert client.sent[0]["status"] == 503
+    assert b"The server is shutting down." in client.bodies[0]
 
 
 async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
