@@ -9,6 +9,7 @@ APIError                        an HTTP status, and the error body that OpenAI d
 ├── NotFound                    404  no such object for this owner
 ├── MethodNotAllowed            405
 ├── RequestTimeout              408  the client stopped sending its request
+├── Conflict                    409  another request with the same idempotency key runs
 ├── UpgradeRequired             426  a WebSocket is expected, or not supported
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
 ├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
@@ -102,6 +103,16 @@ class RequestTimeout(APIError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"connection": "close"})
+
+
+class Conflict(APIError):
+    """Another request is making what this one asks for. The client may repeat it."""
+
+    status = 409
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code, headers={"retry-after": "1"})
 
 
 class UpgradeRequired(APIError):

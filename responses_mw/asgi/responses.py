@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry import annotate
 from ..upstream import Caller, Upstream
+from .idempotency import OnceOnly, key_of, once
 from .json import JSONResponse, add_headers
 from .limits import allowance_of
 from .requests import Reader, RequestParser, flag, included, listed, number, paging
@@ -76,27 +77,49 @@ class ResponseRoutes:
             add_headers(request.scope, {FORWARDED_HEADER: _listed_names(parsed.extra)})
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, told, self._caching, stored=parsed.store)
+        guard = await once(key_of(request), self._state, parsed, body, caller, gate)
         if parsed.background:
-            return await self._create_in_background(parsed, body, caller)
+            return await self._create_in_background(parsed, body, caller, guard)
         run = self._runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
+        is_open = self._settings.reasoning_events == "open_responses"
+        batches = run.batches if guard is None else guard.run(run.batches, parsed, open_reasoning=is_open)
         kind = EventStreamResponse if parsed.stream else RunJSONResponse
-        return kind(run.batches, self._settings, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
+        return kind(batches, self._settings, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
 
-    async def _create_in_background(self, parsed: CreateResponse, body: dict[str, Any], caller: Caller) -> ASGIApp:
+    async def _create_in_background(
+        self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
+    ) -> ASGIApp:
         if self._background is None:
             raise NotSupported(
                 "'background' needs stored state, which this server does not have: configure Redis.", param="background"
             )
-        gate = partial(self._upstream.verify, caller)
-        await gate()
+        await self._upstream.verify(caller)
         await self._background.check_secrets()
-        run = await self._runner.prepare(parsed, caller)
-        await self._runner.check(run)
-        async with allowance_of(caller.scope).background(run.document["id"], caller.owner, gate):
-            document = await self._background.create(run, body, gate)
+        earlier = await guard.earlier(wait=True) if guard is not None else None
+        if earlier is not None:
+            document = earlier.document
+        else:
+            async with guard.making() if guard is not None else nullcontext():
+                document = await self._queued(self._background, parsed, body, caller, guard)
         if parsed.stream:
             return LogStreamResponse(self._background.follow(document), self._settings)
         return JSONResponse(whole(document, parsed.include))
+
+    async def _queued(
+        self, background: Background, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
+    ) -> Document:
+        """Create a background response and return its document."""
+        gate = partial(self._upstream.verify, caller)
+        run = await self._runner.prepare(parsed, caller)
+        await self._runner.check(run)
+        response_id = run.document["id"]
+        async with allowance_of(caller.scope).background(response_id, caller.owner, gate):
+            if guard is not None:
+                await guard.name(response_id)
+            document = await background.create(run, body, gate)
+        if guard is not None:
+            await guard.complete(response_id)
+        return document
 
     async def connect(self, request: Request) -> ASGIApp:
         """``GET /v1/responses``: refuse the upgrade of a WebSocket that the server in front has taken for a plain request."""

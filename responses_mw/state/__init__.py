@@ -19,6 +19,7 @@ from .errors import (
     StateUnavailable,
 )
 from .health import Health
+from .idempotency import IdempotencyKeys, Reservation
 from .jobs import Jobs
 from .store import State
 from .values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
@@ -34,6 +35,7 @@ __all__ = [
     "EmbeddedFailed",
     "Fenced",
     "Health",
+    "IdempotencyKeys",
     "Item",
     "Job",
     "Jobs",
@@ -43,6 +45,7 @@ __all__ = [
     "OverBound",
     "OverQuota",
     "Page",
+    "Reservation",
     "State",
     "StateUnavailable",
     "Stored",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .conversations import Conversations
 from .health import Health, Memory, check
+from .idempotency import IdempotencyKeys
 from .jobs import Jobs
 from .keys import KEY_CHECK
 from .limits import Usage
@@ -30,8 +31,8 @@ WEEK = 7 * DAY
 
 
 class State:
-    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, and the
-    ``quota`` of what they have stored, behind one client.
+    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, the ``quota`` of
+    what they have stored, and ``idempotency_keys``, behind one client.
 
     ``wakeups`` delivers messages about what other processes have written.
     """
@@ -66,6 +67,7 @@ class State:
         )
         self.jobs = Jobs(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.usage = Usage(client)
+        self.idempotency_keys = IdempotencyKeys(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = PubSub(client)
         self._memory = Memory(client)

@@ -1,0 +1,161 @@
+"""Requests with an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): a repeat gets the response of the first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import anyio
+import orjson
+from starlette.requests import Request
+
+from ..auth import Gate
+from ..errors import BadRequest, Conflict
+from ..protocol.request.create import CreateResponse
+from ..protocol.response.events import TERMINAL, Event
+from ..protocol.response.restream import events_of
+from ..state import Missing, Reservation, State, StateUnavailable, Stored
+from ..state.idempotency import LEASE
+from ..threads import by_size
+from ..upstream import Caller
+
+logger = logging.getLogger(__name__)
+
+HEADER = "Idempotency-Key"
+_KEY = re.compile(r"[!-~]{1,255}")
+_MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
+"""Seconds between two looks at a request that runs, at first and at most."""
+
+
+def key_of(request: Request) -> str | None:
+    """Return the key of a request, if it has one. Raises `BadRequest` for an invalid one."""
+    values = request.headers.getlist(HEADER)
+    if not values:
+        return None
+    if len(values) > 1 or not _KEY.fullmatch(values[0]):
+        message = f"The header '{HEADER}' must be a single value of 1 to 255 visible ASCII characters."
+        raise BadRequest(message, param=HEADER, code="invalid_idempotency_key")
+    return values[0]
+
+
+async def once(
+    key: str | None, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
+) -> OnceOnly | None:
+    """Return the guard of a request with a key. Raises `BadRequest` if its response cannot be stored."""
+    if key is None:
+        return None
+    if state is None or not parsed.store:
+        reason = "remove store: false" if state is not None else "this server has none, configure Redis"
+        message = f"The header '{HEADER}' needs stored state: {reason}."
+        raise BadRequest(message, param=HEADER, code="idempotency_key_not_supported")
+    canonical = await by_size(parsed.size, lambda: orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+    return OnceOnly(state.idempotency_keys.reservation(caller.owner, key, canonical), state, caller.owner, gate)
+
+
+class OnceOnly:
+    """Keep the request with a key from running twice."""
+
+    def __init__(self, reservation: Reservation, state: State, owner: str, gate: Gate) -> None:
+        self._reservation = reservation
+        self._state = state
+        self._owner = owner
+        self._gate = gate
+        self._may_exist = False
+
+    async def earlier(self, *, wait: bool) -> Stored | None:
+        """Return the response that the key has; None if this request is to make it, for which the key is reserved now.
+
+        While another request makes it, `wait` for its end. Otherwise raise `Conflict`. Raises `BadRequest` if the key belongs
+        to another body, and `Missing` if its response has been deleted.
+        """
+        await self._gate()
+        pause = _MIN_PAUSE
+        while True:
+            found = await self._reservation.reserve()
+            if found.verdict == "reserved":
+                return None
+            if found.verdict == "different":
+                message = f"The header '{HEADER}' has been used for a request with another body."
+                raise BadRequest(message, param=HEADER, code="idempotency_key_reused")
+            if found.response_id is not None:
+                try:
+                    return await self._state.responses.get(found.response_id, self._owner)
+                except Missing:
+                    if found.verdict == "done":
+                        raise
+            if not wait:
+                message = f"A request with this '{HEADER}' is running; its response cannot be streamed before it has ended."
+                raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+
+    async def run(
+        self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
+    ) -> AsyncGenerator[list[Event], None]:
+        """Yield the events of a foreground run, or those of the response that the key has."""
+        async with aclosing(batches):
+            stored = await self.earlier(wait=not request.stream)
+            if stored is not None:
+                yield events_of(stored.document, request.include, open_reasoning=open_reasoning)
+                return
+            async with self._renewing(), self.making():
+                async for events in batches:
+                    last = events[-1]
+                    if last.type in TERMINAL and last.data["response"]["store"]:
+                        await self.complete(last.data["response"]["id"])
+                    yield events
+                if not self._may_exist:
+                    await self._release()
+
+    @asynccontextmanager
+    async def making(self) -> AsyncIterator[None]:
+        """Release the key if the body fails before a response may exist."""
+        try:
+            yield
+        except BaseException as error:
+            if not (self._may_exist and isinstance(error, StateUnavailable | GeneratorExit | asyncio.CancelledError)):
+                await self._release()
+            raise
+
+    async def name(self, response_id: str) -> None:
+        """Record the id of a background response that is about to be created."""
+        await self._reservation.name(response_id)
+        self._may_exist = True
+
+    async def complete(self, response_id: str) -> None:
+        """Keep the response for the key."""
+        self._may_exist = True
+        try:
+            await self._reservation.complete(response_id)
+        except StateUnavailable as error:
+            logger.warning("response %s is not kept for its idempotency key: %s", response_id, error.message)
+
+    async def _release(self) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._reservation.release()
+            except StateUnavailable as error:
+                logger.debug("an idempotency key is released by the end of its lease: %s", error.message)
+
+    @asynccontextmanager
+    async def _renewing(self) -> AsyncIterator[None]:
+        """Renew the lease of the key while the run lasts."""
+
+        async def renew() -> None:
+            while not self._may_exist:
+                await asyncio.sleep(LEASE / 3)
+                try:
+                    await self._reservation.renew()
+                except StateUnavailable as error:
+                    logger.debug("the lease of an idempotency key is not renewed: %s", error.message)
+
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""Idempotency keys: which request of an owner a key belongs to, and which response that request made.
+
+    rmw:{i<hash>}:key   hash: ``request`` (its hash), ``token`` of the reservation, ``response`` (its id), ``done``
+
+The name has a hash of the owner and the key. While its request runs, a reservation has a lease, so that a lost replica blocks
+the key for seconds only; once the response exists, it is kept for a day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from ..ids import random_part
+from .scripts import script
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["IdempotencyKeys", "Reservation", "Reserved"]
+
+_RESERVE, _UPDATE = script("idempotency_reserve"), script("idempotency_update")
+
+# Seconds for which a response belongs to its key.
+KEPT = 24 * 60 * 60
+LEASE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What reserving a key has found.
+
+    ``verdict``: ``reserved`` (run the request), ``running`` (another request with the key runs), ``done`` (it has made the
+    response) or ``different`` (the key belongs to a request with another body).
+    """
+
+    verdict: str
+    response_id: str | None = None
+
+
+class Reservation:
+    """The claim of one request to a key. Every method raises StateUnavailable."""
+
+    def __init__(self, client: Client, name: str, request_hash: str) -> None:
+        self._client = client
+        self._name = name
+        self._request_hash = request_hash
+        self._token = random_part()
+
+    async def reserve(self) -> Reserved:
+        """Reserve the key for ``LEASE`` seconds unless another request has it. May be repeated."""
+        args: list[str | bytes | int] = [self._request_hash, self._token, int(LEASE * 1000)]
+        verdict, *rest = await self._client.script(_RESERVE, [self._name], args)
+        response_id = rest[0].decode() if rest and rest[0] is not None else None
+        return Reserved(verdict.decode(), response_id)
+
+    async def renew(self) -> None:
+        """Extend the lease."""
+        await self._update(LEASE)
+
+    async def name(self, response_id: str) -> None:
+        """Record the id of the response that is about to be made."""
+        await self._update(LEASE, response_id)
+
+    async def complete(self, response_id: str) -> None:
+        """Keep the response for the key."""
+        await self._update(KEPT, response_id, done="1")
+
+    async def release(self) -> None:
+        """Free the key."""
+        await self._update(0)
+
+    async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> None:
+        await self._client.script(_UPDATE, [self._name], [self._token, int(seconds * 1000), response_id, done])
+
+
+class IdempotencyKeys:
+    """The keys of all owners."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def reservation(self, owner: str, key: str, request: bytes) -> Reservation:
+        """Make the claim of a request, given as the bytes by which it is compared. Nothing is reserved yet."""
+        name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
+        return Reservation(self._client, f"rmw:{{i{name}}}:key", sha256(request).hexdigest())

@@ -1,0 +1,11 @@
+-- Renew, complete or release a reservation of an idempotency key.
+-- KEYS: key
+-- ARGV: 1 token of the reservation, 2 TTL in ms (0: release it), 3 id of the response or '', 4 '1' once the response exists
+-- Answers: 1 it was changed; 0 it is not this one's any more
+
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'response', ARGV[3]) end
+if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'done', 1) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1

@@ -1,0 +1,215 @@
+"""Requests with an Idempotency-Key: a repeat gets the response of the first one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from responses_mw.ids import random_part
+from tests.support.echo import Echo
+from tests.support.oracle import check
+from tests.support.scripted import HELLO, Signal, completion, finish, text
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Ours, Serve, Start
+
+BODY = {"model": "tiny", "input": "Hi"}
+KEYS: dict[str, str] = {}
+
+
+SECRET = "a secret that all the replicas of the deployment have"
+
+
+@pytest.fixture
+def ours(start: Start) -> Ours:
+    return start(auth__secret_keys=[SECRET])
+
+
+@pytest.fixture(autouse=True)
+def prefix(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the keys of the test begin with: the store is shared by all tests."""
+    monkeypatch.setitem(KEYS, "prefix", made := random_part())
+    return made
+
+
+async def ask(ours: Ours, name: str = "1", **body: Any) -> httpx.Response:
+    key = KEYS["prefix"] + name
+    return await ours.http.post("/v1/responses", json={**BODY, **body}, headers={"Idempotency-Key": key})
+
+
+def error(answer: httpx.Response) -> tuple[int, str, str]:
+    told = answer.json()["error"]
+    return answer.status_code, told["param"], told["code"]
+
+
+@pytest.mark.both_mounts
+async def test_a_repeated_request_gets_the_first_response(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hello"}))
+    first = await ask(ours)
+    repeated = await ours.http.post(
+        "/v1/responses", content=b'{"input":  "Hi", "model": "tiny"}', headers={"Idempotency-Key": KEYS["prefix"] + "1"}
+    )
+    assert (first.status_code, first.json()) == (200, repeated.json())
+    assert len(upstream.requests) == 1
+
+
+async def test_the_official_client_sends_the_key_as_an_extra_header(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hello"}))
+    asked = [
+        await ours.client.responses.create(model="tiny", input="Hi", extra_headers={"Idempotency-Key": KEYS["prefix"]})
+        for _ in range(2)
+    ]
+    assert asked[0] == asked[1]
+
+
+async def test_a_repeated_stream_is_replayed_when_it_has_ended(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    first = check((await ask(ours, stream=True)).content)
+    again = check((await ask(ours, stream=True)).content)
+    assert again.response == first.response
+    assert again.deltas == ["Hello"]
+    assert len(upstream.requests) == 1
+
+
+async def test_while_it_runs_a_stream_is_refused_and_json_waits(ours: Ours, upstream: ScriptedUpstream) -> None:
+    go = Signal()
+    answer = upstream.stream(text("Hel"), go, text("lo"), finish())
+    streaming = asyncio.create_task(ask(ours, stream=True))
+    await answer.asked.wait()
+    refused = await ask(ours, stream=True)
+    assert error(refused) == (409, "Idempotency-Key", "idempotency_key_in_use")
+    assert int(refused.headers["retry-after"]) >= 1
+    go.set()
+    first = check((await streaming).content)
+    upstream.whole(completion({"content": "Hello"}), before=(slow := Signal()))
+    running = [asyncio.create_task(ask(ours, "2")) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    slow.set()
+    documents = [(await one).json() for one in running]
+    assert documents[0] == documents[1] == documents[2]
+    assert documents[0]["id"] != first.response["id"]
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_background_request_gets_the_same_response(
+    ours: Ours, upstream: ScriptedUpstream, *, stream: bool
+) -> None:
+    upstream.stream(*HELLO)
+    first, again = await asyncio.gather(*(ask(ours, background=True, stream=stream) for _ in range(2)))
+    if stream:
+        assert first.content == again.content
+    else:
+        assert first.json()["id"] == again.json()["id"]
+    async with asyncio.timeout(60):
+        while not upstream.requests:
+            await asyncio.sleep(0.02)
+    assert len(upstream.requests) == 1
+
+
+async def test_another_body_under_the_same_key_is_refused(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hello"}))
+    await ask(ours)
+    for other in ({"input": "Bye"}, {"stream": True}, {"background": True}):
+        assert error(await ask(ours, **other)) == (400, "Idempotency-Key", "idempotency_key_reused")
+
+
+async def test_keys_belong_to_their_owners(ours: Ours, upstream: ScriptedUpstream) -> None:
+    ids = set()
+    for name in ("alice", "bob"):
+        upstream.whole(completion({"content": "Hello"}))
+        headers = {"Idempotency-Key": KEYS["prefix"], "authorization": f"Bearer {name}"}
+        ids.add((await ours.http.post("/v1/responses", json=BODY, headers=headers)).json()["id"])
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_request_that_fails_without_a_response_frees_its_key(
+    ours: Ours, upstream: ScriptedUpstream, *, background: bool
+) -> None:
+    body: dict[str, Any] = {"background": background, "previous_response_id": "resp_" + "0" * 50}
+    assert (await ask(ours, **body)).status_code == 400
+    assert (await ask(ours, **body)).json()["error"]["code"] == "previous_response_not_found"
+    if not background:
+        upstream.whole({"error": {"message": "no"}}, 400)
+        assert (await ask(ours)).status_code == 400
+        upstream.whole(completion({"content": "Hello"}))
+        assert (await ask(ours)).status_code == 200
+
+
+async def test_a_client_that_leaves_frees_its_key(ours: Ours, upstream: ScriptedUpstream) -> None:
+    answer = upstream.stream(text("Hel"), Signal())
+    streaming = asyncio.create_task(ask(ours, stream=True))
+    await answer.asked.wait()
+    streaming.cancel()
+    await asyncio.gather(streaming, return_exceptions=True)
+    await answer.left.wait()
+    upstream.stream(*HELLO)
+    async with asyncio.timeout(60):
+        while (again := await ask(ours, stream=True)).status_code == 409:
+            await asyncio.sleep(0.02)
+    assert check(again.content).response["output_text"] == "Hello"
+
+
+async def test_a_key_whose_response_was_deleted_is_not_run_again(ours: Ours, upstream: ScriptedUpstream) -> None:
+    upstream.whole(completion({"content": "Hello"}))
+    response_id = (await ask(ours)).json()["id"]
+    await ours.http.delete(f"/v1/responses/{response_id}")
+    assert (await ask(ours)).status_code == 404
+
+
+async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
+    ours: Ours, upstream: ScriptedUpstream, redis_url: str
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(*client.keys("rmw:{i*"), "none")
+    go = Signal()
+    answer = upstream.stream(text("Hel"), go, finish())
+    streaming = asyncio.create_task(ask(ours, stream=True))
+    await answer.asked.wait()
+    with redis.Redis.from_url(redis_url) as client:
+        (key,) = [key for key in client.keys("rmw:{i*") if client.hget(key, "done") is None]
+        assert 0 < client.pttl(key) <= 30_000
+        client.delete(key)  # as if it had expired
+    upstream.stream(*HELLO)
+    assert check((await ask(ours, stream=True)).content).response["output_text"] == "Hello"
+    go.set()
+    await streaming
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256])
+async def test_an_invalid_key_is_refused(ours: Ours, key: str) -> None:
+    answer = await ours.http.post("/v1/responses", json=BODY, headers=[(b"Idempotency-Key", key.encode("latin-1"))])
+    assert error(answer) == (400, "Idempotency-Key", "invalid_idempotency_key")
+
+
+async def test_two_keys_are_refused(ours: Ours) -> None:
+    headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "a")]
+    answer = await ours.http.post("/v1/responses", json=BODY, headers=headers)
+    assert error(answer) == (400, "Idempotency-Key", "invalid_idempotency_key")
+
+
+async def test_a_key_needs_a_response_that_is_stored(ours: Ours) -> None:
+    assert error(await ask(ours, store=False)) == (400, "Idempotency-Key", "idempotency_key_not_supported")
+
+
+async def test_nothing_is_reserved_for_a_credential_that_the_upstream_refuses(
+    start_at: Start, serve: Serve, redis_url: str
+) -> None:
+    locked = Echo()
+    locked.keys = {"good"}
+    url = f"{redis_url}?db=13"
+    ours = start_at("proxy", upstream=serve(locked), redis__url=url, auth__secret_keys=[SECRET])
+    headers = {"authorization": "Bearer bad", "Idempotency-Key": "k"}
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        for body in ({}, {"stream": True}, {"background": True}):
+            answer = await ours.http.post("/v1/responses", json={**BODY, **body}, headers=headers)
+            assert answer.status_code == 401
+        assert client.keys() == []

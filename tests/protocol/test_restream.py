@@ -1,0 +1,30 @@
+"""The stream of a response that has finished obeys the laws of every stream, and comes to the same response."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.restream import events_of
+from tests.protocol import manners
+from tests.protocol.manners import MANNERS, Manner, render
+from tests.protocol.runs import chunk, respond, run
+from tests.support.replay import check
+
+
+@pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
+@given(data=st.data())
+def test_the_stream_of_a_finished_response_comes_to_that_response(manner: Manner, data: st.DataObject) -> None:
+    options = Options(summary=data.draw(st.booleans()))
+    response = check(run(render(manner, data.draw(manners.answers), data.draw(manners.cuts())), options))
+    assert check(events_of(response)) == response
+
+
+def test_a_response_that_was_cut_or_failed_is_streamed_as_such() -> None:
+    cut = respond(chunk(content="Hel"), chunk(finish_reason="length"))
+    assert check(events_of(cut)) == cut
+    failed = check(run([chunk(content="Hel"), {"choices": 1}]))
+    assert failed["status"] == "failed"
+    assert check(events_of(failed)) == failed
