@@ -173,14 +173,15 @@ strings = each(string)
 def fields(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
     """Make a check of the members of an object without nulls. It replaces each by what its check returns, in place."""
 
+    members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
+
     def check(holder: dict[str, Any], path: str) -> dict[str, Any]:
-        for name, member in required.items():
-            if name not in holder:
-                missing(f"{path}.{name}")
-            holder[name] = member(holder[name], f"{path}.{name}")
-        for name, member in optional.items():
-            if name in holder:
-                holder[name] = member(holder[name], f"{path}.{name}")
+        for name, suffix, member, is_required in members:
+            value = holder.get(name)
+            if value is not None:
+                holder[name] = member(value, path + suffix)
+            elif is_required:
+                missing(path + suffix)
         return holder
 
     return check

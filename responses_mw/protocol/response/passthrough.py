@@ -165,7 +165,11 @@ class ResponsesPassthrough(Lifecycle):
 
     def _fill_in(self, event: dict[str, Any], place: int, stem: str, step: str) -> None:
         """Add the index of the part and ``logprobs`` to an event of an item, begin its part, and note what is to end it."""
-        holder = TARGETS[stem].holder
+        target = TARGETS[stem]
+        holder, index = target.holder, event.get(target.position) if target.position else 0
+        is_whole = type(index) is int and ("logprobs" in event or stem != "response.output_text")
+        if step == "delta" and is_whole and (stem, index) in self._unfinished[place]:
+            return  # nothing is missing, as in nearly every event
         index = 0 if holder is None else self._part_index(event, place, holder, stem, step)
         if index is None:
             return
@@ -341,14 +345,19 @@ class ResponsesPassthrough(Lifecycle):
     def _renamed(self, value: Any) -> Any:
         """Replace the upstream's ids in `value` by those given here."""
         if isinstance(value, dict):
-            return {name: self._renamed_member(name, member) for name, member in value.items()}
+            known = self._known
+            return {
+                name: (known.get(member, member) if _names_an_item(name) else member)
+                if isinstance(member, str)
+                else self._renamed(member)
+                for name, member in value.items()
+            }
         return [self._renamed(one) for one in value] if isinstance(value, list) else value
 
-    def _renamed_member(self, name: str, value: Any) -> Any:
-        if isinstance(value, str):  # a call_id is no item id, even if a server uses the same value for both
-            names_it = name == "id" or (name.endswith("_id") and name != "call_id")
-            return self._known.get(value, value) if names_it else value
-        return self._renamed(value)
+
+def _names_an_item(member: str) -> bool:
+    """Whether a member holds the id of an item. A ``call_id`` does not, even if a server uses the same value for both."""
+    return member == "id" or (member.endswith("_id") and member != "call_id")
 
 
 def _ended(item: Item, stem: str, index: int) -> dict[str, Any]:

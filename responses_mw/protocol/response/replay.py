@@ -28,20 +28,16 @@ class Target(NamedTuple):
     member: str = ""  # what deltas add to: a member of the part, or of an item without parts
     holder: str | None = None  # the member of the item that lists the parts
     text: TextKind | None = None  # the kind of part, for text
-
-    @property
-    def position(self) -> str | None:
-        """The member of the events with the index of the part."""
-        return f"{self.holder}_index" if self.holder else None
+    position: str | None = None  # the member of the events with the index of the part
 
 
 TEXTS = {f"response.{kind.events}": kind for kind in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, OPEN_REASONING_TEXT, SUMMARY_TEXT)}
 PARTS = {"content": "response.content_part", "summary": "response.reasoning_summary_part"}
 """Stems of the events of whole parts, by the member that lists the parts."""
 TARGETS: dict[str, Target] = {
-    **{stem: Target(kind.item, kind.text, kind.parts, kind) for stem, kind in TEXTS.items()},
-    **{stem: Target(None, holder=holder) for holder, stem in PARTS.items()},
-    "response.output_text.annotation": Target("message", holder="content"),
+    **{stem: Target(kind.item, kind.text, kind.parts, kind, kind.index) for stem, kind in TEXTS.items()},
+    **{stem: Target(None, holder=holder, position=f"{holder}_index") for holder, stem in PARTS.items()},
+    "response.output_text.annotation": Target("message", holder="content", position="content_index"),
     "response.function_call_arguments": Target("function_call", "arguments"),
     "response.mcp_call_arguments": Target("mcp_call", "arguments"),
     "response.custom_tool_call_input": Target("custom_tool_call", "input"),
