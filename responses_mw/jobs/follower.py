@@ -18,7 +18,7 @@ from ..protocol import sse
 from ..protocol.response.replay import end
 from ..protocol.types import Document
 from ..state import Batch, Damaged, Missing, State, StateUnavailable
-from ..state.jobs import announced
+from ..state.jobs import PAGE, announced
 from ..state.keys import response_address
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,14 @@ _Wanted = dict[tuple[str, int], list[asyncio.Future[list[Batch]]]]
 class _Cursor:
     """The position of one follower: after event `number`."""
 
-    __slots__ = ("_began", "_news", "_waiter", "is_at_end", "number")
+    __slots__ = ("_began", "_news", "_waiter", "is_at_end", "is_behind", "number")
 
     def __init__(self, number: int) -> None:
         self.number = self._began = number
         self.is_at_end = False
         """Whether it has passed the final batch, or stops here."""
+        self.is_behind = False
+        """Whether the log goes on after what was read last."""
         self._news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
@@ -164,7 +166,7 @@ class Followers:
         """Wait for the next batches; return none if the follower must end."""
         batches: list[Batch] = []
         while not (batches or cursor.is_at_end or self._closed):
-            batch = await cursor.news()
+            batch = None if cursor.is_behind else await cursor.news()
             batches = [batch] if batch is not None else await self._read_on(document, cursor)
         if batches:
             self._active.add(document["id"])
@@ -175,7 +177,7 @@ class Followers:
         deadline = asyncio.get_running_loop().time() + self._patience
         while not (self._closed or cursor.is_at_end):
             try:
-                batches = await self._batches(document["id"], cursor.number)
+                batches = await self._page(document["id"], cursor)
                 return batches or await self._at_end(document, cursor, first=first)
             except StateUnavailable as error:
                 if first:
@@ -197,11 +199,17 @@ class Followers:
             return []
         if last <= number:  # Redis may have lost events that were read here, and the end with them
             return [_lost(document, number + 1) if cursor.has_moved else Batch(number + 1, number, b"", final=True)]
-        batches = await self._batches(document["id"], number)  # it may have ended between the two reads
+        batches = await self._page(document["id"], cursor)  # it may have ended between the two reads
         if not batches and first:
             message = f"The events of response '{document['id']}' have expired; the response itself can still be retrieved."
             raise BadRequest(message, param="stream", code="stream_expired")
         cursor.is_at_end = not batches
+        return batches
+
+    async def _page(self, response_id: str, cursor: _Cursor) -> list[Batch]:
+        """Read one page of the log after the cursor."""
+        batches = await self._batches(response_id, cursor.number)
+        cursor.is_behind = len(batches) == PAGE
         return batches
 
     async def _batches(self, response_id: str, number: int) -> list[Batch]:

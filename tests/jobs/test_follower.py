@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from responses_mw.jobs import Followers
+from responses_mw.jobs import Followers, follower
 from responses_mw.jobs.follower import TOGETHER
 from responses_mw.protocol import sse
 from responses_mw.state import Batch, Damaged, Job, State, connect
+from responses_mw.state.jobs import PAGE
 from tests.jobs.test_records import append, batch, create, document, end, taken
 from tests.support.valkey import Server
 
@@ -184,3 +185,20 @@ async def test_whoever_still_waits_to_be_read_for_when_the_reader_ends_waits_no_
     finally:
         server.kill()
         await state.aclose()
+
+
+async def test_a_long_log_is_read_without_waiting_for_news(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "POLL", 3600.0)
+    job = await taken(state, await create(state))
+    for number in range(2, 3 * PAGE):
+        await append(state, job, batch(number, number))
+    async with following(state) as followers:
+        running = followers.follow(job.document, -1)
+        numbers = []
+        async with asyncio.timeout(60):
+            while not numbers or numbers[-1] < 3 * PAGE - 1:
+                numbers.append((await anext(running)).last)
+        assert numbers == [1, *range(2, 3 * PAGE)]
+        await running.aclose()
+        await end(state, job, 3 * PAGE)
+        assert len(await rest(followers.follow(job.document, -1))) == 3 * PAGE
