@@ -12,7 +12,7 @@ from ..ids import RunIds
 from ..protocol import sse
 from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
-from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, Taken
+from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
 from ..telemetry import LEASES_LOST
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,16 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     except OverBound:  # the conversation is full: store the response without it
         await commit_job(state, replace(context, chain=Chain.new()), document, last)
     await state.queue.drop(job.response_id)
+    await compress_log(state, job.response_id)
     return document
+
+
+async def compress_log(state: State, response_id: str) -> None:
+    """Compress the log of a response that has ended. If that fails, the log stays as it is until it expires."""
+    try:
+        await state.jobs.compress(response_id)
+    except StateUnavailable as error:
+        logger.debug("the log of response %s is not compressed: %s", response_id, error.message)
 
 
 async def _log(state: State, job: Job) -> list[dict[str, Any]]:

@@ -38,12 +38,14 @@ _Wanted = dict[tuple[str, int], list[asyncio.Future[list[Batch]]]]
 class _Cursor:
     """The position of one follower: after event `number`."""
 
-    __slots__ = ("_began", "_news", "_waiter", "is_at_end", "is_behind", "number")
+    __slots__ = ("_began", "_news", "_waiter", "is_at_end", "is_behind", "is_compressed", "number")
 
     def __init__(self, number: int) -> None:
         self.number = self._began = number
         self.is_at_end = False
         """Whether it has passed the final batch, or stops here."""
+        self.is_compressed = False
+        """Whether it reads the compressed form of the log."""
         self.is_behind = False
         """Whether the log goes on after what was read last."""
         self._news = False
@@ -200,6 +202,9 @@ class Followers:
         if last <= number:  # Redis may have lost events that were read here, and the end with them
             return [_lost(document, number + 1) if cursor.has_moved else Batch(number + 1, number, b"", final=True)]
         batches = await self._page(document["id"], cursor)  # it may have ended between the two reads
+        if not batches:
+            cursor.is_compressed = True
+            batches = await self._page(document["id"], cursor)
         if not batches and first:
             message = f"The events of response '{document['id']}' have expired; the response itself can still be retrieved."
             raise BadRequest(message, param="stream", code="stream_expired")
@@ -207,9 +212,13 @@ class Followers:
         return batches
 
     async def _page(self, response_id: str, cursor: _Cursor) -> list[Batch]:
-        """Read one page of the log after the cursor."""
-        batches = await self._batches(response_id, cursor.number)
-        cursor.is_behind = len(batches) == PAGE
+        """Read one page of the log after the cursor, in the form that it reads."""
+        if cursor.is_compressed:
+            batches = await self._state.jobs.compressed(response_id, cursor.number)
+            cursor.is_behind = bool(batches)
+        else:
+            batches = await self._batches(response_id, cursor.number)
+            cursor.is_behind = len(batches) == PAGE
         return batches
 
     async def _batches(self, response_id: str, number: int) -> list[Batch]:

@@ -27,7 +27,7 @@ from ..upstream import Caller
 from ..upstream.errors import as_response_error
 from . import retry
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
-from .finalize import write_failure
+from .finalize import compress_log, write_failure
 from .retry import CircuitBreaker
 
 logger = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ class JobRunner:
                 break
             else:
                 await self._state.queue.drop(claimed.job.response_id)
+                await compress_log(self._state, claimed.job.response_id)
                 break
 
     async def _retry(self, claimed: ClaimedJob, error: Exception | None) -> bool:

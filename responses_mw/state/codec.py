@@ -28,7 +28,18 @@ if TYPE_CHECKING:
 
     from .values import Item
 
-__all__ = ["json_size", "pack", "pack_turn", "turn_owner", "turn_text", "unpack", "unpack_turn", "unpack_turns"]
+__all__ = [
+    "compress",
+    "decompress",
+    "json_size",
+    "pack",
+    "pack_turn",
+    "turn_owner",
+    "turn_text",
+    "unpack",
+    "unpack_turn",
+    "unpack_turns",
+]
 
 COMPRESS_FROM = 4096
 PLAIN, COMPRESSED = b"JZ"
@@ -53,6 +64,19 @@ def pack(text: bytes) -> bytes:
     if len(text) < COMPRESS_FROM:
         return b"J" + text
     return b"Z%d:" % len(text) + _zstandard.compress(text)
+
+
+def compress(data: bytes) -> bytes:
+    """Compress bytes as one frame of Zstandard."""
+    return _zstandard.compress(data)
+
+
+def decompress(frame: bytes) -> bytes:
+    """Return the bytes in a frame. Raises ValueError."""
+    try:
+        return _zstandard.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
 
 
 def unpack(blob: bytes) -> Any:

@@ -8,7 +8,7 @@ import orjson
 
 from ..ids import random_part
 from ..threads import by_size
-from .codec import json_size, pack, unpack
+from .codec import compress, decompress, json_size, pack, unpack
 from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
 from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
@@ -25,11 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["Jobs", "announced"]
 
 _CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
-_APPEND, _PUBLISH = script("log_append"), script("publish")
+_APPEND, _COMPRESS, _PUBLISH = script("log_append"), script("log_compress"), script("publish")
 MAX_ATTEMPTS = 3
 """Maximum attempts for a job whose workers are lost before its first output: the request itself may be what kills them."""
 # Batches of a log that are read at a time.
 PAGE = 100
+# The same when a whole log is read to be compressed, or is read in its compressed form.
+COMPRESSED_PAGE, PLAIN_PAGE = 4, 1000
+# Bytes of events that are compressed together: a reader holds a page of them.
+CHUNK = 64 * 1024
+# Logs with less stay as they are, and those that have more when compressed.
+COMPRESS_FROM, COMPRESS_TO = 4096, 32 * 1024 * 1024
+# Seconds for which the plain form of a compressed log stays.
+PLAIN_SECONDS = 60
 # Logs that one call of the script appends to.
 TOGETHER = 200
 
@@ -178,6 +186,41 @@ class Jobs:
         except (LookupError, ValueError):
             return self._client.damage(_address(job).log, "an entry is not a batch of events")
 
+    async def compress(self, response_id: str) -> bool:
+        """Rewrite the log of a response that has ended, in a twentieth of its memory; False if it stays as it is."""
+        chunks: list[tuple[int, bytes]] = []
+        number, size, is_final = -1, 0, False
+        while not is_final:
+            batches = await self._plain(response_id, number)
+            if not _continues(batches, number):
+                return False
+            length = sum(len(batch.data) for batch in batches)
+            chunks += await by_size(length, _chunks, batches)
+            number, is_final, size = batches[-1].last, batches[-1].final, size + length
+        if size < COMPRESS_FROM or sum(len(data) for _, data in chunks) > COMPRESS_TO:
+            return False
+        args: Args = [PLAIN_SECONDS * 1000]
+        for last, data in chunks:
+            args += (last + 1, data)
+        return bool(await self._client.script(_COMPRESS, [_address(response_id).record], args) == 1)
+
+    async def _plain(self, response_id: str, number: int) -> list[Batch]:
+        log = _address(response_id).log
+        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", PLAIN_PAGE)
+        batches = self._read(response_id, entries)
+        if isinstance(batches, Damaged):
+            raise batches
+        return batches
+
+    async def compressed(self, response_id: str, number: int) -> list[Batch]:
+        """Read on in the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
+        log = _address(response_id).compressed_log
+        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", COMPRESSED_PAGE)
+        try:
+            return _batches([(entry_id, {**fields, b"b": decompress(fields[b"z"])}) for entry_id, fields in entries])
+        except (LookupError, ValueError):
+            raise self._client.damage(log, "an entry is not a compressed batch of events") from None
+
     async def end(self, response_id: str) -> int | None:
         """The number of the last event if the response has ended, else None. Raises Missing if there is no such response."""
         job, number = await self._client.command("HMGET", _address(response_id).record, "job", "next_seq")
@@ -209,6 +252,23 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
         keys.append(_address(job).record)
         args += (token, batch.first, batch.last, batch.data)
     return keys, args
+
+
+def _continues(batches: Sequence[Batch], number: int) -> bool:
+    """Whether there are batches, which continue a log after event ``number`` without a hole."""
+    return bool(batches) and sum(batch.last + 1 - batch.first for batch in batches) == batches[-1].last - number
+
+
+def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
+    """Join and compress events. Return the number of the last one and the compressed form of each chunk."""
+    chunks, parts, size = [], [], 0
+    for batch in batches:
+        parts.append(batch.data)
+        size += len(batch.data)
+        if size >= CHUNK or batch is batches[-1]:
+            chunks.append((batch.last, compress(b"".join(parts))))
+            parts, size = [], 0
+    return chunks
 
 
 def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:

@@ -6,6 +6,7 @@
     rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, where the owner has a quota
     rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
     rmw:{<tag>}:e:<random>        stream: the event log of a background response
+    rmw:{<tag>}:z:<random>        stream: the same, compressed, once the response has ended
     rmw:{<tag>}:k:<random>        string: the encrypted credential it runs with, until it has ended
     rmw:{<tag>}:ev:<random>       channel: something was written to that log
     rmw:{<tag>}:c                 hash: conversation conv_<tag>
@@ -78,6 +79,10 @@ class Address:
         return f"rmw:{{{self.tag}}}:e:{self.random}"
 
     @property
+    def compressed_log(self) -> str:
+        return f"rmw:{{{self.tag}}}:z:{self.random}"
+
+    @property
     def events(self) -> str:
         return f"rmw:{{{self.tag}}}:ev:{self.random}"
 
@@ -103,7 +108,7 @@ class Partition:
 _KINDS = (
     (re.compile(r"rmw:\{[a-z0-9]+\}:r:"), "response"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
-    (re.compile(r"rmw:\{[a-z0-9]+\}:e:"), "event log"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:[ez]:"), "event log"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
     (re.compile(r"rmw:\{q"), "queue partition"),
     (re.compile(r"rmw:\{[lb]"), "account of an owner"),

@@ -194,7 +194,7 @@ async def test_a_long_log_is_read_without_waiting_for_news(state: State, monkeyp
         await append(state, job, batch(number, number))
     async with following(state) as followers:
         running = followers.follow(job.document, -1)
-        numbers = []
+        numbers: list[int] = []
         async with asyncio.timeout(60):
             while not numbers or numbers[-1] < 3 * PAGE - 1:
                 numbers.append((await anext(running)).last)

@@ -1,0 +1,17 @@
+-- Store the log of a background response that has ended in its compressed form, and let the plain one expire soon: replicas of an
+-- earlier release, and followers within the log, read it until then.
+-- KEYS: record
+-- ARGV: 1 ms for which the plain form stays, then the id and the compressed events of each entry
+-- Answers: 1 it is stored; 0 the response has not ended there, or was deleted, or its log has expired
+
+local record = redis.call('HMGET', KEYS[1], 'status', 'next_seq')
+local random = string.match(KEYS[1], '[a-z0-9]+$')
+local plain, compressed = prefix .. 'e:' .. random, prefix .. 'z:' .. random
+local ttl = redis.call('PTTL', plain)
+if not TERMINAL[record[1]] or record[2] ~= ARGV[#ARGV - 1] or ttl <= 0 then return 0 end
+if redis.call('EXISTS', compressed) == 1 then return 1 end
+for i = 2, #ARGV - 3, 2 do redis.call('XADD', compressed, ARGV[i] .. '-0', 'z', ARGV[i + 1]) end
+redis.call('XADD', compressed, ARGV[#ARGV - 1] .. '-0', 'z', ARGV[#ARGV], 'final', 1)
+redis.call('PEXPIRE', compressed, ttl)
+redis.call('PEXPIRE', plain, math.min(ttl, ARGV[1]))
+return 1

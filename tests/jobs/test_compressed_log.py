@@ -1,0 +1,147 @@
+"""The event log of a response that has ended takes a twentieth of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+import redis
+
+from responses_mw.protocol import sse
+from responses_mw.protocol.response.events import Event
+from responses_mw.state import Damaged, Job, State, connect
+from responses_mw.state.jobs import CHUNK, PLAIN_PAGE, PLAIN_SECONDS
+from tests.jobs.test_background import create as create_response
+from tests.jobs.test_background import ended, follow, streamed
+from tests.jobs.test_follower import following, keys, rest
+from tests.jobs.test_records import ALICE, append, batch, create, end, taken
+from tests.support.scripted import Signal, finish, text
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Replica
+    from tests.support.scripted import ScriptedUpstream
+
+DELTA = {"item_id": "msg_" + "x" * 55, "output_index": 0, "content_index": 0, "delta": " word", "logprobs": []}
+
+
+@pytest.fixture
+async def state(redis_url: str) -> AsyncIterator[State]:
+    state = State(connect(redis_url))
+    yield state
+    await state.aclose()
+
+
+def compressed(job: Job) -> str:
+    return keys(job)[1].replace(":e:", ":z:")
+
+
+async def finished(state: State, tokens: int = 3000) -> Job:
+    """A job that has ended, with as many events after the first two, one in each batch, and a terminal one."""
+    job = await taken(state, await create(state), lease=600)
+    record, log = keys(job)
+    entries = []
+    for number in range(2, tokens + 2):
+        event = Event("response.output_text.delta", {**DELTA, "sequence_number": number})
+        entries.append(("XADD", log, f"{number + 1}-0", "b", sse.encode([event])))
+    await state.client.pipeline([*entries, ("HSET", record, "next_seq", tokens + 2)])
+    await end(state, job, tokens + 2)
+    return job
+
+
+async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(state: State) -> None:
+    job = await finished(state)
+    _, log = keys(job)
+    async with following(state) as followers:
+        whole = b"".join([one.data async for one in followers.follow(job.document, -1)])
+        before, ttl = await state.client.command("MEMORY", "USAGE", log), await state.client.command("PTTL", log)
+        assert await state.jobs.compress(job.response_id)
+        assert await state.client.command("MEMORY", "USAGE", compressed(job)) < before / 20
+        assert 0 < await state.client.command("PTTL", log) <= PLAIN_SECONDS * 1000
+        assert PLAIN_SECONDS * 1000 < await state.client.command("PTTL", compressed(job)) <= ttl
+        assert await state.client.command("XLEN", compressed(job)) < 2 * len(whole) / CHUNK + 3000 / PLAIN_PAGE
+        await state.client.command("DEL", log)
+        frames = whole.split(b"\n\n")[:-1]
+        for after in (-1, 0, 1, 500, 2999, 3001, 3002, 9000):
+            read = b"".join([one.data async for one in followers.follow(job.document, after)])
+            assert read.split(b"\n\n")[:-1] == frames[after + 1 :]
+
+
+async def test_a_follower_in_the_log_goes_on_in_its_compressed_form(state: State) -> None:
+    job = await finished(state)
+    async with following(state) as followers:
+        stream = followers.follow(job.document, -1)
+        assert (await anext(stream)).last == 1
+        assert await state.jobs.compress(job.response_id)
+        await state.client.command("DEL", keys(job)[1])
+        numbers = await rest(stream)
+    assert numbers[0][0] == 2
+    assert all(one[1] + 1 == other[0] for one, other in pairwise(numbers))
+    assert numbers[-1][1:] == (3002, True)
+
+
+async def test_a_repetition_changes_nothing(state: State) -> None:
+    job = await finished(state, 100)
+    assert await state.jobs.compress(job.response_id)
+    before = await state.client.command("DUMP", compressed(job))
+    assert await state.jobs.compress(job.response_id)
+    assert await state.client.command("DUMP", compressed(job)) == before
+
+
+async def test_only_the_log_of_a_response_that_has_ended_is_compressed(state: State) -> None:
+    job = await taken(state, await create(state))
+    await append(state, job, batch(2, 900))
+    assert not await state.jobs.compress(job.response_id)
+    assert not await state.client.command("EXISTS", compressed(job))
+    short = await finished(state, 2)
+    assert not await state.jobs.compress(short.response_id)  # not worth it
+    assert await state.client.command("PTTL", keys(short)[1]) > PLAIN_SECONDS * 1000
+
+
+async def test_a_log_with_a_hole_is_not_compressed(state: State) -> None:
+    job = await finished(state, 100)
+    await state.client.command("XDEL", keys(job)[1], "50-0")
+    assert not await state.jobs.compress(job.response_id)
+
+
+async def test_a_deleted_response_has_no_compressed_log(state: State) -> None:
+    job = await finished(state, 100)
+    assert await state.jobs.compress(job.response_id)
+    await state.responses.delete(job.response_id, ALICE)
+    assert await state.client.command("PTTL", compressed(job)) <= 10_000
+    assert not await state.jobs.compress(job.response_id)
+
+
+@pytest.mark.parametrize("fields", [("z", b"no frame"), ("y", b"of a later release")])
+async def test_an_unknown_form_is_an_error_and_stays(state: State, fields: tuple[str, bytes]) -> None:
+    job = await finished(state, 100)
+    await state.client.command("DEL", keys(job)[1])
+    await state.client.command("XADD", compressed(job), "103-0", *fields, "final", 1)
+    with pytest.raises(Damaged):
+        await state.jobs.compressed(job.response_id, -1)
+    assert await state.client.command("XLEN", compressed(job)) == 1
+
+
+@pytest.mark.parametrize("how", ["completed", "cancelled"])
+async def test_the_worker_and_whoever_cancels_compress_the_log(
+    replica: Replica, upstream: ScriptedUpstream, database: str, how: str
+) -> None:
+    ours, go = replica(), Signal()
+    upstream.stream(*[text("word") for _ in range(200)], go, text("last"), finish())
+    response_id = (await create_response(ours))["id"]
+    follower = follow(ours, response_id)
+    await follower.until(b'"sequence_number":150')
+    if how == "completed":
+        go.set()
+    else:
+        await ours.http.post(f"/v1/responses/{response_id}/cancel")
+    assert (await ended(ours, response_id))["status"] == how
+    await follower.task
+    with redis.Redis.from_url(database) as client:
+        slot, random = f"rmw:{{{response_id[5:30]}}}:", response_id[30:]
+        while not client.exists(f"{slot}z:{random}"):
+            assert client.exists(f"{slot}e:{random}")
+        client.delete(f"{slot}e:{random}")
+    assert orjson.dumps(await streamed(ours, response_id)) == orjson.dumps(follower.events)
