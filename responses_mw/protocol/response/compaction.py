@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import orjson
@@ -31,10 +31,18 @@ Open = Callable[[str], bytes | None]
 TRIGGER = "compaction_trigger"
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
-_PASSED_ON = frozenset(
-    {"model", "input", "instructions", "previous_response_id", "prompt_cache_key", "prompt_cache_options"}
-    | {"prompt_cache_retention", "service_tier"}
-)
+_HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
+_PASSED_ON = _HINTS | {"model", "input", "instructions", "previous_response_id"}
+_SUMMARY_MEMBERS = _HINTS | {
+    "instructions",
+    "model",
+    "safety_identifier",
+    "stream",
+    "temperature",
+    "top_p",
+    "truncation",
+    "user",
+}
 # Members passed on to the upstream that would shape the summary or end it early.
 _ANSWER_OPTIONS = frozenset(
     {"bad_words", "ebnf", "grammar", "ignore_eos", "json_schema", "logit_bias", "min_tokens", "prompt_logprobs", "regex"}
@@ -114,24 +122,12 @@ def summary_request(request: CreateResponse, max_tokens: int) -> CreateResponse:
 
     ``max_tokens`` limits its length; 0 leaves that to the model.
     """
-    asked = CreateResponse(
-        items=[], extra={name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
-    )
-    kept = (
-        "instructions",
-        "model",
-        "safety_identifier",
-        "service_tier",
-        "stream",
-        "temperature",
-        "top_p",
-        "truncation",
-        "user",
-    )
-    hints = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+    extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
+    members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}
-    members = {name: getattr(request, name) for name in (*kept, *hints)}
-    return replace(asked, **members, reasoning=reasoning, store=False, max_output_tokens=max_tokens or None)
+    return CreateResponse(
+        items=[], extra=extra, **members, reasoning=reasoning, store=False, max_output_tokens=max_tokens or None
+    )
 
 
 def envelope(summary: str, waiting: Sequence[Item]) -> bytes:

@@ -7,7 +7,21 @@ from typing import Any
 from ..request.create import CreateResponse
 from ..types import Document, Item, Tool
 
+_ECHOED = (
+    *("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "store", "tool_choice", "truncation", "user", "metadata"),
+)
 _ECHOED_IF_SET = ("prompt", "prompt_cache_options", "prompt_cache_retention")
+_DEFAULTS = {
+    "parallel_tool_calls": True,
+    "service_tier": "default",
+    "temperature": 1.0,
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What is echoed for parameters that are not set."""
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
@@ -21,40 +35,19 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
         "created_at": created_at,
         "completed_at": None,
         "status": "in_progress",
-        "background": request.background,
-        "conversation": {"id": request.conversation} if request.conversation else None,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
         "model": model,
         "output": [],
-        "parallel_tool_calls": _or(request.parallel_tool_calls, True),
-        "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None, **request.reasoning},
-        "safety_identifier": request.safety_identifier,
-        "service_tier": request.service_tier or "default",
-        "store": request.store,
-        "temperature": _or(request.temperature, 1.0),
-        "text": {**request.text, "format": _echo_format(request.text.get("format", {"type": "text"}))},
-        "tool_choice": request.tool_choice,
-        "tools": [_echo(tool) for tool in request.tools],
-        "top_logprobs": _or(request.top_logprobs, 0),
-        "top_p": _or(request.top_p, 1.0),
-        "presence_penalty": _or(request.presence_penalty, 0.0),
-        "frequency_penalty": _or(request.frequency_penalty, 0.0),
-        "truncation": request.truncation,
+        "error": None,
+        "incomplete_details": None,
         "usage": None,
-        "user": request.user,
-        "metadata": request.metadata,
+        "conversation": {"id": request.conversation} if request.conversation else None,
+        "reasoning": {"effort": None, "summary": None, **request.reasoning},
+        "text": {**request.text, "format": _echo_format(request.text.get("format", {"type": "text"}))},
+        "tools": [_echo(tool) for tool in request.tools],
+        **{name: getattr(request, name) for name in _ECHOED},
         **{name: value for name in _ECHOED_IF_SET if (value := getattr(request, name)) is not None},
+        **{name: default if getattr(request, name) is None else getattr(request, name) for name, default in _DEFAULTS.items()},
     }
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _echo(tool: Tool) -> Tool:
