@@ -91,7 +91,7 @@ class RateLimits:
             return False
         seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
         try:
-            entered = await self.usage.enter(kind, owner, name, most=self.maximums[kind], seconds=seconds)
+            entered = await self.usage.enter(kind, owner, name, maximum=self.maximums[kind], seconds=seconds)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": kind})
             return False

@@ -77,10 +77,10 @@ def _unavailable(error: Exception) -> StateUnavailable:
 
 
 class _Probe:
-    """A circuit breaker: asks a node that did not answer in time until it answers.
+    """A circuit breaker: probes a node that did not answer in time until it answers.
 
-    Calls wait for the first verdict, which takes at most ``FIRST_PROBE`` seconds: one slow command must not fail the others.
-    From then on they fail at once.
+    Calls wait for the first probe, at most ``FIRST_PROBE`` seconds, because one slow command must not fail the others. While
+    the node does not answer, they fail at once.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
@@ -225,16 +225,16 @@ class Client:
     async def persistently(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
     ) -> Any:
-        """Run an idempotent script until it succeeds, or until it, or Redis, has failed for ``patience`` seconds.
+        """Run an idempotent script until it succeeds, or until the script or Redis has failed for ``patience`` seconds.
 
-        A caller that is told that its write failed writes again under other ids: a short stall must not cause that.
+        After an error, a client would repeat its request under other ids. A short stall of Redis must not cause that.
         """
         began, pause = time.monotonic(), 0.02
         while True:
             try:
                 return await self.script(script, keys, args)
             except StateUnavailable as error:
-                # While this script fails others may succeed, on another node or because they only read: ``away_for`` stays 0.
+                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
                 if not error.passing or max(self.away_for, time.monotonic() - began) >= patience:
                     raise
             await asyncio.sleep(pause)

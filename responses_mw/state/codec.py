@@ -60,7 +60,7 @@ _zstandard = _Zstandard()
 
 
 def pack(text: bytes) -> bytes:
-    """The stored form of a JSON text."""
+    """Encode a JSON text."""
     if len(text) < COMPRESS_FROM:
         return b"J" + text
     return b"Z%d:" % len(text) + _zstandard.compress(text)
@@ -80,7 +80,7 @@ def decompress(frame: bytes) -> bytes:
 
 
 def unpack(blob: bytes) -> Any:
-    """The stored value. Raises NewerRecord for an unknown form, Damaged for what is no JSON."""
+    """Decode a stored value. Raises NewerRecord for an unknown form, Damaged if it is not JSON."""
     try:
         return orjson.loads(_text(blob, 0))
     except _NO_JSON:
@@ -88,7 +88,7 @@ def unpack(blob: bytes) -> Any:
 
 
 def _text(blob: bytes, start: int) -> bytes | memoryview:
-    """The JSON text stored in ``blob`` from ``start`` on."""
+    """Return the JSON text stored in ``blob`` from ``start`` on."""
     form = blob[start]
     if form == PLAIN:
         return memoryview(blob)[start + 1 :]
@@ -98,27 +98,27 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """The stored form of a turn, its input and output, of the response whose id ends in ``owner``."""
+    """Encode a turn, its input and output, of the response whose id ends in ``owner``."""
     return owner.encode() + pack(turn_text(items, output))
 
 
 def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """The JSON of a turn."""
+    """Return the JSON of a turn."""
     return orjson.dumps({"input": items, "output": output})
 
 
 def turn_owner(turn: bytes) -> str:
-    """The random part of the id of the response that wrote the stored ``turn``."""
+    """Return the random part of the id of the response that wrote the stored ``turn``."""
     return turn[:RANDOM_LENGTH].decode()
 
 
 def unpack_turn(turn: bytes) -> Turn:
-    """A stored turn."""
+    """Decode a stored turn."""
     return unpack_turns([turn])[0]
 
 
 def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
-    """Stored turns. Raises NewerRecord for an unknown form, Damaged for what is no turn."""
+    """Decode stored turns. Raises NewerRecord for an unknown form, Damaged if one is not a turn."""
     try:
         return _turns(turns)
     except _NO_JSON:
@@ -139,7 +139,7 @@ def _turns(turns: Sequence[bytes]) -> list[Turn]:
 
 
 def json_size(blob: bytes, start: int = 0) -> int:
-    """The length of the JSON stored in ``blob`` from ``start`` on."""
+    """Return the length of the JSON stored in ``blob`` from ``start`` on."""
     if blob[start : start + 1] == b"Z":
         return int(blob[start + 1 : start + 16].partition(b":")[0])
     return len(blob) - start - 1

@@ -39,8 +39,8 @@ class Conversations:
     """
 
     def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
-        """``ttl_seconds``: how long a conversation is kept after its last change; ``patience``: seconds for which creating
-        one, or appending to it, is retried."""
+        """``ttl_seconds`` is the lifetime of a conversation after its last change, ``patience`` how many seconds creating one
+        or appending to it is retried."""
         self._client = client
         self._quota = quota
         self._ttl = ttl_seconds * 1000
@@ -86,7 +86,7 @@ class Conversations:
         await self._quota.settle(owner, _tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
-        """The conversation's items as a history; the commit of a response that continues it appends to the conversation."""
+        """Return the conversation's items as a history. The commit of a response that continues it appends to them."""
         seen, items, size = await self._read(conversation_id, owner)
         return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
@@ -99,7 +99,7 @@ class Conversations:
             )
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
-        """The items of the conversation with ``tag`` up to the counter ``seen``; None if the conversation was deleted."""
+        """Return the items of the conversation with ``tag`` up to the counter ``seen``; None if it has been deleted."""
         try:
             _, items, _ = await self._read(f"conv_{tag}", owner, upto=str(seen))
         except Missing:
@@ -122,7 +122,7 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """A page of the items after the one with the id ``after``. Raises BadRequest if there is no such item."""
+        """Return a page of the items after the one with the id ``after``. Raises BadRequest if there is no such item."""
         args: list[str | bytes | int] = [owner, order, after or "", limit + 1, "+inf"]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         if answer == b"cursor":
@@ -151,7 +151,7 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
-        """The counter of the newest item, the items up to ``upto`` in order, and the size of their JSON."""
+        """Return the counter of the newest item, the items up to ``upto`` in order, and the size of their JSON."""
         args: list[str | bytes | int] = [owner, "asc", "", -1, upto]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         _check(answer, conversation_id)
@@ -184,7 +184,7 @@ def _size(blobs: Sequence[str | bytes]) -> int:
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """The items in ``blobs``. If one is lost (evicted), the conversation counts as missing."""
+    """Return the items in ``blobs``. If one is lost (evicted), the conversation counts as missing."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]

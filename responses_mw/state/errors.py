@@ -68,10 +68,10 @@ class OverQuota(APIError):
     type = "insufficient_quota"
     default_code = "storage_quota_exceeded"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, maximum: int) -> None:
         message = (
-            f"You have reached your quota of {most} bytes of stored responses and conversations. Delete some, wait until they "
-            "expire, or set 'store' to false."
+            f"You have reached your quota of {maximum} bytes of stored responses and conversations. Delete some, wait until "
+            "they expire, or set 'store' to false."
         )
         # The official clients would ask again at once, which does not help.
         super().__init__(message, headers={"x-should-retry": "false"})

@@ -230,7 +230,7 @@ class Jobs:
 
 
 def announced(message: bytes) -> Batch | None:
-    """The batch in a message on a log's channel; None if the message only says that the log may have grown."""
+    """Return the batch in a message on a log's channel; None if the message only says that the log may have grown."""
     head, _, data = message.partition(b"\n")
     last, _, final = head.partition(b" ")
     if not (data and last.isdigit()):

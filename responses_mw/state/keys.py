@@ -121,19 +121,19 @@ def kind_of(key: str) -> str:
 
 
 def response_address(response_id: str) -> Address | None:
-    """The address in ``resp_<tag><random>``; None for anything that is not such an id."""
+    """Return the address in ``resp_<tag><random>``; None for anything that is not such an id."""
     match = _RESPONSE_ID.fullmatch(response_id)
     return Address(*match.groups()) if match else None
 
 
 def item_address(item_id: str) -> Address | None:
-    """The address of the response that made item ``<prefix>_<tag><random><n>``; None for anything that is not such an id."""
+    """Return the address of the response that made item ``<prefix>_<tag><random><n>``; None if it is not such an id."""
     match = _ITEM_ID.fullmatch(item_id)
     return Address(*match.groups()) if match else None
 
 
 def conversation_tag(conversation_id: str) -> str | None:
-    """The tag in ``conv_<tag>``; None for anything that is not such an id."""
+    """Return the tag in ``conv_<tag>``; None for anything that is not such an id."""
     match = _CONVERSATION_ID.fullmatch(conversation_id)
     return match[1] if match else None
 

@@ -51,9 +51,9 @@ class Usage:
         passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
         return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
 
-    async def enter(self, kind: Kind, owner: str, name: str, *, most: int, seconds: float) -> bool:
-        """Count ``name`` for ``seconds``; return False if ``most`` are counted already."""
-        entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, most, int(seconds * 1000)])
+    async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
+        """Count ``name`` for ``seconds``; return False if the ``maximum`` is reached."""
+        entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
         return entered == 1
 
     async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:

@@ -66,7 +66,7 @@ class PubSub:
                     subscriber.unsubscribe(name)
 
     def subscriber(self, channel: bytes) -> _Subscriber:
-        """The subscriber for the node that serves the channel."""
+        """Return the subscriber for the node that serves the channel."""
         node = self._client.node_of(channel)
         if node not in self._subscribers:
             self._subscribers[node] = _Subscriber(self, self._client, node)
@@ -200,7 +200,7 @@ async def _connect(connection: Any) -> None:
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
-    """The next message; raises TimeoutError when the server does not answer a ping either."""
+    """Return the next message; raises TimeoutError when the server does not answer a ping either."""
     message = await connection.get_message(timeout=SILENCE)
     if message is None:
         await connection.ping()

@@ -1,15 +1,15 @@
-"""What each owner has stored, counted for all replicas together, and how much that may be.
+"""The account of what each owner has stored, shared by all replicas, and its quota.
 
     rmw:{b<owner>}:expires      zset: stored objects, by the time (ms) when they expire
     rmw:{b<owner>}:sizes        hash: the bytes of each, and their sum
 
-1. The objects lie in other slots of a cluster than the account, so no script can change both. Each script that writes an object
-   reports what is there afterwards; the account is set to that, never changed by it, so a repeated report changes nothing.
-2. What is about to be written is reserved first. If nobody learns what became of it, the reservation stands until it expires.
-3. Whether something may be stored is decided when it is asked for. What was admitted may end a tenth beyond the quota, so that
-   few answers are not stored for want of some bytes; requests that run at a time do not get further than that together.
-4. Sizes are those of JSON before compression, as all bounds of the state, and something for each object.
-5. Where the account cannot be reached, everything passes and a metric counts it.
+1. Objects and account are in different slots of a cluster, so no script can change both. Each script that writes an object
+   reports its size afterwards, and the account is set to that size. A repeated report changes nothing.
+2. The size of an object is reserved before it is written. If its report is lost, the reservation stays until it expires.
+3. A request is admitted by the quota when it arrives. Its response may exceed the quota by a tenth, so that few finished
+   responses are not stored for lack of a few bytes. Concurrent requests share that tenth.
+4. Sizes are those of JSON before compression, like all limits of the state, with an overhead for each object.
+5. If the account is unavailable, everything is admitted and a metric counts it.
 """
 
 from __future__ import annotations
@@ -35,55 +35,55 @@ logger = logging.getLogger(__name__)
 _ACCOUNT = script("account")
 
 Report: TypeAlias = "list[bytes | int]"
-"""When it was so (microseconds), then name, bytes and milliseconds to live of each object: ``report`` in ``lua/lib.lua``."""
+"""Time of the report (us), then name, bytes and time to live (ms) of each object: ``report`` in ``lua/lib.lua`` makes it."""
 
-# At least what the scripts count for a response besides its JSON (lua/lib.lua).
+# Upper bound of the overhead that the scripts count for a response (lua/lib.lua).
 OVERHEAD = 2560
-# The JSON of a response has at least so many bytes more than that of its request.
+# Minimum number of bytes by which the JSON of a response exceeds that of its request.
 DOCUMENT = 1024
-# Reservations that no report replaces expire after so many milliseconds.
+# Time to live of a reservation that no report replaces, in milliseconds.
 UNSETTLED = 3_600_000
 
 
 class Quota:
     def __init__(self, client: Client, *, owner_bytes: int = 0) -> None:
-        """``owner_bytes`` is the most that an owner may have stored; with 0 there is no limit, and nothing is counted."""
+        """``owner_bytes`` is the maximum that an owner may have stored; 0 disables the quota and the account."""
         self._client = client
-        self._most = owner_bytes
-        self._most_in_the_end = owner_bytes + owner_bytes // 10
+        self._maximum = owner_bytes
+        self._final_maximum = owner_bytes + owner_bytes // 10
 
     @property
     def is_set(self) -> bool:
-        return self._most > 0
+        return self._maximum > 0
 
     async def check(self, owner: str, size: int) -> None:
-        """Raise OverQuota if the owner may not store the response of a request of so many bytes."""
-        if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._most:
+        """Raise OverQuota if the owner may not store the response to a request of ``size`` bytes."""
+        if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
             raise self._exceeded()
 
     @asynccontextmanager
     async def reserved(
         self, owner: str, tag: str, name: str, size: int | None, *, ttl: int = UNSETTLED, admitted: bool = False
     ) -> AsyncIterator[Report]:
-        """Reserve ``size`` bytes for an object that is about to be written, and settle with what is put into the report.
+        """Reserve ``size`` bytes for an object that the body writes, and settle with the report that the body fills.
 
-        ``ttl`` is in milliseconds; with a ``size`` of None nothing is reserved or refused. ``admitted``: the request for it was
-        checked before. An empty report: nothing was written. Raises OverQuota.
+        ``ttl`` is in milliseconds. With a ``size`` of None, nothing is reserved or refused. ``admitted``: the request
+        has passed ``check``. An empty report means that nothing was written. Raises OverQuota.
         """
         report: Report = []
         if not self.is_set:
             yield report
             return
         if size is not None:
-            most = self._most_in_the_end if admitted else self._most
-            await self._charge(owner, [tag + name, size + OVERHEAD, ttl], most=most)
-        yield report  # where this raises, it may have been written all the same
+            maximum = self._final_maximum if admitted else self._maximum
+            await self._charge(owner, [tag + name, size + OVERHEAD, ttl], maximum=maximum)
+        yield report  # if the body raises, the object may have been written nevertheless: the reservation stays
         if name.encode() not in report:
             report = [*(report or [0]), name.encode(), 0, 0]
         await self.settle(owner, tag, report)
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int]) -> None:
-        """Enter what a script has reported of objects with ``tag``."""
+        """Enter a script's report about objects with ``tag``."""
         if not self.is_set or not report:
             return
         when, *values = report
@@ -96,16 +96,16 @@ class Quota:
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
         """Count the event log of a running background response, which has grown to ``size``. Raises OverQuota."""
         if self.is_set:
-            await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], most=self._most_in_the_end)
+            await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
 
-    async def _charge(self, owner: str, entries: Sequence[str | bytes | int] = (), *, when: int = 0, most: int = 0) -> int:
-        """Enter objects; the bytes that the owner has stored then. Raises OverQuota beyond ``most``, unless that is 0."""
+    async def _charge(self, owner: str, entries: Sequence[str | bytes | int] = (), *, when: int = 0, maximum: int = 0) -> int:
+        """Enter objects and return the owner's stored bytes. Raises OverQuota beyond ``maximum`` (0: no limit)."""
         keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
         try:
-            fits, used = await self._client.script(_ACCOUNT, keys, [most, when, *entries])
+            fits, used = await self._client.script(_ACCOUNT, keys, [maximum, when, *entries])
         except StateUnavailable as error:
             LIMITS_UNCHECKED.add(1, {"limit": "storage"})
-            logger.debug("the account of what an owner has stored: %s", error.message)
+            logger.debug("the account of an owner is unavailable: %s", error.message)
             return 0
         if not fits:
             raise self._exceeded()
@@ -113,4 +113,4 @@ class Quota:
 
     def _exceeded(self) -> OverQuota:
         LIMITS_REFUSED.add(1, {"limit": "storage"})
-        return OverQuota(self._most)
+        return OverQuota(self._maximum)

@@ -1,7 +1,7 @@
-"""The items that ``item_reference`` items name: found by their ids alone, in batches that hold nobody up.
+"""Resolves ``item_reference`` items by their ids, in batches that do not block Redis or the event loop.
 
-An id tells the response that the item was made in, and the conversation. A response's turn comes whole, however little of it is
-wanted: so what comes is bounded in bytes, as a chain is.
+An item's id contains the response that made it and the tag of its conversation. A response's turn is always read whole, so the
+bytes that are read are bounded, with the same limit as a chain.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ if TYPE_CHECKING:
 __all__ = ["resolve"]
 
 IDS_AT_ONCE = 100
-"""Of one call of the script."""
+"""Maximum number of ids in one call of the script."""
 CALLS_AT_ONCE = 8
-"""Each brings a turn at the most."""
+"""Maximum number of calls in one round trip. Each reads at most one turn."""
 
 _RESOLVE = script("resolve")
 
 
 class _Call(NamedTuple):
-    """Some items of one response, or of the conversation with its tag. Its turn comes with the first of its calls."""
+    """Look up items that a response made, or that are in the conversation with its tag."""
 
     address: Address
     item_ids: Sequence[str]
-    brings_turn: bool
+    reads_turn: bool
+    """Whether to read the response's turn. Only the first call for a response does."""
 
 
-async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, most_bytes: int) -> dict[str, Item]:
-    """The stored items, by id. Raises Missing for one that is nowhere, OverBound where more than ``most_bytes`` of JSON would
-    have to be read."""
+async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
+    """Return the stored items by id.
+
+    Raises Missing for an unknown item, and OverBound if more than ``max_bytes`` of JSON would have to be read.
+    """
     wanted = list(dict.fromkeys(item_ids))
     calls = list(_calls(wanted))
     turns: dict[Address, dict[str, Item]] = {}
     found: dict[str, Item] = {}
-    left = most_bytes
+    left = max_bytes
     for begin in range(0, len(calls), CALLS_AT_ONCE):
         some = calls[begin : begin + CALLS_AT_ONCE]
         replies = await client.scripts(_RESOLVE, [_asked(call, owner, left) for call in some])
@@ -53,7 +56,7 @@ async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, most_b
             size = 0 if reply == b"bound" else _size(reply)
             left -= size
             if reply == b"bound" or left < 0:
-                raise OverBound(f"The items that are referred to stand among more than {most_bytes} bytes.", param="input")
+                raise OverBound(f"The items that are referred to are in turns of more than {max_bytes} bytes.", param="input")
             found |= await by_size(size, _items, call, reply, turns.setdefault(call.address, {}))
     return {item_id: found[item_id] for item_id in wanted}
 
@@ -67,23 +70,23 @@ def _calls(item_ids: Sequence[str]) -> Iterator[_Call]:
         groups.setdefault(address, []).append(item_id)
     for address, ids in groups.items():
         for begin in range(0, len(ids), IDS_AT_ONCE):
-            yield _Call(address, ids[begin : begin + IDS_AT_ONCE], brings_turn=not begin)
+            yield _Call(address, ids[begin : begin + IDS_AT_ONCE], reads_turn=not begin)
 
 
-def _asked(call: _Call, owner: str, most_bytes: int) -> tuple[Sequence[str], Sequence[str | int]]:
-    """Keys and arguments of the script."""
+def _asked(call: _Call, owner: str, max_bytes: int) -> tuple[Sequence[str], Sequence[str | int]]:
+    """Return the keys and arguments of the script."""
     keys = [call.address.record, conversation_key(call.address.tag)]
-    return keys, [owner, most_bytes, int(call.brings_turn), *call.item_ids]
+    return keys, [owner, max_bytes, int(call.reads_turn), *call.item_ids]
 
 
 def _size(reply: Sequence[bytes | None]) -> int:
-    """Bytes of the JSON in it."""
+    """Return the bytes of JSON in a reply."""
     turn, *blobs = reply
     return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
 
 
 def _items(call: _Call, reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
-    """The items of one call; ``made`` are those of the turn, once that has come."""
+    """Return the items of one call. ``made`` collects the items of the response's turn, which the first call reads."""
     blob, *blobs = reply
     turn = unpack_turn(blob) if blob is not None else None
     if turn is not None and turn.owner == call.address.random:

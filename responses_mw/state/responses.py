@@ -30,9 +30,9 @@ __all__ = ["Responses"]
 logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
-# The longest possible run of a response that has been deleted.
+# Maximum duration of a run whose response has been deleted.
 TOMBSTONE_SECONDS = 24 * 60 * 60
-# In place of a response's random part: the first turn of a new root, with the items of its conversation.
+# Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
 _COMMIT, _GET = script("commit"), script("get")
@@ -69,7 +69,7 @@ class Responses:
         await self._retractions.aclose()
 
     async def chain(self, response_id: str, owner: str) -> Chain:
-        """The history up to and including the response, for a new one to continue.
+        """Return the history up to and including the response, for a new response to continue.
 
         Raises Missing, and NotChainable if the response is running, failed or cancelled.
         """
@@ -108,7 +108,7 @@ class Responses:
         limit: int = 20,
         order: str = "desc",
     ) -> Page:
-        """A page of the items that the model was given for the response: those of its chain, then its own input.
+        """Return a page of the items that the model was given for the response: its history, then its input.
 
         Only items between those with the ids ``after`` and ``before``, in ``order``. Raises Missing, and BadRequest for an
         ``after`` or ``before`` that is not in the list.
@@ -137,10 +137,12 @@ class Responses:
         """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
 
         ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
-        random, made once for the run: a repeated commit changes nothing. ``existing``: the record must be there already.
-        ``last`` ends the log of a background response, whose record must be there; such a one that failed is stored whatever
-        its size, and no quota refuses ``last``. Raises OverBound, OverQuota, Deleted, Fenced, or StateUnavailable when the
-        patience is over. Without ``last``, the response is then not stored, or removed as soon as Redis answers.
+        random and made once per run, so a repeated commit changes nothing. ``existing``: the record must exist already.
+        ``last`` is the final batch of a background response, whose record must exist. A failed one is stored whatever its
+        size, and the quota does not apply to ``last``.
+
+        Raises OverBound, OverQuota, Deleted, Fenced, or StateUnavailable when the patience is over. Without ``last``, the
+        response is then not stored, or removed as soon as Redis answers.
         """
         address = _address(document["id"])
         # The output is in the turn alone; None keeps its place.
@@ -184,7 +186,7 @@ class Responses:
         }
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Delete the response, and all text that no remaining response needs. Raises Missing."""
+        """Delete the response and the text that no remaining response needs. Raises Missing."""
         address = _address(response_id)
         keys = [address.record, address.tombstone]
         answer, *report = await self._client.script(DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
@@ -197,12 +199,12 @@ class Responses:
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """Return the stored items that ``item_reference`` items name, by id.
 
-        Raises Missing for an unknown one, and OverBound if they are stored among more bytes than a chain may have.
+        Raises Missing for an unknown item, and OverBound if their turns have more bytes than a chain may have.
         """
-        return await references.resolve(self._client, item_ids, owner, most_bytes=self._bounds.chain_bytes)
+        return await references.resolve(self._client, item_ids, owner, max_bytes=self._bounds.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
-        """The fields of the response's record that locate its history."""
+        """Return the fields of the response's record that locate its history."""
         names = ("v", "owner", "status", "segment", "length", "path", "seen")
         values = await self._client.command("HMGET", address.record, *names)
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -212,7 +214,7 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """The input of a response that has not ended, without what has been deleted since."""
+        """Return the input of a response that has not ended, without items that have been deleted since."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
@@ -225,13 +227,13 @@ class Responses:
         return stored.input
 
     async def _seen(self, address: Address, owner: str, fields: dict[str, bytes]) -> list[Item] | None:
-        """The items of its conversation that the response saw; None if the conversation was deleted since."""
+        """Return the items of its conversation that the response saw; None if the conversation has been deleted since."""
         if "seen" not in fields:
             return []
         return await self._conversations.until(address.tag, owner, int(fields["seen"]))
 
     async def _history(self, address: Address, response_id: str, fields: dict[str, bytes], seen: list[Item]) -> Chain:
-        """The items up to and including the response that ``fields`` locate, after those it has ``seen``."""
+        """Return the chain up to the response that ``fields`` locate; ``seen`` are earlier items of its conversation."""
         parent = Pointer(address.random, fields["segment"].decode(), int(fields["length"]), fields["path"].decode())
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
@@ -282,7 +284,7 @@ class Responses:
         return await self._commit(address, facts, [*blobs, *rest], size)
 
     async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes], size: int) -> bytes:
-        """The script's answer. A background response has its place already, even beyond the quota."""
+        """Run the script and return its answer. The quota of a background response was checked when it was created."""
         keys, all_args = [address.record, address.tombstone], [orjson.dumps(facts), *args]
         reserved = None if "job" in facts else size
         name = f"r{address.random}"
@@ -305,7 +307,7 @@ def _check_version(version: bytes) -> None:
 
 
 def _check_answer(answer: bytes) -> None:
-    """Raise the error that a script answered with, if it is one of those common to several."""
+    """Raise the error that a script answered with, if it is one that several scripts have."""
     if answer == b"newer":
         raise NewerRecord
     if answer == b"bound":

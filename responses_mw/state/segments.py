@@ -1,10 +1,10 @@
-"""The turns of a history, of which this process reads only those it has not read before.
+"""Reads the turns of a history, and keeps recently read ones in memory.
 
-1. A segment is append-only, and only its end is ever cut off. If its n-th turn still belongs to the same response, all turns
-   before it are unchanged: reading begins with the last known turn.
-2. The caller has just read the response's record, which proves that the chain exists, and whose it is.
-3. Deleted text is never returned again: the record is gone, or its place in the segment is taken by another response. It
-   leaves this process's memory at once if it was deleted here, otherwise when its chain has not been read for some minutes.
+1. A segment is append-only, and only its end is ever trimmed. If its n-th turn still belongs to the same response, all turns
+   before it are unchanged. Reading begins with the last known turn.
+2. The caller has just read the response's record, which proves that the chain exists and who owns it.
+3. Deleted text is never returned: the record is gone, or another response has its place in the segment. It leaves the memory
+   of the process that deleted it at once, and of others when the chain has not been read for some minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Segments"]
 
 FORGOTTEN_AFTER = 600.0
-# Memory that a turn takes besides its texts, in bytes.
+# Memory overhead of a turn, in bytes.
 TURN_OVERHEAD = 2048
 
 
@@ -43,14 +43,14 @@ class _Known:
 
 class Segments:
     def __init__(self, client: Client, *, recent_bytes: int) -> None:
-        """``recent_bytes`` bounds what is kept in memory; the least recently read goes first."""
+        """``recent_bytes`` limits the memory. The least recently read conversation is removed first."""
         self._client = client
-        self._most = recent_bytes
+        self._max_bytes = recent_bytes
         self._size = 0
         self._recent: OrderedDict[str, _Known] = OrderedDict()
 
     async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
-        """Return all turns up to the pointer; none if they were deleted or lost since it was read.
+        """Return all turns up to the pointer; an empty list if they have been deleted or lost since it was read.
 
         The items are shared between callers and must not be changed.
         """
@@ -67,7 +67,7 @@ class Segments:
         return [turn for turns in found for turn in turns]
 
     def forget(self, tag: str) -> None:
-        """Drop what is kept of a conversation."""
+        """Remove a conversation from memory."""
         known = self._recent.pop(tag, None)
         if known is not None:
             self._size -= known.size
@@ -75,7 +75,7 @@ class Segments:
     async def _read(
         self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
     ) -> list[list[Turn]] | None:
-        """The segments up to their lengths; None if one does not continue its beginning, or is too short."""
+        """Return the segments up to their lengths; None if one is too short or does not continue its ``beginnings``."""
         starts = [max(len(turns) - 1, 0) for turns in beginnings]
         commands = [
             ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
@@ -103,7 +103,7 @@ class Segments:
             known.segments[name] = turns
             known.size += more
             self._size += more
-        while self._recent and (self._size > self._most or self._oldest_read < known.read_at - FORGOTTEN_AFTER):
+        while self._recent and (self._size > self._max_bytes or self._oldest_read < known.read_at - FORGOTTEN_AFTER):
             self.forget(next(iter(self._recent)))
 
     @property
@@ -112,5 +112,5 @@ class Segments:
 
 
 def _weight(turns: Sequence[Turn]) -> int:
-    """The approximate memory of turns, in bytes."""
+    """Return the approximate memory of turns, in bytes."""
     return sum(turn.size + TURN_OVERHEAD for turn in turns)

@@ -48,9 +48,9 @@ class State:
         partitions: int = 8,
         owner_bytes: int = 0,
     ) -> None:
-        """``ttl_seconds``: how long things are kept, ``log_ttl_seconds``: the event log of a background response after its end;
-        ``patience``: how long a write that can be repeated is tried while Redis is away (seconds); ``partitions``: of the
-        queue; ``owner_bytes``: the most that an owner may have stored, 0 for any number."""
+        """``ttl_seconds`` is the lifetime of stored objects, ``log_ttl_seconds`` that of a background response's event log
+        after its end, ``patience`` how many seconds an idempotent write is retried while Redis is away, ``partitions`` the
+        number of parts of the queue, and ``owner_bytes`` the quota of an owner (0: none)."""
         self.bounds = bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
@@ -77,7 +77,7 @@ class State:
         return await check(self.client)
 
     async def nearly_full(self) -> bool:
-        """Return whether memory is above 90 % of maxmemory: do not store new responses. Queries every 5 s at most."""
+        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored. Cached for 5 s."""
         return await self._memory.nearly_full()
 
     async def check_keys(self, values: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from ..ids import new_tag
 
 __all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
 
-# The version of records, turns and items that this release writes. Changes only add; a higher version is refused.
+# The version of records, turns and items that this release writes. Changes are additive; a higher version is refused.
 VERSION = 1
 
 Item = dict[str, Any]
@@ -139,7 +139,7 @@ class Taken:
     lost        its worker was lost after the first output, or too often: the caller writes its end
     failed      the upstream was away for too long: the caller writes its end with the job's ``error``
     cancelled   the caller writes its end, as cancelled
-    held        another worker holds it, for ``left`` more seconds
+    held        another worker holds it for ``left`` more seconds
     waiting     it waits for a worker
     done        it has ended
     missing     there is no such response (for this owner)

@@ -68,21 +68,21 @@ async def test_owners_do_not_count_for_one_another(usage: Usage) -> None:
 
 async def test_so_many_may_be_under_way_until_they_leave_or_are_not_renewed(usage: Usage) -> None:
     owner = random_part()
-    assert [await usage.enter("streams", owner, name, most=2, seconds=60) for name in "abc"] == [True, True, False]
-    assert await usage.enter("streams", owner, "a", most=2, seconds=60)  # a repeat
-    assert await usage.enter("background", owner, "x", most=1, seconds=0.05)
+    assert [await usage.enter("streams", owner, name, maximum=2, seconds=60) for name in "abc"] == [True, True, False]
+    assert await usage.enter("streams", owner, "a", maximum=2, seconds=60)  # a repeat
+    assert await usage.enter("background", owner, "x", maximum=1, seconds=0.05)
     await usage.leave("streams", owner, "a")
-    assert await usage.enter("streams", owner, "c", most=2, seconds=60)
+    assert await usage.enter("streams", owner, "c", maximum=2, seconds=60)
     await usage.renew("streams", {owner: ["b", "gone"]}, 60)
-    assert not await usage.enter("streams", owner, "d", most=2, seconds=60)
-    while not await usage.enter("background", owner, "y", most=1, seconds=60):
+    assert not await usage.enter("streams", owner, "d", maximum=2, seconds=60)
+    while not await usage.enter("background", owner, "y", maximum=1, seconds=60):
         await asyncio.sleep(0.01)
 
 
 async def test_nothing_of_it_stays_in_redis(usage: Usage, redis_url: str) -> None:
     owner = random_part()
     await usage.request(owner, 60)
-    await usage.enter("streams", owner, "a", most=2, seconds=60)
+    await usage.enter("streams", owner, "a", maximum=2, seconds=60)
     with redis.Redis.from_url(redis_url) as client:
         keys = list(client.scan_iter(f"rmw:{{l{owner}}}:*"))
         assert len(keys) == 2

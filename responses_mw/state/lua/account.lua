@@ -1,14 +1,14 @@
--- Update the account of what an owner has stored. Objects count until they expire; an older report never replaces a newer one.
+-- Update the account of an owner's stored objects. They count until they expire. An older report never replaces a newer one.
 -- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
--- ARGV: 1 most bytes (0: any number), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and ms to
+-- ARGV: 1 maximum bytes (0: no limit), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and ms to
 --   live of each object
--- Answers: {1 or 0 (nothing was changed: it would exceed the quota), bytes stored}
+-- Answers: {1 or 0 (it would exceed the maximum: nothing was changed), bytes stored}
 
 local FORGOTTEN = 5000  -- expired objects removed per call
 local LATE = 60000  -- ms
 
 local expires, sizes = KEYS[1], KEYS[2]
-local most, when, now = tonumber(ARGV[1]), tonumber(ARGV[2]), now_ms()
+local maximum, when, now = tonumber(ARGV[1]), tonumber(ARGV[2]), now_ms()
 
 local function known(name)
   return string.match(redis.call('HGET', sizes, name) or '0 0', '^(%d+) (%d+)$')
@@ -32,7 +32,7 @@ for i = 3, #ARGV, 3 do
     changes[#changes + 1] = i
   end
 end
-local fits = most == 0 or sum <= before or sum <= most
+local fits = maximum == 0 or sum <= before or sum <= maximum
 if fits then
   for _, i in ipairs(changes) do
     local name, bytes, ttl = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])

@@ -1,7 +1,8 @@
--- Store a finished response: its record, its turn, and its items in its conversation.
+-- Store a finished response: its record and its turn, and its items in its conversation.
 -- KEYS: record, tombstone
--- ARGV: 1 facts as JSON, 2 document, 3 turn; of a background response (facts.job) 4 the last batch of its log; then, by facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
--- Answers: {'stored'}, with facts.counts and a report (lib.lua); {'reroot'} (send the whole history as a new root); {'deleted'};
+-- ARGV: 1 facts as JSON, 2 document, 3 turn; for a background response (facts.job) 4 the last batch of its log; then, by
+--   facts.rest: 'turns' the turns of a new root, 'items' id and blob of each item
+-- Answers: {'stored'}, followed by a report (lib.lua) if facts.counts; {'reroot'} (send the whole history as a new root); {'deleted'};
 --   {'fenced'}; {'newer'}; {'bound'}
 
 local new = cjson.decode(ARGV[1])
@@ -26,8 +27,8 @@ local function root()
   return new.random, ''
 end
 
--- The segment to append to: the parent's own if the parent is its tip, otherwise a new one that forks from it. Nil if the parent or
--- its turns are gone, or the path has too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
+-- Return the segment to append to: the parent's if the parent is its tip, otherwise a new one that forks from it. Return nil if the
+-- parent or its turns are gone, or the path has too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
 -- another appended, so the parent's record must be as it was read. Where refs were evicted, it is unknown which turns may be
 -- cut off: such a segment is not appended to.
 local function branch(parent)
@@ -36,9 +37,9 @@ local function branch(parent)
   local turns, length = prefix .. 's:' .. parent.segment, tonumber(parent.length)
   if not redis.call('ZSCORE', turns .. ':refs', 'r' .. parent.random) then return nil end
   if redis.call('LLEN', turns) > length then settle(parent.segment) end
-  local stands = redis.call('LLEN', turns)
-  if stands < length then return nil end
-  if stands == length and not new.aside then return parent.segment, parent.path end
+  local held = redis.call('LLEN', turns)
+  if held < length then return nil end
+  if held == length and not new.aside then return parent.segment, parent.path end
   local _, forks = string.gsub(parent.path, ':', ':')
   if forks >= MAX_FORKS then return nil end
   redis.call('ZADD', turns .. ':refs', length, 's' .. new.random)
@@ -52,7 +53,7 @@ local function keep_segment(segment)
   if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
 end
 
--- The answer that it is stored, with a report of what was written or whose TTL was extended.
+-- Return the answer that it is stored, with a report of what was written or whose TTL was extended.
 local function stored()
   if not new.counts then return {'stored'} end
   local reply = {'stored'}

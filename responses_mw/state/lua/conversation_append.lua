@@ -1,6 +1,6 @@
 -- Append items to a conversation as one block.
 -- KEYS: conversation
--- ARGV: 1 owner, 2 TTL in ms, 3 most items, 4 most bytes, then id and blob of each item
+-- ARGV: 1 owner, 2 TTL in ms, 3 maximum items, 4 maximum bytes, then id and blob of each item
 -- Answers: {'appended'} and a report (lib.lua); {'missing'}; {'newer'}; {'bound'}
 
 local refused = refusal(ARGV[1])

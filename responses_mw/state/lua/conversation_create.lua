@@ -1,6 +1,6 @@
 -- Create a conversation, with its first items.
 -- KEYS: conversation
--- ARGV: 1 owner, 2 created_at, 3 metadata, 4 TTL in ms, 5 most items, 6 most bytes, then id and blob of each item
+-- ARGV: 1 owner, 2 created_at, 3 metadata, 4 TTL in ms, 5 maximum items, 6 maximum bytes, then id and blob of each item
 -- Answers: {'created'} and a report (lib.lua); {'bound'}; {'missing'} (the id is another owner's); {'newer'}
 
 if redis.call('EXISTS', KEYS[1]) == 1 then

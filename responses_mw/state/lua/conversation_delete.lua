@@ -1,4 +1,4 @@
--- Delete a conversation and its items. Responses that were made in it stay.
+-- Delete a conversation and its items, not the responses that were made in it.
 -- KEYS: conversation
 -- ARGV: owner
 -- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}

@@ -1,6 +1,7 @@
--- Items of a conversation, in order.
+-- Return items of a conversation, in order.
 -- KEYS: conversation
--- ARGV: 1 owner, 2 'asc' or 'desc', 3 the id to begin after or '', 4 most items (-1: all), 5 counter of the last item to see or '+inf'
+-- ARGV: 1 owner, 2 'asc' or 'desc', 3 the id to begin after or '', 4 maximum items (-1: all),
+--   5 counter of the last item to return or '+inf'
 -- Answers: {'ok', counter of the newest item, blobs...}; {'missing'}; {'newer'}; {'cursor'} (no such id)
 
 local refused = refusal(ARGV[1])

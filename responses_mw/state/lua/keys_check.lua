@@ -1,7 +1,7 @@
--- Compare check values of a replica's secret keys with those that others stored, and store the value of its newest key.
+-- Compare the check values of a replica's secret keys with the stored ones, and store the value of its newest key.
 -- KEYS: check values
 -- ARGV: TTL in ms, then the values, that of the newest key first
--- Answers: 1 none is stored yet, or one that is stored is known here; 0 the keys differ
+-- Answers: 1 no value is stored yet, or this replica knows one of them; 0 the keys differ
 
 local stored, mine, agree = redis.call('SMEMBERS', KEYS[1]), {}, false
 for i = 2, #ARGV do mine[ARGV[i]] = true end

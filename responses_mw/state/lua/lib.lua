@@ -1,6 +1,6 @@
 -- Shared functions, prepended to every script.
--- The keys of a script all lie in one slot. Keys found only while it runs (segments, refs) have the prefix of KEYS[1].
--- Every script is idempotent: repeated, it changes nothing and answers the same.
+-- The keys of a script are all in one slot. Keys that are known only while it runs (segments, refs) have the prefix of KEYS[1].
+-- Every script is idempotent: a repeat changes nothing and answers the same.
 
 local VERSION = 1
 local MAX_FORKS = 16
@@ -36,8 +36,8 @@ local function keep(key, ttl)
   end
 end
 
--- The highest need of a segment whose holder still exists; those above it are dropped. Holders are responses ('r<random>') and child
--- segments ('s<segment>'); the parent ('p<segment>', at -1) is only noted.
+-- Return the highest number of turns that an existing holder needs, and remove the holders above it that are gone. Holders are
+-- responses ('r<random>') and child segments ('s<segment>'). The parent ('p<segment>', at -1) needs none.
 local function highest(refs)
   while true do
     local top = redis.call('ZREVRANGE', refs, 0, 0, 'WITHSCORES')
@@ -78,7 +78,7 @@ local function turns_size(turns, first, last)
   return bytes
 end
 
--- The size of a segment, stored beside it once it has been asked for.
+-- Return the size of a segment, and keep it beside the segment from then on.
 local function segment_size(segment)
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
@@ -90,10 +90,10 @@ local function segment_size(segment)
   return SEGMENT_BYTES + bytes
 end
 
--- Segments from which this script has erased turns.
+-- Segments from which this script has removed turns.
 local settled = {}
 
--- Erase the turns of a segment from an index on.
+-- Remove the turns of a segment from an index on.
 local function cut(turns, from)
   if redis.call('EXISTS', turns .. ':bytes') == 1 then
     redis.call('DECRBY', turns .. ':bytes', turns_size(turns, from, -1))
@@ -101,7 +101,7 @@ local function cut(turns, from)
   redis.call('LTRIM', turns, 0, from - 1)
 end
 
--- Erase the turns of a segment that nothing needs; if none are left, also the segment, and then settle its parent.
+-- Remove the turns of a segment that nothing needs. If none are left, delete the segment and settle its parent.
 local function settle(segment)
   while segment do
     local turns = prefix .. 's:' .. segment
@@ -118,7 +118,7 @@ local function settle(segment)
   end
 end
 
--- Whether the conversation has room for the items (id, blob, id, blob, ...) in ARGV from `first` on; some may be in it already.
+-- Return whether the conversation has room for the items (id, blob, id, blob, ...) in ARGV from `first` on. Some may be in it already.
 local function has_room(first, max_items, max_bytes)
   local bytes, count = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0), redis.call('ZCARD', prefix .. 'c:order')
   for i = first, #ARGV, 2 do
@@ -164,15 +164,15 @@ local function with_size(reply)
   return reply
 end
 
--- Whether a conversation has all its keys: Redis evicts them one by one, and a shorter history would be a different one.
+-- Return whether a conversation has all its keys. Redis may evict them one by one, and a shorter history would be a different one.
 local function is_whole()
   local count = redis.call('ZCARD', prefix .. 'c:order')
   local is_empty = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0) == 0
   return count == redis.call('HLEN', prefix .. 'c:items') and is_empty == (count == 0)
 end
 
--- The answer of a script that must not touch a conversation; nil if the conversation exists (or a part of it, if that is enough),
--- belongs to this owner and has a known version.
+-- Return the answer of a script that must not use the conversation; nil if it exists (or a part of it, if that is enough), belongs
+-- to this owner and has a known version.
 local function refusal(owner, a_part_is_enough)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
   if meta[2] ~= owner then return 'missing' end

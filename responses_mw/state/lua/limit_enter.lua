@@ -1,4 +1,4 @@
--- Count one more open stream or job of an owner, unless there are too many.
+-- Count an open stream or job of an owner, unless the maximum is reached.
 -- KEYS: zset of names by the time (ms) when they expire
 -- ARGV: 1 name, 2 maximum, 3 TTL in ms
 -- Answers: 1 it is counted; 0 there are too many

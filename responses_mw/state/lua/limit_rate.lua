@@ -1,10 +1,10 @@
--- Count a request of an owner if its rate allows: GCRA with a burst of one minute's worth.
+-- Count a request of an owner if its rate allows it: GCRA with a burst of the requests of one minute.
 -- KEYS: rate
 -- ARGV: requests in a minute
--- Answers: {1 or 0, requests allowed now, ms until the whole burst is, ms until the next one is}
+-- Answers: {1 or 0, requests allowed now, ms until the whole burst is allowed, ms until the next request is}
 
-local most = tonumber(ARGV[1])
-local interval, now = 60000 / most, now_ms()
+local burst = tonumber(ARGV[1])
+local interval, now = 60000 / burst, now_ms()
 local tat = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)  -- theoretical arrival time
 local left = math.floor((60000 - (tat - now)) / interval + 1e-6)
 if left < 1 then return {0, 0, math.ceil(tat - now), math.ceil(tat - now + interval - 60000)} end
