@@ -1,6 +1,6 @@
-"""What the demo models say: a list of rules, each of which works on any conversation or passes it on to the next.
+"""What the demo models say: a list of rules, each of which replies to a conversation or leaves it to the next.
 
-Every rule also says what it thought. ``demo`` keeps that to itself, ``demo-thinker`` sends it as reasoning.
+Each reply has a thought, which ``demo-thinker`` sends as reasoning.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from .request import ChatRequest, NamedTool, Tool
-from .values import COMMON_WORDS, Text, Values
+from .values import COMMON_WORDS, SourceText, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Call", "Reply", "reply_to"]
+__all__ = ["ModelCall", "Reply", "reply_to"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A tool call; ``arguments`` is JSON."""
+class ModelCall:
+    """A tool call. ``arguments`` is JSON."""
 
     name: str
     arguments: str
@@ -30,15 +30,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model thought, and then said or called."""
+    """A model's thought, followed by a text or by calls."""
 
     thought: str
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ModelCall, ...] = ()
 
 
 def reply_to(request: ChatRequest) -> Reply:
-    """The reply of the first rule that has one; raises `values.SchemaError` for a schema that cannot be filled."""
+    """Return the reply of the first rule that has one. Raises `SchemaError` for a schema that cannot be filled."""
     return next(reply for rule in RULES if (reply := rule(request)) is not None)
 
 
@@ -50,7 +50,7 @@ def last_user_text(request: ChatRequest) -> str:
 
 
 def make_forced_call(request: ChatRequest) -> Reply | None:
-    """``tool_choice`` leaves no choice: it names a tool, or requires one."""
+    """Call the tool that ``tool_choice`` names, or any if it requires one."""
     if isinstance(request.tool_choice, NamedTool):
         named = request.tool_choice.function.name
         tools = [tool for tool in request.offered_tools if tool.function.name == named]
@@ -62,7 +62,7 @@ def make_forced_call(request: ChatRequest) -> Reply | None:
 
 
 def make_wanted_call(request: ChatRequest) -> Reply | None:
-    """The user's text has words of a tool's name or description, and the tool has not answered yet."""
+    """Call the tools whose name or description shares words with the user's text, unless they have just answered."""
     tools = _wanted_tools(request)
     if not tools or request.messages[-1].role == "tool":
         return None
@@ -71,7 +71,7 @@ def make_wanted_call(request: ChatRequest) -> Reply | None:
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Every tool with a word of its name in the user's text, else the one with most words of its description there."""
+    """Return each tool whose name shares a word with the user's text, else the one whose description shares the most."""
     said = _keywords(last_user_text(request))
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     if by_name:
@@ -81,21 +81,22 @@ def _wanted_tools(request: ChatRequest) -> list[Tool]:
 
 
 def _keywords(text: str) -> set[str]:
-    """The words that mean something: ``getWeather`` and "get the weather" both have "weather" only."""
+    """Return the significant words: only "weather" for ``getWeather`` and for "get the weather"."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text)
-    return {word.lower() for word in Text(spaced).words} - COMMON_WORDS
+    return {word.lower() for word in SourceText(spaced).words} - COMMON_WORDS
 
 
 def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
-    text = Text(last_user_text(request))
+    text = SourceText(last_user_text(request))
     calls = [
-        Call(tool.function.name, _json(Values(tool.function.parameters or {"type": "object"}, text).fill())) for tool in tools
+        ModelCall(tool.function.name, _json(Values(tool.function.parameters or {"type": "object"}, text).fill()))
+        for tool in tools
     ]
     return Reply(thought, calls=tuple(calls))
 
 
 def answer_from_results(request: ChatRequest) -> Reply | None:
-    """The last messages are results of tools: say them."""
+    """Repeat the results of tools if they are the last messages."""
     results = _tool_results(request)
     if not results:
         return None
@@ -104,7 +105,7 @@ def answer_from_results(request: ChatRequest) -> Reply | None:
 
 
 def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
-    """Name and result of each tool that answered at the end of the conversation, in order."""
+    """Return name and result of each tool that answered at the end of the conversation, in order."""
     names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
     results = []
     for message in reversed(request.messages):
@@ -115,7 +116,7 @@ def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
 
 
 def _in_words(result: str) -> str:
-    """A JSON object as "key value, key value", anything else as it stands."""
+    """Format a JSON object as "key value, key value", and leave anything else unchanged."""
     try:
         value = json.loads(result)
     except ValueError:
@@ -129,12 +130,12 @@ def _in_words(result: str) -> str:
 
 
 def fill_format(request: ChatRequest) -> Reply | None:
-    """``response_format`` asks for JSON: the schema, or an object of our own shape, with values of the text."""
+    """Fill the schema of ``response_format``, or an object of our own, with values from the text."""
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
         return None
     results = [content for _, content in _tool_results(request)]
-    text = Text("\n".join([last_user_text(request), *results]))
+    text = SourceText("\n".join([last_user_text(request), *results]))
     if wanted.type == "json_schema":
         return Reply(
             "I look in the text for the values that the schema wants.",
@@ -148,34 +149,11 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# Images
-
-_DATA_URL = re.compile(r"data:([^;,]*)[^,]*,(.*)", re.DOTALL)
-
-
-def look(request: ChatRequest) -> Reply | None:
-    """The user's last message has images: say what can be told of them unseen."""
-    images = next((message.images for message in reversed(request.messages) if message.role == "user"), [])
-    if not images:
-        return None
-    counted = "an image" if len(images) == 1 else f"{len(images)} images"
-    thought = f"The user shows me {counted}. I have no eyes: I look at type and size."
-    return Reply(thought, f"You sent {counted}: {'; '.join(map(_image_in_words, images))}.")
-
-
-def _image_in_words(url: str) -> str:
-    """A data URL as its type and size."""
-    data = _DATA_URL.fullmatch(url)
-    if data is None:
-        return "one by its address, which I do not fetch"
-    return f"one of type {data[1] or 'unknown'} and about {len(data[2]) * 3 // 4} bytes"
-
-
 # Text
 
 
 def recall(request: ChatRequest) -> Reply | None:
-    """ "What is my ...?": look for "my ... is ..." in what the user said before."""
+    """Answer "What is my ...?" from an earlier "my ... is ..." of the user."""
     asked = re.search(r"\bmy ([\w ]+?)\s*\?", last_user_text(request), re.IGNORECASE)
     if asked is None:
         return None
@@ -192,7 +170,7 @@ _STEP = re.compile(r"([-+*/])\s*([\d.]+)")
 
 
 def calculate(request: ChatRequest) -> Reply | None:
-    """A sum in figures, its operators as signs or words: "17 * 23 + 4", "3 plus 4"."""
+    """Calculate an expression whose operators are signs or words: "17 * 23 + 4", "3 plus 4"."""
     text = _OPERATOR_WORD.sub(lambda word: _OPERATORS[word[0]], last_user_text(request).lower())
     found = _SUM.search(text)
     if found is None:
@@ -207,7 +185,7 @@ def calculate(request: ChatRequest) -> Reply | None:
 
 
 def _evaluate(expression: str) -> Fraction:
-    """The exact value of numbers with ``+ - * /`` between them; raises `ZeroDivisionError`."""
+    """Return the exact value of numbers joined by ``+ - * /``. Raises `ZeroDivisionError`."""
     terms = [Fraction(0)]
     for operator, number in _STEP.findall(f"+ {expression}"):
         value = Fraction(number)
@@ -221,7 +199,7 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def count(request: ChatRequest) -> Reply | None:
-    """ "Count to 20": an answer as long as the user likes."""
+    """Count, as in "Count to 20": an answer of any length."""
     found = re.search(r"\bcount (?:from (\d{1,4}) )?to (\d{1,4})\b", last_user_text(request), re.IGNORECASE)
     if found is None:
         return None
@@ -232,9 +210,9 @@ def count(request: ChatRequest) -> Reply | None:
 
 
 def describe(request: ChatRequest) -> Reply:
-    """Whatever it is, it is a text: say something true about it, and which instructions stand over it."""
+    """Describe any other text: its words, and the instructions that apply."""
     text = last_user_text(request)
-    words = Text(text).words
+    words = SourceText(text).words
     if not words:
         return Reply("There are no words to talk about.", "You wrote no words.")
     said = f"You wrote {len(words)} {'word' if len(words) == 1 else 'words'}: “{_clipped(text)}”"
@@ -245,9 +223,9 @@ def describe(request: ChatRequest) -> Reply:
     return Reply(thought, " ".join([*told, said, longest]))
 
 
-def _clipped(text: str, most: int = 24) -> str:
+def _clipped(text: str, max_words: int = 24) -> str:
     words = text.split()
-    return " ".join(words[:most]) + (" …" if len(words) > most else "")
+    return " ".join(words[:max_words]) + (" …" if len(words) > max_words else "")
 
 
 RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
@@ -255,7 +233,6 @@ RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
     make_wanted_call,
     fill_format,
     answer_from_results,
-    look,
     recall,
     calculate,
     count,

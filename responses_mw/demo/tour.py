@@ -1,4 +1,4 @@
-"""The tour: what the official ``openai`` client sees when it talks to ``responses-mw``, printed and checked stop by stop."""
+"""The tour: calls of the official ``openai`` client to ``responses-mw``, printed and checked step by step."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from openai.types.responses import FunctionToolParam
 
-__all__ = ["STOPS", "take", "visit"]
+__all__ = ["STEPS", "run_steps", "run_tour"]
 
-PACE = 0.02  # seconds a token: slow enough to see the answers stream
+PACE = 0.02  # seconds per token: slow enough to see answers stream
 
 
 class CheckFailed(Exception):
-    """A stop did not see what it expects; the message is the expectation."""
+    """A check failed. The message is the expectation."""
 
 
-def take(once: bool, host: str, port: int | None) -> int:
-    """Start both servers, take the tour, end them; the exit status. Unless ``once``, stay up until Ctrl-C."""
+def run_tour(once: bool, host: str, port: int | None) -> int:
+    """Start the servers, run the tour, and stop them, unless ``once`` after Ctrl-C only. Return the exit status."""
     _end_on_signals()
     try:
         with demo_upstream(PACE) as upstream, deployment(upstream, host, port) as (ours, site):
@@ -37,7 +37,7 @@ def take(once: bool, host: str, port: int | None) -> int:
             print(f"A demo model speaks Chat Completions at {upstream}.")
             print(f"responses-mw serves OpenAI's Responses API in front of it, at {ours.url}.")
             print("A second replica shares its Redis but leaves background work to the first. An MCP server offers a tool.")
-            status = visit(site)
+            status = run_steps(site)
             _say_how_to_go_on(ours.url, once)
             return status if once else _stay(ours.process.wait, status)
     except ServerFailed as failed:
@@ -48,18 +48,18 @@ def take(once: bool, host: str, port: int | None) -> int:
         return 130
 
 
-def visit(site: Deployment) -> int:
-    """Make every stop; 1 if a check failed at any of them, else 0."""
+def run_steps(site: Deployment) -> int:
+    """Run every step. Return 1 if one failed, else 0."""
     failed = 0
-    for number, (title, stop) in enumerate(STOPS, 1):
+    for number, (title, step) in enumerate(STEPS, 1):
         print(f"\n{_bold(f'{number}. {title}')}")
         try:
-            print(f"   ok: {stop(site)}")
+            print(f"   ok: {step(site)}")
         except (CheckFailed, openai.OpenAIError) as fault:
             failed += 1
             reason = f"expected {fault}" if isinstance(fault, CheckFailed) else f"{type(fault).__name__}: {fault}"
             print(f"\n   FAILED: {reason}")
-    print(f"\n{failed} of {len(STOPS)} stops failed." if failed else f"\nAll {len(STOPS)} stops went well.")
+    print(f"\n{failed} of {len(STEPS)} steps failed." if failed else f"\nAll {len(STEPS)} steps passed.")
     return 1 if failed else 0
 
 
@@ -68,7 +68,7 @@ def _expect(held: bool, expectation: str) -> None:
         raise CheckFailed(expectation)
 
 
-# The stops: each makes its calls, prints what comes, checks it, and says in a line what it saw.
+# The steps. Each makes its calls, prints and checks the answers, and returns a summary.
 
 
 def streamed_answer(site: Deployment) -> str:
@@ -130,7 +130,7 @@ WEATHER_TOOL: FunctionToolParam = {
 
 
 def get_weather(city: str, unit: str) -> str:
-    """What the caller's own function finds out. Like all weather in demos, it is made up."""
+    """The caller's own function. Its weather is made up."""
     return json.dumps({"city": city, "temperature": 21 if unit == "celsius" else 70, "sky": "clear"})
 
 
@@ -259,7 +259,7 @@ def resumed_after_a_kill(site: Deployment) -> str:
     return f"{len(numbers)} events, none lost and none twice"
 
 
-STOPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
+STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
     ("A streamed answer", streamed_answer),
     ("A reasoning model", reasoning_model),
     ("A function call and its follow-up", function_call),
@@ -287,7 +287,7 @@ def _say_how_to_go_on(url: str, once: bool) -> None:
 
 
 def _stay(server_ended: Callable[[], int], status: int) -> int:
-    """Wait for Ctrl-C, which is a good end, or for the server's own end, which is not."""
+    """Wait for Ctrl-C, and return ``status``, or for the server to end by itself, and return 1."""
     try:
         print("\nThe demo stays up; Ctrl-C ends it.", flush=True)
         ended_with = server_ended()
@@ -299,8 +299,8 @@ def _stay(server_ended: Callable[[], int], status: int) -> int:
 
 
 def _end_on_signals() -> None:
-    """A signal that asks us to end raises, so that the servers end too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    """Make signals raise exceptions, so that the servers are stopped too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _exit)

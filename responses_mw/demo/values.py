@@ -1,8 +1,8 @@
-"""Values for a JSON schema, taken from a text: how the demo models fill arguments and structured output.
+"""Fill a JSON schema with values from a text, for the arguments and the structured output of the demo models.
 
-An enum takes the member that the text mentions, a number one of the text's numbers, a string what the text says the
-property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Where the text has nothing
-to offer the value is plain (0, an empty list) but of the right type. ``pattern`` and ``multipleOf`` are not honoured.
+An enum takes the member that the text mentions, a number one of the text's numbers, a string what the text says that the
+property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Without any, the value is a plain
+one of the right type (0, an empty list). ``pattern`` and ``multipleOf`` are ignored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COMMON_WORDS", "SchemaError", "Text", "Values"]
+__all__ = ["COMMON_WORDS", "SchemaError", "SourceText", "Values"]
 
-# Words that name nothing, and so are no values.
+# Words that are not values.
 COMMON_WORDS = frozenset(
     """
     a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me
@@ -28,10 +28,10 @@ COMMON_WORDS = frozenset(
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
-_DEEP = 4  # levels of nesting, after which what may be null or empty is
+_DEEP = 4  # levels of nesting beyond which optional values are null or empty
 _TOO_DEEP = 16
 
-# What a string of this format looks like in a text, and what it is where the text has none.
+# Each format: its pattern in a text, and the default value.
 _FORMATS = {
     "date": (re.compile(r"\d{4}-\d\d-\d\d"), "2025-01-01"),
     "time": (re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"),
@@ -42,11 +42,11 @@ _FORMATS = {
 
 
 class SchemaError(ValueError):
-    """A schema that no value can be made for."""
+    """A schema that cannot be filled."""
 
 
-class Text:
-    """A text, and the values that it offers."""
+class SourceText:
+    """A text and the values that it contains."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -58,14 +58,14 @@ class Text:
         return re.search(rf"\b{re.escape(str(value))}\b", self.text, re.IGNORECASE) is not None
 
     def says(self, label: str) -> str | None:
-        """What the text says that ``label`` is: "Paris" for ``city`` in "my city is Paris."."""
+        """Return what the text says that ``label`` is: "Paris" for ``city`` in "my city is Paris."."""
         noun = re.escape(label.replace("_", " "))
         said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self.text, re.IGNORECASE)
         return said[1].strip() or None if said else None
 
 
 def _names(text: str) -> list[str]:
-    """Capitalised words, neighbours joined. One alone at the start of a sentence may be no name: it comes last."""
+    """Return capitalised words, joining neighbours. Single words that begin a sentence may not be names and come last."""
     sure: list[str] = []
     unsure: list[str] = []
     for found in _NAME.finditer(text):
@@ -80,9 +80,9 @@ def _names(text: str) -> list[str]:
 
 
 class Values:
-    """Makes values for one schema. Each name and number of the text is used once, and then from the start again."""
+    """Fills one schema. The names and numbers of the text are used in turn."""
 
-    def __init__(self, schema: dict[str, Any], text: Text) -> None:
+    def __init__(self, schema: dict[str, Any], text: SourceText) -> None:
         self._root = schema
         self._text = text
         long_words = [word for word in text.words if word.lower() not in COMMON_WORDS]
@@ -99,7 +99,7 @@ class Values:
         }
 
     def fill(self) -> Any:
-        """A value for the schema; raises `SchemaError` where there is none."""
+        """Return a value for the schema. Raises `SchemaError`."""
         try:
             return self._value(self._root, "", 0)
         except (AttributeError, KeyError, TypeError) as malformed:
@@ -108,7 +108,7 @@ class Values:
     def _value(self, schema: Any, label: str, depth: int) -> Any:
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
-            raise SchemaError("the schema nests without an end")
+            raise SchemaError("the schema nests endlessly")
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -121,14 +121,14 @@ class Values:
         return self._makers[kind](schema, label, depth)
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """The schema itself, or the definition that its ``$ref`` names."""
+        """Return the schema itself, or the definition that its ``$ref`` names."""
         for _ in range(_TOO_DEEP):
             if not isinstance(schema, dict):
                 raise SchemaError(f"a schema must be an object, not {schema!r}")
             if "$ref" not in schema:
                 return schema
             schema = self._definition(str(schema["$ref"]))
-        raise SchemaError("the schema refers to itself without an end")
+        raise SchemaError("the schema refers to itself endlessly")
 
     def _definition(self, reference: str) -> Any:
         found: Any = self._root
@@ -144,7 +144,7 @@ class Values:
         return next((member for member in members if self._text.mentions(member)), members[0])
 
     def _option(self, options: list[Any], depth: int) -> Any:
-        """The first option that is not null, or null where we are deep enough."""
+        """Return the first option that is not null, or null if the nesting is deep."""
         null = {"type": "null"}
         if depth >= _DEEP and null in options:
             return null
@@ -157,15 +157,15 @@ class Values:
 
     def _array(self, schema: dict[str, Any], label: str, depth: int) -> list[Any]:
         items = self._resolved(schema.get("items", {}))
-        least, most = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
         if "enum" in items:
             mentioned = [member for member in items["enum"] if self._text.mentions(member)]
-            return mentioned[:most] if len(mentioned) >= least else items["enum"][:least]
-        count = min(max(self._offers(items, depth), least), most)
+            return mentioned[:maximum] if len(mentioned) >= minimum else items["enum"][:minimum]
+        count = min(max(self._offers(items, depth), minimum), maximum)
         return [self._value(items, label, depth + 1) for _ in range(count)]
 
     def _offers(self, items: dict[str, Any], depth: int) -> int:
-        """How many items the text has values for."""
+        """Return the number of items that the text has values for."""
         if _kind(items) in ("integer", "number"):
             return len(self._text.numbers)
         if _kind(items) == "string":
@@ -185,11 +185,11 @@ class Values:
         return int(self._number(schema, label, depth))
 
     def _number(self, schema: dict[str, Any], label: str, depth: int) -> float:
-        said = Text(self._text.says(label) or "").numbers if label else []
+        said = SourceText(self._text.says(label) or "").numbers if label else []
         value = said[0] if said else next(self._numbers)
-        least = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
-        most = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
-        limited: float = min(max(value, least), most)
+        minimum = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
+        maximum = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
+        limited: float = min(max(value, minimum), maximum)
         return limited
 
     def _boolean(self, schema: dict[str, Any], label: str, depth: int) -> bool:
@@ -200,7 +200,7 @@ class Values:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type that a value for ``schema`` has: the first that is not null, where there are several."""
+    """Return the type of a value for ``schema``: the first that is not null."""
     kind = schema.get("type") or ("object" if "properties" in schema else "string")
     if isinstance(kind, list):
         return next((one for one in kind if one != "null"), "null")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.demo.answer import Answer, answer
 from responses_mw.demo.request import MODELS, RequestError, parse
+from responses_mw.demo.upstream import Answer, answer
 
 TEXTS = st.one_of(
     st.text(),
@@ -72,5 +72,5 @@ def test_an_endless_count_ends_at_the_context_length() -> None:
 
 
 def test_a_lone_surrogate_is_refused() -> None:
-    with pytest.raises(RequestError, match="1 validation error"):
+    with pytest.raises(RequestError, match="Invalid JSON"):
         parse(b'{"messages": [{"role": "user", "content": "\\ud800"}]}')

@@ -1,4 +1,4 @@
-"""The tour as a user starts it: a process that shows the stops, checks them, and leaves nothing running."""
+"""The tour as a user starts it: a process that prints the steps, checks them, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def demo_that_has_said(words: str) -> Iterator[tuple[subprocess.Popen[str], int]
             process.terminate()
 
 
-def test_once_makes_every_stop_and_ends_with_status_0() -> None:
+def test_once_runs_every_step_and_ends_with_status_0() -> None:
     done = subprocess.run(demo("--once"), capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("   ok: ") == len(tour.STOPS)
+    assert done.stdout.count("   ok: ") == len(tour.STEPS)
     assert "17 * 23 + 9 = 400." in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
@@ -84,11 +84,11 @@ def test_without_a_port_a_taken_one_is_no_obstacle() -> None:
         assert ours.client.models.list().data
 
 
-def test_stops_that_do_not_see_what_they_expect_fail_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_whose_checks_fail_fail_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
     with demo_upstream(pace=0) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         site = Deployment(client, client, lambda: None, f"{url}/metrics")
-        status = tour.visit(site)  # the upstream alone has no Responses API: every stop must fail
+        status = tour.run_steps(site)  # the upstream alone has no Responses API: every step must fail
     printed = capsys.readouterr().out
     assert status == 1
-    assert printed.count("FAILED: ") == len(tour.STOPS)
+    assert printed.count("FAILED: ") == len(tour.STEPS)
     assert "FAILED: expected the message to name the model" in printed

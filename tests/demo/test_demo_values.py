@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from responses_mw.demo.values import SchemaError, Text, Values
+from responses_mw.demo.values import SchemaError, SourceText, Values
 
 
 def fill(schema: dict[str, Any], text: str) -> Any:
-    return Values(schema, Text(text)).fill()
+    return Values(schema, SourceText(text)).fill()
 
 
 @pytest.mark.parametrize(
