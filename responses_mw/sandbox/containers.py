@@ -12,8 +12,6 @@ from ..ids import mint
 from .container import Container, Isolation, NotStarted, Outcome, SandboxError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .settings import SandboxSettings
 
 logger = logging.getLogger(__name__)
@@ -67,9 +65,7 @@ class Containers:
         self._expiry = asyncio.create_task(self._expire())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._expiry is not None
         self._expiry.cancel()
         for container in list(self._live.values()):

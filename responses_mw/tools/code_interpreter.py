@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol.request import checks
@@ -73,7 +72,7 @@ def memory_limit(tool: Tool) -> int | None:
 
 
 class CodeInterpreter:
-    """Runs the code of one run in one container. An async context manager. Concurrent calls take turns.
+    """Runs the code of one run in one container. Must be closed. Concurrent calls take turns.
 
     ``container_id`` comes from an earlier call of the chain or from the request; the sandbox finds it only if it belongs to
     ``owner``. ``memory_bytes`` lowers the memory of a new container. Nothing is sent before the first call.
@@ -103,14 +102,6 @@ class CodeInterpreter:
         self._turn = asyncio.Lock()
         self.container_id = container_id
         """The container of the next call; None for a new one."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End all calls. The container stays, for the next response of the chain."""

@@ -7,8 +7,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import orjson
@@ -59,7 +58,7 @@ class CallFailed(Exception):
 
 
 class MCPConnection:
-    """A connection to ``target``: opened when first used, and reopened if lost. Leaving the context manager ends all calls.
+    """A connection to ``target``: opened when first used, and reopened if lost. Must be closed.
 
     Methods may be called concurrently, and ``aclose`` from any task.
     """
@@ -80,14 +79,6 @@ class MCPConnection:
     @property
     def url(self) -> str:
         return self._target.url
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End all requests at once; their calls fail. Takes a second at most."""

@@ -22,7 +22,7 @@ from .stream import ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer", bound=ChatStream)
+Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for connecting to the upstream. A server that is up accepts a connection at once, however busy it is."""
@@ -155,7 +155,7 @@ class Upstream:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: type[Answer], path: str, body: dict[str, Any], caller: Caller) -> Answer:
+    def _answer(self, kind: type[Stream], path: str, body: dict[str, Any], caller: Caller) -> Stream:
         async def send() -> httpx.Response:
             response = await self._send("POST", path, caller, orjson.dumps(body))
             if response.status_code >= 300:

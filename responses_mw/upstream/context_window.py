@@ -28,7 +28,7 @@ from .stream import ChatStream
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Counter = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
+Tokenizer = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
 """Counts with the server's tokenizer. Returns None, or anything but a number, if it cannot."""
 
 _SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
@@ -115,7 +115,7 @@ async def _llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> An
     return len(tokens) if isinstance(tokens, list) else None
 
 
-TOKENIZERS: dict[str, Counter] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}
+TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}
 
 
 async def _asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:

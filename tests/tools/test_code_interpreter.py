@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ def logs(text: str) -> list[dict[str, str]]:
 
 
 async def test_code_runs_and_its_output_is_told(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("print('hello'); 6 * 7")
     assert result.content == "hello\n42"
     assert result.members == {"container_id": interpreter.container_id, "outputs": logs("hello\n42")}
@@ -41,44 +41,44 @@ async def test_code_runs_and_its_output_is_told(settings: Settings) -> None:
 
 
 async def test_variables_stay_within_a_run_and_across_a_chain(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("n = 6")
         assert result.members["outputs"] == []
         assert (await interpreter.call("n * 7")).content == "42"
-    async with CodeInterpreter(settings.tools, result.members["container_id"]) as later:
+    async with aclosing(CodeInterpreter(settings.tools, result.members["container_id"])) as later:
         assert (await later.call("n + 1")).content == "7"
 
 
 async def test_a_new_container_has_no_more_memory_than_was_asked(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools, memory_bytes=300 * 1024**2) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools, memory_bytes=300 * 1024**2)) as interpreter:
         assert "MemoryError" in (await interpreter.call("len(bytearray(400 * 1024**2))")).content
         assert (await interpreter.call("len(bytearray(1024**2))")).content == str(1024**2)
-    async with CodeInterpreter(settings.tools, memory_bytes=64 * 1024**3) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools, memory_bytes=64 * 1024**3)) as interpreter:
         assert "MemoryError" in (await interpreter.call("len(bytearray(2 * 1024**3))")).content
 
 
 async def test_calls_made_at_the_same_time_share_the_container(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         results = await asyncio.gather(*(interpreter.call(f"x{n} = {n}") for n in range(3)))
         assert (await interpreter.call("x0 + x1 + x2")).content == "3"
     assert len({result.members["container_id"] for result in results}) == 1
 
 
 async def test_an_error_of_the_code_is_no_failure(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("1 / 0")
     assert "ZeroDivisionError" in result.content
     assert not result.failed
 
 
 async def test_files_that_were_written_are_listed(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("_ = open('a.txt', 'w').write('abc')")
     assert result.members["outputs"] == logs("Files: a.txt (3 bytes)")
 
 
 async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools, "cntr_of_yesterday") as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools, "cntr_of_yesterday")) as interpreter:
         result = await interpreter.call("6 * 7")
     assert (
         result.content == "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n42"
@@ -88,7 +88,7 @@ async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(se
 
 
 async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("import os; os._exit(3)")
         assert result.failed
         assert "is lost, with its variables and files" in result.content
@@ -97,14 +97,14 @@ async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(
 
 
 async def test_code_that_takes_too_long_is_a_failure(settings: Settings) -> None:
-    async with CodeInterpreter(settings.tools) as interpreter:
+    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
         result = await interpreter.call("while True: pass")
     assert result.failed
     assert "is lost" in result.content
 
 
 async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
-    async with CodeInterpreter(make_settings(tools__sandbox_url=free_url).tools) as interpreter:
+    async with aclosing(CodeInterpreter(make_settings(tools__sandbox_url=free_url).tools)) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed
     assert "cannot be reached" in result.content
@@ -113,7 +113,7 @@ async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
 
 async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_it(settings: Settings) -> None:
     wrong = make_settings(tools__sandbox_url=settings.tools.sandbox_url, tools__sandbox_token="wrong")
-    async with CodeInterpreter(wrong.tools) as interpreter:
+    async with aclosing(CodeInterpreter(wrong.tools)) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed
     assert "refused the credentials" in result.content

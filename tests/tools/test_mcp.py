@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -211,8 +212,8 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = [{"label": "own", "url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}]
-    async with MCPServers(make_settings(tools__mcp_servers=servers).tools).open(
-        configured(), trace_headers={"traceparent": "t"}
+    async with aclosing(
+        MCPServers(make_settings(tools__mcp_servers=servers).tools).open(configured(), trace_headers={"traceparent": "t"})
     ) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
@@ -223,14 +224,14 @@ async def test_a_configured_server_is_reached_by_its_label_with_the_operators_cr
 async def test_a_request_can_bring_credentials_of_its_own_for_a_configured_server(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}}).tools)
-    async with servers.open(configured(authorization=TOKEN)) as connection:
+    async with aclosing(servers.open(configured(authorization=TOKEN))) as connection:
         assert await connection.list_tools()
 
 
 async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
     servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}).tools)
-    async with servers.open(configured(headers={"x-user": "admin", "X-Other": "o"})) as connection:
+    async with aclosing(servers.open(configured(headers={"x-user": "admin", "X-Other": "o"}))) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
     received = json.loads(result.content)
@@ -240,7 +241,7 @@ async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Ser
 async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
     servers = MCPServers(make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True).tools)
-    async with servers.open(configured(server_url=url)) as connection:
+    async with aclosing(servers.open(configured(server_url=url))) as connection:
         result = await connection.call("headers", {})
     assert isinstance(result.content, str)
     assert "authorization" not in json.loads(result.content)
@@ -254,7 +255,7 @@ async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serv
         return ["127.0.0.1"]
 
     given = check_mcp_tool(tool(server_url=url), "tools[0]", SETTINGS.tools)
-    async with MCPServers(SETTINGS.tools, resolve=resolve).open(given) as connection:
+    async with aclosing(MCPServers(SETTINGS.tools, resolve=resolve).open(given)) as connection:
         with pytest.raises(BadRequest, match="weather"):
             await connection.list_tools()
     assert watched.methods == []

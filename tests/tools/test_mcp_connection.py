@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,7 +57,7 @@ def server(request: pytest.FixtureRequest, serve: Serve) -> Callable[..., str]:
 
 
 async def test_tools_are_listed_as_the_item_has_them(server: Callable[..., str]) -> None:
-    async with connection(server()) as weather:
+    async with aclosing(connection(server())) as weather:
         tools = {tool["name"]: tool for tool in await weather.list_tools()}
     listed = tools["get_weather"]
     assert listed["description"] == "The weather of a city."
@@ -66,7 +67,7 @@ async def test_tools_are_listed_as_the_item_has_them(server: Callable[..., str])
 
 
 async def test_a_tool_is_called(server: Callable[..., str]) -> None:
-    async with connection(server()) as weather:
+    async with aclosing(connection(server())) as weather:
         result = await weather.call("get_weather", {"city": "Paris"})
     assert result.content == "Sunny in Paris."
     assert result.members == {"output": "Sunny in Paris."}
@@ -80,7 +81,7 @@ async def test_several_calls_share_a_session_and_run_at_the_same_time(server: Ca
         watched.append(Watched(app))
         return watched[0]
 
-    async with connection(server(watch), timeout=30) as weather, asyncio.TaskGroup() as calls:
+    async with aclosing(connection(server(watch), timeout=30)) as weather, asyncio.TaskGroup() as calls:
         slow = calls.create_task(weather.call("sleep", {"seconds": 60}))
         quick = [calls.create_task(weather.call("get_weather", {"city": str(n)})) for n in range(5)]
         await asyncio.wait(quick)
@@ -101,7 +102,7 @@ async def test_it_can_be_used_and_closed_by_different_tasks(server: Callable[...
 
 async def test_headers_and_trace_context_go_along(serve: Serve) -> None:
     given = {"authorization": f"Bearer {TOKEN}", "x-key": "k", "traceparent": "00-1-2-01"}
-    async with connection(serve(Bearer(streamable())) + "/mcp", headers=given) as weather:
+    async with aclosing(connection(serve(Bearer(streamable())) + "/mcp", headers=given)) as weather:
         result = await weather.call("headers", {})
     assert isinstance(result.content, str)
     received = json.loads(result.content)
@@ -111,14 +112,14 @@ async def test_headers_and_trace_context_go_along(serve: Serve) -> None:
 
 async def test_a_session_of_the_server_is_given_back(serve: Serve) -> None:
     watched = Watched(Older(streamable()))
-    async with connection(serve(watched) + "/mcp") as weather:
+    async with aclosing(connection(serve(watched) + "/mcp")) as weather:
         await weather.list_tools()
     assert watched.methods[-1] == "DELETE"
 
 
 async def test_nothing_is_sent_before_it_is_needed(serve: Serve) -> None:
     watched = Watched(streamable())
-    async with connection(serve(watched) + "/mcp"):
+    async with aclosing(connection(serve(watched) + "/mcp")):
         pass
     assert watched.methods == []
 
@@ -132,7 +133,7 @@ def plain(serve: Serve) -> str:
 
 
 async def test_images_are_parts_for_the_model_and_described_in_the_item(plain: str) -> None:
-    async with connection(plain) as weather:
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("picture", {})
     assert result.content == [
         {"type": "input_text", "text": "A pixel:"},
@@ -142,7 +143,7 @@ async def test_images_are_parts_for_the_model_and_described_in_the_item(plain: s
 
 
 async def test_resources_links_and_audio_are_told_as_text(plain: str) -> None:
-    async with connection(plain) as weather:
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("assorted", {})
     assert result.content == (
         "[resource file:///note.txt]\na note\n"
@@ -154,25 +155,25 @@ async def test_resources_links_and_audio_are_told_as_text(plain: str) -> None:
 
 
 async def test_structured_content_stands_in_for_a_missing_text(plain: str) -> None:
-    async with connection(plain) as weather:
+    async with aclosing(connection(plain)) as weather:
         result = await weather.call("structured", {})
     assert result.content == '{"degrees":21}'
 
 
 async def test_long_output_is_cut_with_a_remark(plain: str) -> None:
-    async with connection(plain, output_bytes=1001) as weather:
+    async with aclosing(connection(plain, output_bytes=1001)) as weather:
         result = await weather.call("long", {"size": 1000})
     assert result.content == "é" * 500 + "\n... (2000 bytes in all)"
 
 
 async def test_an_image_that_is_too_large_is_left_out(plain: str) -> None:
-    async with connection(plain, output_bytes=20) as weather:
+    async with aclosing(connection(plain, output_bytes=20)) as weather:
         result = await weather.call("picture", {})
     assert result.content == "A pixel:\n[image/png, 32 bytes] left out: it is too large"
 
 
 async def test_an_answer_without_end_is_not_taken(plain: str) -> None:
-    async with connection(plain, output_bytes=1024) as weather:
+    async with aclosing(connection(plain, output_bytes=1024)) as weather:
         result = await weather.call("long", {"size": 1_000_000})
         assert result.failed
         assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
@@ -182,7 +183,7 @@ async def test_an_answer_without_end_is_not_taken(plain: str) -> None:
 
 
 async def test_a_tool_that_fails_is_a_failed_result(server: Callable[..., str]) -> None:
-    async with connection(server()) as weather:
+    async with aclosing(connection(server())) as weather:
         result = await weather.call("fail", {"why": "no clouds"})
     assert result.failed
     assert "no clouds" in result.content
@@ -191,7 +192,7 @@ async def test_a_tool_that_fails_is_a_failed_result(server: Callable[..., str]) 
 
 
 async def test_a_tool_that_is_unknown_is_a_failed_result(server: Callable[..., str]) -> None:
-    async with connection(server()) as weather:
+    async with aclosing(connection(server())) as weather:
         result = await weather.call("nothing", {})
     assert result.failed
     assert result.members["error"]["type"] in ("mcp_protocol_error", "mcp_tool_execution_error")
@@ -200,7 +201,7 @@ async def test_a_tool_that_is_unknown_is_a_failed_result(server: Callable[..., s
 @pytest.mark.parametrize("server", ["streamable", "SSE"], indirect=True)
 async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server: Callable[..., str]) -> None:
     url = server()
-    async with connection(url, timeout=2) as weather:
+    async with aclosing(connection(url, timeout=2)) as weather:
         assert not (await weather.call("get_weather", {"city": "Bonn"})).failed
         result = await weather.call("sleep", {"seconds": 30})
         assert result.failed
@@ -212,7 +213,7 @@ async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
 async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serve, content_type: bytes) -> None:
-    async with connection(serve(Breaking(streamable(), content_type)) + "/mcp") as weather:
+    async with aclosing(connection(serve(Breaking(streamable(), content_type)) + "/mcp")) as weather:
         async with asyncio.timeout(60):
             result = await weather.call("get_weather", {"city": "Paris"})
         assert result.failed
@@ -221,7 +222,7 @@ async def test_a_server_that_breaks_in_mid_call_fails_that_call_only(serve: Serv
 
 
 async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
-    async with connection(free_url) as weather:
+    async with aclosing(connection(free_url)) as weather:
         result = await weather.call("get_weather", {"city": "Paris"})
     assert result.members["error"] == {
         "type": "http_error", "code": 502, "message": "MCP server 'weather': it cannot be reached."
@@ -231,7 +232,7 @@ async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
 async def test_a_session_that_the_server_forgot_is_begun_anew(serve: Serve) -> None:
     """As after a restart of the server: the first call fails, for it may have run; the next one has a new session."""
     now = Replaceable([Older(streamable()), Older(streamable())])
-    async with connection(serve(now) + "/mcp") as weather:
+    async with aclosing(connection(serve(now) + "/mcp")) as weather:
         assert not (await weather.call("get_weather", {"city": "Rome"})).failed
         now.replaced = True
         assert (await weather.call("get_weather", {"city": "Rome"})).failed
@@ -264,7 +265,7 @@ class Replaceable:
 @pytest.mark.parametrize("status", [401, 403])
 async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[..., str], status: int) -> None:
     url = server(lambda app: Bearer(app, status))
-    async with connection(url, headers={"authorization": "Bearer wrong"}) as weather:
+    async with aclosing(connection(url, headers={"authorization": "Bearer wrong"})) as weather:
         with pytest.raises(Unauthorized, match="MCP server 'weather': it refused the credentials") as raised:
             await weather.list_tools()
     assert raised.value.param == "tools"
@@ -273,7 +274,7 @@ async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[...,
 
 async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
     target = MCPTarget(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
-    async with MCPConnection(target, MCPLimits()) as weather:
+    async with aclosing(MCPConnection(target, MCPLimits())) as weather:
         with pytest.raises(UpstreamError) as raised:
             await weather.list_tools()
     assert raised.value.status == 424
@@ -290,7 +291,7 @@ async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(ser
     ],
 )
 async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve, app: ASGIApp, told: str) -> None:
-    async with connection(serve(app) + "/mcp?key=secret") as weather:
+    async with aclosing(connection(serve(app) + "/mcp?key=secret")) as weather:
         with pytest.raises(UpstreamError, match=told) as raised:
             await weather.list_tools()
     error = raised.value
@@ -300,7 +301,7 @@ async def test_what_is_no_mcp_server_is_a_424_that_names_the_label(serve: Serve,
 
 
 async def test_a_server_that_is_away_is_a_424(free_url: str) -> None:
-    async with connection(free_url) as weather:
+    async with aclosing(connection(free_url)) as weather:
         with pytest.raises(UpstreamError, match="cannot be reached"):
             await weather.list_tools()
 
@@ -313,13 +314,13 @@ async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
         else:
             await answering(200)(scope, receive, send)
 
-    async with connection(serve(silent), timeout=0.3) as weather:
+    async with aclosing(connection(serve(silent), timeout=0.3)) as weather:
         with pytest.raises(UpstreamError, match="did not answer in time"):
             await weather.list_tools()
 
 
 async def test_too_many_tools_are_a_424(plain: str) -> None:
-    async with connection(plain, tools=3) as weather:
+    async with aclosing(connection(plain, tools=3)) as weather:
         with pytest.raises(UpstreamError, match="more than 3 tools"):
             await weather.list_tools()
 
@@ -327,7 +328,7 @@ async def test_too_many_tools_are_a_424(plain: str) -> None:
 async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> None:
     watched = Watched(streamable())
     url = serve(watched).replace("127.0.0.1", "localhost")
-    async with connection(url + "/mcp", private=False) as weather:
+    async with aclosing(connection(url + "/mcp", private=False)) as weather:
         with pytest.raises(BadRequest, match="MCP server 'weather': its URL does not lead to a public address"):
             await weather.list_tools()
     assert watched.methods == []
@@ -336,7 +337,8 @@ async def test_a_private_address_is_a_400_and_nothing_is_sent(serve: Serve) -> N
 async def test_a_redirect_to_another_origin_is_not_followed(serve: Serve) -> None:
     watched = Watched(streamable())
     inner = serve(watched) + "/mcp?key=secret"
-    async with connection(serve(answering(307, headers=[(b"location", inner.encode())])) + "?key=secret") as weather:
+    redirecting = serve(answering(307, headers=[(b"location", inner.encode())]))
+    async with aclosing(connection(redirecting + "?key=secret")) as weather:
         with pytest.raises(UpstreamError, match="it redirects") as raised:
             await weather.list_tools()
     assert watched.methods == []
@@ -346,7 +348,7 @@ async def test_a_redirect_to_another_origin_is_not_followed(serve: Serve) -> Non
 async def test_what_a_server_repeats_of_its_credentials_is_not_told(serve: Serve) -> None:
     fault = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": f"bad token {TOKEN}, sent to /mcp?key=123456"}}
     app = answering(400, json.dumps(fault).encode(), [(b"content-type", b"application/json")])
-    async with connection(serve(app) + "/mcp?key=123456", headers={"authorization": f"Bearer {TOKEN}"}) as weather:
+    async with aclosing(connection(serve(app) + "/mcp?key=123456", headers={"authorization": f"Bearer {TOKEN}"})) as weather:
         with pytest.raises(UpstreamError, match="bad token <redacted>, sent to <redacted>"):
             await weather.list_tools()
 
@@ -377,7 +379,7 @@ async def test_closing_ends_the_requests_under_way_at_once(server: Callable[...,
 
 
 async def test_a_cancelled_call_leaves_the_connection_usable(server: Callable[..., str]) -> None:
-    async with connection(server()) as weather:
+    async with aclosing(connection(server())) as weather:
         await weather.call("get_weather", {"city": "Rome"})
         call = asyncio.create_task(weather.call("sleep", {"seconds": 30}))
         await asyncio.sleep(0.1)
@@ -416,7 +418,7 @@ async def test_cancelled_while_it_opens_it_leaves_nothing_behind(serve: Serve) -
             await answering(200)(scope, receive, send)
 
     reached, left = threading.Event(), threading.Event()
-    async with connection(serve(silent)) as weather:
+    async with aclosing(connection(serve(silent))) as weather:
         call = asyncio.create_task(weather.list_tools())
         assert await asyncio.to_thread(reached.wait, 5)
         call.cancel()
@@ -435,7 +437,7 @@ async def test_nothing_of_it_is_logged(serve: Serve, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.DEBUG)
     given = {"authorization": f"Bearer {TOKEN}"}
     for app in (streamable(), Older(streamable()), Breaking(streamable(), b"application/json")):
-        async with connection(serve(Bearer(app)) + "/mcp?key=secret", headers=given) as weather:
+        async with aclosing(connection(serve(Bearer(app)) + "/mcp?key=secret", headers=given)) as weather:
             await weather.list_tools()
             await weather.call("get_weather", {"city": "Atlantis"})
             await weather.call("fail", {"why": "Atlantis"})
@@ -478,7 +480,7 @@ def altered(serve: Serve) -> Callable[[bytes, bytes], str]:
 
 
 async def test_a_schema_with_a_number_that_cannot_be_written_again_is_malformed(altered: Callable[[bytes, bytes], str]) -> None:
-    async with connection(altered(b'"type":"object"', b'"type":"object","maxProperties":' + HUGE)) as weather:
+    async with aclosing(connection(altered(b'"type":"object"', b'"type":"object","maxProperties":' + HUGE))) as weather:
         with pytest.raises(UpstreamError, match="malformed"):
             await weather.list_tools()
 
@@ -489,7 +491,7 @@ async def test_a_result_with_a_number_that_cannot_be_written_again_is_a_failed_c
     rest = b'"isError":false,"resultType":"complete","structuredContent":{"result":'
     said = b'"content":[{"text":"Sunny in Paris.","type":"text"}],' + rest + b'"Sunny in Paris."}'
     structured = b'"content":[],' + rest + HUGE + b"}"
-    async with connection(altered(said, structured)) as weather:
+    async with aclosing(connection(altered(said, structured))) as weather:
         result = await weather.call("get_weather", {"city": "Paris"})
     assert result.failed
     assert "malformed" in str(result.content)
