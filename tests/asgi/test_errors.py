@@ -93,8 +93,8 @@ async def test_an_error_in_time_is_the_status(
     param: str | None,
     code: str | None,
 ) -> None:
-    ours = start(upstream__status_grace=0.3 if status in (502, 503) else 2)  # those are tried again while it lasts
-    for _ in range(8):
+    ours = start(upstream__status_grace=1 if status in (502, 503) else 5)  # those are tried again while it lasts
+    for _ in range(40):
         upstream.whole(body, status)
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), expected)
     assert (members["param"], members["code"]) == (param, code)
@@ -288,7 +288,7 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 async def test_an_upstream_that_does_not_answer_in_time_is_504(
     start: Start, upstream: ScriptedUpstream, streamed: bool
 ) -> None:
-    ours = start(upstream__first_byte_timeout=0.1, upstream__status_grace=5)
+    ours = start(upstream__first_byte_timeout=0.5, upstream__status_grace=5)
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
     assert members["code"] == "upstream_timeout"

@@ -25,6 +25,13 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield launcher(stack)(request.param)
 
 
+@pytest.fixture(scope="session", params=levels())
+def hasty(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose calls end after three seconds: for those that would not end by themselves."""
+    with ExitStack() as stack:
+        yield launcher(stack)(request.param, call_timeout=3)
+
+
 @pytest.fixture(scope="session")
 def restricted() -> Iterator[Sandbox]:
     """The chart's default: all containers have the service's user, and there are no namespaces."""

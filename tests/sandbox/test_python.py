@@ -99,14 +99,14 @@ async def test_the_text_for_the_model_has_all_that_the_cell_gave(best: Sandbox) 
     assert not result.is_error
 
 
-async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost(sandbox: Sandbox) -> None:
-    result = await sandbox.call("print('before', flush=True)\nwhile True: pass")
+async def test_a_call_that_takes_too_long_says_so_and_that_the_container_is_lost(hasty: Sandbox) -> None:
+    result = await hasty.call("print('before', flush=True)\nwhile True: pass")
     outcome = result.structured_content
     assert result.is_error
     assert outcome["ended"] == "the call took longer than 3 seconds"
     assert outcome["stdout"] == "before\n"
     assert f"The container {outcome['container_id']} is lost" in result.content[0].text
-    again = await sandbox.call("1", outcome["container_id"])
+    again = await hasty.call("1", outcome["container_id"])
     assert again.is_error
     assert f"Container with id '{outcome['container_id']}' not found" in again.content[0].text
 

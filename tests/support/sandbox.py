@@ -83,7 +83,7 @@ Launch = Callable[..., Sandbox]
 def launcher(stack: ExitStack) -> Launch:
     def launch(level: str, **settings: Any) -> Sandbox:
         port = free_port()
-        given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 3, "memory_bytes": 256 << 20, **settings}
+        given = {"port": port, "allow_weak_isolation": level in WEAK, "call_timeout": 60, "memory_bytes": 256 << 20, **settings}
         process = stack.enter_context(subprocess.Popen(command(level), env=environment(level, given), cwd="/"))
         stack.callback(stop, process)
         sandbox = Sandbox(level, f"http://127.0.0.1:{port}", process)

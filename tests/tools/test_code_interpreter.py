@@ -96,9 +96,11 @@ async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(
         assert (await interpreter.call("6 * 7")).content == "42"
 
 
-async def test_code_that_takes_too_long_is_a_failure(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
-        result = await interpreter.call("while True: pass")
+async def test_code_that_takes_too_long_is_a_failure() -> None:
+    with ExitStack() as stack:
+        sandbox = launcher(stack)(levels()[0], call_timeout=1)
+        async with aclosing(CodeInterpreter(make_settings(tools__sandbox_url=sandbox.url).tools)) as interpreter:
+            result = await interpreter.call("while True: pass")
     assert result.failed
     assert "is lost" in result.content
 
