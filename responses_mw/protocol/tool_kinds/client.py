@@ -7,7 +7,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,9 +37,19 @@ from .form import (
 _name = partial(checks.string, pattern=NAME)
 
 
-def _call(**required: Check) -> Check:
-    """Make the check of a call with a ``call_id``, these members and an optional ``namespace``."""
-    return fields({"call_id": check_call_id, **required}, namespace=checks.string)
+def _client_search(value: Any, path: str) -> str:
+    """Check who executes a tool search."""
+    if checks.one_of(value, path, {"server", "client"}) == "server":
+        checks.unsupported(path, "tools are searched by the client only; set it to 'client'.")
+    return "client"
+
+
+def _call(
+    kind: str, prefix: str, written: Callable[[Item], str], function: str | None = None, /, **required: Check
+) -> ItemKind:
+    """A call with a ``call_id``, these ``required`` members and an optional ``namespace``. ``written`` gets its arguments."""
+    check = fields({"call_id": check_call_id, **required}, namespace=checks.string)
+    return ItemKind(kind, prefix, check, "call", written, function=function)
 
 
 def _text_or_parts(value: Any, path: str) -> Any:
@@ -69,13 +80,7 @@ def _offer_function(tool: Tool, namespace: str | None) -> Offered:
 FUNCTION = ToolKind(
     types=("function",),
     items=(
-        ItemKind(
-            type="function_call",
-            prefix="fc",
-            check=_call(name=checks.string, arguments=checks.string),
-            role="call",
-            arguments=arguments_as_written,
-        ),
+        _call("function_call", "fc", arguments_as_written, name=checks.string, arguments=checks.string),
         _output_kind("function_call_output", "fco"),
     ),
     check=chain(
@@ -127,12 +132,12 @@ def _describe_format(wanted: dict[str, Any]) -> str:
 CUSTOM = ToolKind(
     types=("custom",),
     items=(
-        ItemKind(
-            type="custom_tool_call",
-            prefix="ctc",
-            check=_call(name=checks.string, input=checks.string),
-            role="call",
-            arguments=lambda item: as_text({"input": item["input"]}),
+        _call(
+            "custom_tool_call",
+            "ctc",
+            lambda item: as_text({"input": item["input"]}),
+            name=checks.string,
+            input=checks.string,
         ),
         _output_kind("custom_tool_call_output", "ctco"),
     ),
@@ -155,17 +160,6 @@ CUSTOM = ToolKind(
 _SEARCH = "Searches for tools that are not offered yet. Those that it finds can be called afterwards."
 
 
-def _refuse_server_search(default: str) -> Check:
-    """Make a check that refuses a search by the server, which is what ``execution`` means by ``default`` or by its value."""
-
-    def check(value: dict[str, Any], path: str) -> dict[str, Any]:
-        if checks.one_of(value.get("execution", default), f"{path}.execution", {"server", "client"}) == "server":
-            checks.unsupported(f"{path}.execution", "tools are searched by the client only; set it to 'client'.")
-        return value
-
-    return check
-
-
 def _offer_tool_search(tool: Tool, _namespace: str | None) -> Offered:
     form = CallForm(item="tool_search_call", prefix="tsc", members={"execution": "client"}, made=_make_search)
     given: Tool = {name: tool[name] for name in ("description", "parameters") if name in tool}
@@ -178,21 +172,25 @@ def _make_search(arguments: str) -> dict[str, Any]:
     return {"arguments": {"malformed_arguments": arguments} if parsed is None else parsed}
 
 
+_by_client = fields(execution=_client_search)
+_search_call = _call(
+    "tool_search_call", "tsc", lambda item: as_text(item["arguments"]), "tool_search", arguments=checks.json_object
+)
+_tool_search = fields(execution=_client_search, description=checks.string, parameters=checks.json_object)
+
 TOOL_SEARCH = ToolKind(
     types=("tool_search",),
     items=(
-        ItemKind(
-            type="tool_search_call",
-            prefix="tsc",
-            check=chain(_refuse_server_search("client"), _call(arguments=checks.json_object)),
-            role="call",
-            arguments=lambda item: as_text(item["arguments"]),
-            function="tool_search",
-        ),
+        replace(_search_call, check=chain(_by_client, _search_call.check)),
         # Its ``tools`` are checked with the item (``request.items``), its output is made in ``chat.client_tools``.
-        ItemKind("tool_search_output", "tso", chain(_refuse_server_search("client"), _call()), "output"),
+        ItemKind(
+            "tool_search_output",
+            "tso",
+            chain(_by_client, fields({"call_id": check_call_id}, namespace=checks.string)),
+            "output",
+        ),
     ),
-    check=chain(_refuse_server_search("server"), fields(description=checks.string, parameters=checks.json_object)),
+    check=lambda tool, path: _tool_search({"execution": "server", **tool}, path),
     offer=_offer_tool_search,
 )
 
@@ -253,13 +251,12 @@ def _call_id_from_id(value: Item, path: str) -> Item:
 LOCAL_SHELL = ToolKind(
     types=("local_shell",),
     items=(
-        ItemKind(
-            type="local_shell_call",
-            prefix="lsh",
-            check=_call(action=open_object({"command": checks.strings}, type=among("exec"), env=checks.mapping)),
-            role="call",
-            arguments=_action_arguments,
-            function="local_shell",
+        _call(
+            "local_shell_call",
+            "lsh",
+            _action_arguments,
+            "local_shell",
+            action=open_object({"command": checks.strings}, type=among("exec"), env=checks.mapping),
         ),
         ItemKind(
             type="local_shell_call_output",
@@ -320,14 +317,7 @@ def _command_output(one: Mapping[str, Any]) -> str:
 SHELL = ToolKind(
     types=("shell",),
     items=(
-        ItemKind(
-            type="shell_call",
-            prefix="sh",
-            check=_call(action=open_object({"commands": checks.strings})),
-            role="call",
-            arguments=_action_arguments,
-            function="shell",
-        ),
+        _call("shell_call", "sh", _action_arguments, "shell", action=open_object({"commands": checks.strings})),
         ItemKind(
             type="shell_call_output",
             prefix="sho",
@@ -385,14 +375,7 @@ def _patch_output(item: Item) -> str:
 APPLY_PATCH = ToolKind(
     types=("apply_patch",),
     items=(
-        ItemKind(
-            type="apply_patch_call",
-            prefix="apc",
-            check=_call(operation=_operation),
-            role="call",
-            arguments=lambda item: as_text(item["operation"]),
-            function="apply_patch",
-        ),
+        _call("apply_patch_call", "apc", lambda item: as_text(item["operation"]), "apply_patch", operation=_operation),
         ItemKind(
             type="apply_patch_call_output",
             prefix="apco",
