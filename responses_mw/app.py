@@ -28,7 +28,7 @@ from .crypto import Sealer
 from .engine.history import History
 from .engine.runner import Runner
 from .errors import APIError, StartupError
-from .jobs import Background, Followers, JobService, Worker
+from .jobs import JobService, Worker
 from .settings import Settings
 from .state import Bounds, Client, State, StateUnavailable, connect
 from .tools import ForwardedTools, ToolConfig, Tools
@@ -257,17 +257,15 @@ async def open_application(
             await stack.enter_async_context(open_admin(settings.server, checks(upstream, None, None, runner.drain), None))
             yield Application(_around(Routes(runner, upstream, None, None, settings), limits, settings), runner.drain, None)
             return
-        followers = Followers(state)
-        background = Background(state, followers, sealer, settings.jobs, settings.redis)
         worker = None
         if settings.jobs.concurrency:
             drain_timeout = settings.server.drain_timeout
             worker = Worker(runner, state, sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
-        async with aclosing(JobService(background, followers, worker)) as jobs:
+        async with aclosing(JobService(state, sealer, settings.jobs, settings.redis, worker)) as jobs:
             jobs.start()
             is_working = (lambda: jobs.is_working) if worker is not None else None
             async with open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state):
-                routes = Routes(runner, upstream, state, background, settings, cache)
+                routes = Routes(runner, upstream, state, jobs, settings, cache)
                 yield Application(_around(routes, limits, settings), runner.drain, jobs)
 
 

@@ -18,7 +18,7 @@ from ..cache.policy import policy_of
 from ..engine.run import RunMode
 from ..engine.runner import Runner
 from ..errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, UpgradeRequired
-from ..jobs import Background
+from ..jobs import JobService
 from ..protocol.request import checks
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.compaction import create_body
@@ -48,7 +48,7 @@ class ResponseRoutes:
         runner: Runner,
         upstream: Upstream,
         state: State | None,
-        background: Background | None,
+        jobs: JobService | None,
         reader: Reader,
         parser: RequestParser,
         settings: ServerSettings,
@@ -60,7 +60,7 @@ class ResponseRoutes:
         self._caching = caching
         self._upstream = upstream
         self._state = state
-        self._background = background
+        self._jobs = jobs
         self._reader = reader
         self._parser = parser
         self._settings = settings
@@ -89,24 +89,24 @@ class ResponseRoutes:
     async def _create_in_background(
         self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> ASGIApp:
-        if self._background is None:
+        if self._jobs is None:
             raise NotSupported(
                 "'background' needs stored state, which this server does not have: configure Redis.", param="background"
             )
         await self._upstream.verify(caller)
-        await self._background.check_secrets()
+        await self._jobs.check_secrets()
         earlier = await guard.earlier(wait=True) if guard is not None else None
         if earlier is not None:
             document = earlier.document
         else:
             async with guard.making() if guard is not None else nullcontext():
-                document = await self._queued(self._background, parsed, body, caller, guard)
+                document = await self._queued(self._jobs, parsed, body, caller, guard)
         if parsed.stream:
-            return LogStreamResponse(self._background.follow(document), self._settings)
+            return LogStreamResponse(self._jobs.follow(document), self._settings)
         return JSONResponse(whole(document, parsed.include))
 
     async def _queued(
-        self, background: Background, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
+        self, jobs: JobService, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> Document:
         """Create a background response and return its document."""
         gate = partial(self._upstream.verify, caller)
@@ -116,7 +116,7 @@ class ResponseRoutes:
         async with allowance_of(caller.scope).background(response_id, caller.owner, gate):
             if guard is not None:
                 await guard.name(response_id)
-            document = await background.create(run, body, gate)
+            document = await jobs.create(run, body, gate)
         if guard is not None:
             await guard.complete(response_id)
         return document
@@ -132,12 +132,12 @@ class ResponseRoutes:
         include = included(request)
         streamed, after = flag(request, "stream"), _starting_after(request)
         flag(request, "include_obfuscation")  # accepted, but no padding is added
-        state, background, caller, response_id = await self._stored(request)
+        state, jobs, caller, response_id = await self._stored(request)
         stored = await state.responses.get(response_id, caller.owner)
         annotate(response=stored.document)
         if stored.lost:
             with suppress(StateUnavailable):  # as it is, it can be read all the same
-                await background.settle(response_id)
+                await jobs.settle(response_id)
                 stored = await state.responses.get(response_id, caller.owner)
         if not streamed:
             return JSONResponse(whole(stored.document, include))
@@ -145,20 +145,20 @@ class ResponseRoutes:
             message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
         await allowance_of(request.scope).stream(caller.owner, partial(self._upstream.verify, caller))
-        return LogStreamResponse(background.follow(stored.document, after=after), self._settings)
+        return LogStreamResponse(jobs.follow(stored.document, after=after), self._settings)
 
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
-        _, background, caller, response_id = await self._stored(request)
+        _, jobs, caller, response_id = await self._stored(request)
         if self._cache is not None:  # first, so that the client can retry if it fails
             await self._cache.forget(caller.owner, response_id)
-        await background.delete(response_id, caller.owner)
+        await jobs.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/{response_id}/cancel``"""
-        _, background, caller, response_id = await self._stored(request)
-        return JSONResponse(whole(await background.cancel(response_id, caller.owner)))
+        _, jobs, caller, response_id = await self._stored(request)
+        return JSONResponse(whole(await jobs.cancel(response_id, caller.owner)))
 
     async def input_items(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}/input_items``"""
@@ -169,13 +169,13 @@ class ResponseRoutes:
         )
         return JSONResponse(listed(page, include))
 
-    async def _stored(self, request: Request) -> tuple[State, Background, Caller, str]:
+    async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
         """Return what a request about a stored response needs, once its credential is accepted."""
         caller, response_id = self._reader.caller(request), request.path_params["response_id"]
         await self._upstream.verify(caller)
-        if self._state is None or self._background is None:
+        if self._state is None or self._jobs is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
-        return self._state, self._background, caller, response_id
+        return self._state, self._jobs, caller, response_id
 
 
 def _listed_names(names: Iterable[str]) -> str:

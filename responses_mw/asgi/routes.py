@@ -14,7 +14,7 @@ from ..engine.drain import Drain
 from ..engine.prompt_templates import Prompts
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
-from ..jobs import Background
+from ..jobs import JobService
 from ..settings import Settings
 from ..state import State
 from ..telemetry import annotate
@@ -40,7 +40,7 @@ class Routes:
         runner: Runner,
         upstream: Upstream,
         state: State | None,
-        background: Background | None,
+        jobs: JobService | None,
         settings: Settings,
         cache: Cache | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Routes:
             settings.cache,
             storage_required=settings.state.required,
         )
-        responses = ResponseRoutes(runner, upstream, state, background, reader, parser, settings.server, settings.cache, cache)
+        responses = ResponseRoutes(runner, upstream, state, jobs, reader, parser, settings.server, settings.cache, cache)
         tokens = TokenRoutes(runner, upstream, reader, parser)
         compact = CompactRoutes(runner, upstream, reader, parser, settings.server)
         conversations = ConversationRoutes(upstream, state, reader)

@@ -5,13 +5,14 @@
     worker      claims jobs, renews their leases, drains
     job_runner  runs one claimed job to its end
     event_log   writes the events of all running jobs
-    finalize    the end of a job that its worker did not write: lost or cancelled
+    retry       when a job is tried again because the upstream was away
+    finalize    the end of a job that its worker did not write: lost, given up or cancelled
 
 The layout in Redis, and which step is atomic, is described in `state`.
 """
 
 from .follower import Followers
-from .service import Background, JobService
+from .service import JobService
 from .worker import Worker
 
-__all__ = ["Background", "Followers", "JobService", "Worker"]
+__all__ = ["Followers", "JobService", "Worker"]

@@ -33,16 +33,26 @@ _CANCEL_ATTEMPTS = 10
 _CANCEL_BACKOFF = 0.05
 
 
-class Background:
-    """Creates, follows, cancels and deletes background responses. Works on any replica, with or without a worker."""
+class JobService:
+    """Creates, follows, cancels and deletes background responses, on any replica, and runs the tasks of this one.
 
-    def __init__(self, state: State, followers: Followers, sealer: Sealer, settings: JobSettings, redis: RedisSettings) -> None:
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or left out.
+    """
+
+    def __init__(
+        self, state: State, sealer: Sealer, settings: JobSettings, redis: RedisSettings, worker: Worker | None = None
+    ) -> None:
+        """Without a `worker`, other processes run the jobs."""
         self._state = state
-        self._followers = followers
         self._sealer = sealer
+        self._worker = worker
+        self._followers = Followers(state)
         self._lease = settings.lease
         self._is_embedded = redis.url is None
         self._keys_agree = self._is_embedded  # an embedded store has no other replicas
+        self._following: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def check_secrets(self) -> None:
         """Check that all replicas can decrypt the credential that a job runs with.
@@ -135,25 +145,11 @@ class Background:
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
         return await self._state.jobs.take(response_id, why, worker="", lease=self._lease, owner=owner)
 
-
-class JobService:
-    """The tasks of a process that serve background responses: the reader of event logs, and the worker.
-
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or left out.
-    """
-
-    def __init__(self, background: Background, followers: Followers, worker: Worker | None) -> None:
-        """Without a `worker`, other processes run the jobs."""
-        self._background = background
-        self._followers = followers
-        self._worker = worker
-        self._following: asyncio.Task[None] | None = None
-        self._working: asyncio.Task[None] | None = None
-        self._stopped = False
+    # -- the tasks of this process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to serve followers."""
-        self._following = self._following or asyncio.create_task(self._followers.run(self._background.settle))
+        self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:
         """Begin to claim jobs. To be called when the upstream is up."""
