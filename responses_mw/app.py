@@ -167,13 +167,13 @@ class Core(NamedTuple):
 @asynccontextmanager
 async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[Core]:
     """Open the upstream, the state, the cache and the runner."""
-    sealer = Sealer([secret.get_secret_value() for secret in settings.auth.secret_keys])
-    async with (
-        open_upstream(app, settings, transport) as upstream,
-        open_state(settings) as state,
-        open_cache(upstream, state, sealer, settings) as cache,
-        httpx.AsyncClient(trust_env=False, verify=system_tls()) as http,
-    ):
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
+        state = await stack.enter_async_context(open_state(settings))
+        secrets = [secret.get_secret_value() for secret in settings.auth.secret_keys]
+        sealer = Sealer(secrets, default=state.client.shared_secret if state is not None else None)
+        cache = await stack.enter_async_context(open_cache(upstream, state, sealer, settings))
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=system_tls()))
         history = History(state, required=settings.state.required)
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
         runner = Runner(

@@ -43,11 +43,12 @@ class InvalidEnvelope(ValueError):
 class Sealer:
     """Seal and sign with keys derived from secrets of at least 32 characters, or with a random key of this process."""
 
-    def __init__(self, secret_keys: Sequence[str] = ()) -> None:
+    def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
+        """`default` replaces the random key, for the processes of one server."""
         self.is_shared = bool(secret_keys)
         if not secret_keys:
-            logger.warning("auth.secret_keys is not set: only this process can open what it seals")
-            secret_keys = [secrets.token_hex(32)]
+            logger.warning("auth.secret_keys is not set: no other server can open sealed data, nor this one after a restart")
+            secret_keys = [default or secrets.token_hex(32)]
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))
 

@@ -146,6 +146,8 @@ class Client:
         self._away_since: float | None = None
         self._probes: dict[str, _Probe] = {}
         self._logged: dict[str, float] = {}
+        self.shared_secret: str | None = None
+        """A secret of the processes that share an embedded server."""
 
     @property
     def away_for(self) -> float:

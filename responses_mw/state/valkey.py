@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING
 from .client import Client
 from .connection import connect
 from .errors import EmbeddedFailed, StateUnavailable
+from .keeper import DieWithParent, stop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -25,18 +23,16 @@ if TYPE_CHECKING:
 # The package's ValkeyServer runs the same binary, but leaves an orphan when this process is killed.
 
 
-__all__ = ["running"]
+__all__ = ["START_SECONDS", "last_lines", "locked", "running", "server_command"]
 
 START_SECONDS = 60.0  # it replays its append-only file first
-STOP_SECONDS = 10.0
-PR_SET_PDEATHSIG = 1
 
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
     """Start the process and yield a client of it; stop both at the end. Raises EmbeddedFailed."""
     # The path of a unix socket is limited to 107 bytes, so it cannot be in an arbitrary data directory.
-    with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
+    with tempfile.TemporaryDirectory(prefix="rmw-") as name, locked(data_dir) as lock:
         folder = Path(name)
         process = _start(folder, data_dir, lock)
         client = connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)
@@ -45,11 +41,11 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
             yield client
         finally:
             await client.aclose()
-            await asyncio.to_thread(_stop, process)
+            await asyncio.to_thread(stop, process)
 
 
 @contextmanager
-def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
+def locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
     """Hold the directory's lock. The server inherits its descriptor, so it is free when both processes have ended."""
     if data_dir is None:
         yield ()
@@ -59,7 +55,7 @@ def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"{data_dir} is in use by another server; several workers need a Redis that they share."
+            message = f"{data_dir} is in use by another server; several servers need a Redis that they share."
             raise EmbeddedFailed(message) from None
         yield (file.fileno(),)
 
@@ -73,6 +69,18 @@ def _server_binary() -> Path:
 
 
 def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
+        server_command(folder, data_dir),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=lock,
+        process_group=0,  # Ctrl-C must not reach it: we stop it ourselves
+        preexec_fn=DieWithParent() if sys.platform == "linux" else None,  # noqa: PLW1509 (calls nothing that locks)
+    )
+
+
+def server_command(folder: Path, data_dir: Path | None) -> list[str]:
+    """Return the command of a server with its socket and log in `folder`. Raises EmbeddedFailed."""
     settings = {
         "port": "0",
         "unixsocket": str(folder / "socket"),
@@ -85,28 +93,7 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }
-    options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-    return subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
-        [_server_binary(), *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=lock,
-        process_group=0,  # Ctrl-C must not reach it: we stop it ourselves
-        preexec_fn=_DieWithParent() if sys.platform == "linux" else None,  # noqa: PLW1509 (calls nothing that locks)
-    )
-
-
-class _DieWithParent:
-    """Called in the child: ask the kernel to kill it when the thread that started it ends, also by kill -9."""
-
-    def __init__(self) -> None:
-        self._prctl = ctypes.CDLL(None).prctl
-        self._parent = os.getpid()
-
-    def __call__(self) -> None:
-        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._parent:  # it ended before that call
-            os._exit(1)
+    return [str(_server_binary()), *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
 
 async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -117,21 +104,12 @@ async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) ->
             await client.command("PING")
         except StateUnavailable as error:
             if process.poll() is not None or asyncio.get_running_loop().time() > deadline:
-                message = f"The embedded Valkey did not start:\n{_last_lines(log)}"
+                message = f"The embedded Valkey did not start:\n{last_lines(log)}"
                 raise EmbeddedFailed(message) from error
             await asyncio.sleep(0.02)
         else:
             return
 
 
-def _last_lines(log: Path) -> str:
+def last_lines(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else "(it wrote no log)"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
