@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-_NAMES = ("python", "code_interpreter")
 _SANDBOX_MARGIN = 5.0
 """Seconds added to ``tools.timeout``: the sandbox limits calls itself and reports so."""
 _MAX_ID = 128
 _GIB = 1024**3
 _MEMORY_LIMITS = {"1g": _GIB, "4g": 4 * _GIB, "16g": 16 * _GIB, "64g": 64 * _GIB}
 _NO_OUTPUT = "(no output)"
-_DESCRIPTION = (
-    "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files (in "
-    "/mnt/data) stay for later calls. There is no network."
-)
+_FUNCTION: Tool = {
+    "type": "function",
+    "name": "python",
+    "description": "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and "
+    "files (in /mnt/data) stay for later calls. There is no network.",
+    "parameters": {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "Python source"}},
+        "required": ["code"],
+        "additionalProperties": False,
+    },
+}
 _LOST = "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n"
 
 
@@ -71,8 +78,8 @@ def memory_limit(tool: Tool) -> int | None:
     return None if wanted is None else _MEMORY_LIMITS[wanted]
 
 
-class CodeInterpreter:
-    """Runs the code of one run in one container. Must be closed. Concurrent calls take turns.
+class CodeInterpreter(ToolEntry):
+    """The code interpreter as an entry of ``tools``: runs the code of one run in one container. Concurrent calls take turns.
 
     ``container_id`` comes from an earlier call of the chain or from the request; the sandbox finds it only if it belongs to
     ``owner``. ``memory_bytes`` lowers the memory of a new container. Nothing is sent before the first call.
@@ -107,13 +114,26 @@ class CodeInterpreter:
         """End all calls. The container stays, for the next response of the chain."""
         await self._connection.aclose()
 
-    @staticmethod
-    def definition(taken: Collection[str] = ()) -> Tool:
-        """Return the function that is offered to the model, under a name that is not ``taken``."""
-        name = next((name for name in _NAMES if name not in taken), _NAMES[-1])
-        code = {"type": "string", "description": "Python source"}
-        parameters = {"type": "object", "properties": {"code": code}, "required": ["code"], "additionalProperties": False}
-        return {"type": "function", "name": name, "description": _DESCRIPTION, "parameters": parameters}
+    async def open(self) -> list[ServedFunction]:
+        form = CallForm(
+            item="code_interpreter_call",
+            prefix="ci",
+            members={"container_id": self.container_id or "", "outputs": None},
+            text="code",
+            argument="code",
+            events="code_interpreter_call_code",
+            done=("code",),
+            begins=("code_interpreter_call.in_progress",),
+            runs=("code_interpreter_call.interpreting",),
+            ends=("code_interpreter_call.completed",),
+            served=True,
+        )
+        return [ServedFunction(Offered(_FUNCTION, form), self._call_with)]
+
+    async def _call_with(self, arguments: str) -> ToolResult:
+        parsed = parse_arguments(arguments)
+        code = parsed.get("code") if parsed else None
+        return await self.call(code if isinstance(code, str) else arguments)
 
     async def call(self, code: str) -> ToolResult:
         """Return what the code printed and its value, or its traceback.
@@ -167,47 +187,21 @@ def _logs(text: str) -> list[dict[str, str]]:
     return [{"type": "logs", "logs": text}]
 
 
-class CodeInterpreterEntry(ToolEntry):
-    """The code interpreter as an entry of ``tools``. It continues the container of the last call in the chain."""
-
-    def __init__(self, tool: Tool, context: ToolContext) -> None:
-        calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
-        last = next((item.get("container_id") for item in calls), None)
-        self._python = CodeInterpreter(
-            context.config.tools,
-            named_container(tool) or last or None,
-            memory_bytes=memory_limit(tool),
-            trace_headers=context.trace_headers,
-            owner=context.owner,
-        )
-
-    async def open(self) -> list[ServedFunction]:
-        form = CallForm(
-            item="code_interpreter_call",
-            prefix="ci",
-            members={"container_id": self._python.container_id or "", "outputs": None},
-            text="code",
-            argument="code",
-            events="code_interpreter_call_code",
-            done=("code",),
-            begins=("code_interpreter_call.in_progress",),
-            runs=("code_interpreter_call.interpreting",),
-            ends=("code_interpreter_call.completed",),
-            served=True,
-        )
-        return [ServedFunction(Offered(self._python.definition(), form), self._call)]
-
-    async def aclose(self) -> None:
-        await self._python.aclose()
-
-    async def _call(self, arguments: str) -> ToolResult:
-        parsed = parse_arguments(arguments)
-        code = parsed.get("code") if parsed else None
-        return await self._python.call(code if isinstance(code, str) else arguments)
+def _entry(tool: Tool, context: ToolContext) -> CodeInterpreter:
+    """Make the entry of a checked tool. Unless the tool names a container, it continues that of the last call in the chain."""
+    calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
+    last = next((item.get("container_id") for item in calls), None)
+    return CodeInterpreter(
+        context.config.tools,
+        named_container(tool) or last or None,
+        memory_bytes=memory_limit(tool),
+        trace_headers=context.trace_headers,
+        owner=context.owner,
+    )
 
 
 KIND = ServerToolKind(
     frozenset({"code_interpreter"}),
     lambda tool, path, config: check_code_interpreter(tool, path, config.tools),
-    CodeInterpreterEntry,
+    _entry,
 )

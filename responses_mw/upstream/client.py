@@ -41,8 +41,8 @@ class Upstream:
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, base: str, settings: UpstreamSettings) -> None:
-        self._transport = transport
-        self._base = base
+        self.transport = transport
+        self.base = base
         self._urls: dict[str, httpx.URL] = {}  # by path: parsing a URL costs as much as sending a request
         self._settings = settings
         self._key = settings.api_key.get_secret_value() if settings.api_key else None
@@ -51,16 +51,6 @@ class Upstream:
         self._only_model_until = 0.0
         path = "/v1/responses" if settings.api == "responses" else "/v1/chat/completions"
         self._verification = Verification(self._ask, self._fault, chat_path=path)
-        self.lengths: dict[str, tuple[float, int | None]] = {}
-        """Context length of each model, and its expiry. Maintained by ``ContextWindow``."""
-
-    @property
-    def transport(self) -> httpx.AsyncBaseTransport:
-        return self._transport
-
-    @property
-    def base(self) -> str:
-        return self._base
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
         """Return the answer to a chat request. Opening it sends the request.
@@ -75,13 +65,7 @@ class Upstream:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the models that ``GET /v1/models`` lists."""
-        response = await self._get("/v1/models", caller)
-        if response.status_code >= 300:
-            raise await self._fault(response, caller)
-        try:
-            listed = orjson.loads(response.content)
-        except orjson.JSONDecodeError:
-            listed = None
+        listed = await self.get("/v1/models", caller)
         models = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(models, list):
             raise UpstreamError("The upstream's /v1/models is not a list of models.")
@@ -89,7 +73,7 @@ class Upstream:
 
     async def get(self, path: str, caller: Caller) -> Any:
         """Return the JSON at ``path``. Raises ``UpstreamError``."""
-        return await self._json(await self._get(path, caller), caller)
+        return await self._json(await self._ask("GET", path, caller), caller)
 
     async def post(self, path: str, body: dict[str, Any], caller: Caller) -> Any:
         """Post ``body`` to an endpoint other than completions and return the JSON answer. Raises ``UpstreamError``."""
@@ -113,10 +97,7 @@ class Upstream:
                     raise
                 return OPENAI  # it refuses this caller: the chat request will say why
 
-            async def get(path: str) -> httpx.Response:
-                return await self._get(path, caller)
-
-            self._dialect = await detect(models, get)
+            self._dialect = await detect(models, lambda path: self._ask("GET", path, caller))
             logger.info("detected the dialect of the upstream: %s", self._dialect.name)
         return self._dialect
 
@@ -173,14 +154,9 @@ class Upstream:
             max_bytes=MAX_ANSWER_BYTES,
         )
 
-    async def _get(self, path: str, caller: Caller) -> httpx.Response:
-        return await self._ask("GET", path, caller)
-
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        return await self._read(await self._send(method, path, caller, content))
-
-    async def _read(self, response: httpx.Response) -> httpx.Response:
-        """Read the whole ``response``. An error's body is dropped if it is refused: the status is enough."""
+        """Return the whole response. An error's body is dropped if it is refused: the status is enough."""
+        response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:
             async with asyncio.timeout(self._settings.first_byte_timeout):
@@ -226,12 +202,12 @@ class Upstream:
         timeout = {"connect": CONNECT_TIMEOUT}
         # Latin-1, as they were decoded: a caller's headers may contain any byte.
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self._base + path))
+        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.base + path))
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
         async with asyncio.timeout(self._settings.first_byte_timeout):
-            return await self._transport.handle_async_request(request)
+            return await self.transport.handle_async_request(request)
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:

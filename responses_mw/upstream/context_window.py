@@ -184,6 +184,8 @@ class ContextWindow:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
+        self._lengths: dict[str, tuple[float, int | None]] = {}
+        """Context length of each model, and its expiry."""
 
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
@@ -240,7 +242,7 @@ class ContextWindow:
         if stated is None or not len(Cuts(items)):
             return None
         length = int(stated[1])
-        self._upstream.lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
+        self._lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
         dialect = await self._upstream.dialect(caller)
         if can_count(dialect.name, refused):
             again = await self._cut(items, chat_of, length, caller)
@@ -252,7 +254,7 @@ class ContextWindow:
     # -- the server's metadata ---------------------------------------------------------------------------------------------
 
     async def _length(self, model: str, caller: Caller) -> int | None:
-        until, length = self._upstream.lengths.get(model, (0.0, None))
+        until, length = self._lengths.get(model, (0.0, None))
         if until > _now():
             return length
         dialect = await self._upstream.dialect(caller)
@@ -263,7 +265,7 @@ class ContextWindow:
             logger.debug("the upstream does not state the context length of %s: %s", model, error.message)
             return None
         length = stated if isinstance(stated, int) and stated > 0 else length
-        self._upstream.lengths[model] = (_now() + _LENGTH_TTL, length)
+        self._lengths[model] = (_now() + _LENGTH_TTL, length)
         return length
 
 

@@ -122,12 +122,6 @@ async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_
     assert "wrong" not in result.content
 
 
-def test_the_function_takes_a_name_that_is_free() -> None:
-    assert CodeInterpreter.definition()["name"] == "python"
-    assert CodeInterpreter.definition({"python"})["name"] == "code_interpreter"
-    assert list(CodeInterpreter.definition()["parameters"]["properties"]) == ["code"]
-
-
 def tool(container: Any = None, **members: Any) -> dict[str, Any]:
     return {"type": "code_interpreter", "container": {"type": "auto"} if container is None else container, **members}
 
