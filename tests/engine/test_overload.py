@@ -46,6 +46,18 @@ async def test_a_stream_waits_for_an_overloaded_upstream(late: Ours, upstream: S
     assert len(upstream.requests) == 4
 
 
+async def test_the_official_client_sees_nothing_of_an_overload_after_the_grace(ours: Ours, upstream: ScriptedUpstream) -> None:
+    late = Signal()
+    upstream.whole(error("busy", 429), 429, before=late)
+    upstream.stream(*HELLO)
+    async with ours.client.responses.stream(model="tiny", input="Hi") as events:
+        async for event in events:
+            if event.type == "response.created":
+                late.set()
+        assert (await events.get_final_response()).output_text == "Hello"
+    assert len(upstream.requests) == 2
+
+
 async def test_it_waits_for_as_long_as_the_upstream_asks_and_keeps_the_stream_alive(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
