@@ -37,7 +37,7 @@ from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONR
 _MAX_SEQUENCE_NUMBER = 2**53
 
 
-FORWARDED_HEADER = "x-responses-forwarded"
+_FORWARDED, _NOT_OFFERED = "x-responses-forwarded", "x-responses-not-offered"
 _MAX_NAMES, _MAX_NAME = 16, 64
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
 
@@ -73,8 +73,9 @@ class ResponseRoutes:
         await allowance.request(caller.owner, gate)
         if parsed.stream:
             await allowance.stream(caller.owner, gate)
-        if parsed.extra:
-            add_headers(request.scope, {FORWARDED_HEADER: _listed_names(parsed.extra)})
+        for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self._runner.not_offered(parsed))):
+            if names:
+                add_headers(request.scope, {header: _listed_names(names)})
         told = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, told, self._caching, stored=parsed.store)
         guard = await once(key_of(request), self._state, parsed, body, caller, gate)

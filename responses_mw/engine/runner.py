@@ -90,6 +90,10 @@ class Runner:
         events = RunEvents(batches)
         return events
 
+    def not_offered(self, request: CreateResponse) -> list[str]:
+        """Return the types of the tools that the model is not offered because this server is not configured for them."""
+        return self._tools.not_offered(request.tools)
+
     def run_detached(self, run: Run, start: Callable[[Lifecycle], list[Event]]) -> AsyncGenerator[list[Event], None]:
         """Make a background response: yield all events but the terminal one. `start` makes the first of them."""
         return self._events_of(run, RunMode.DETACHED, start)

@@ -47,15 +47,15 @@ class Tools:
         ]
         _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
         web_search.check_choice(choice, checked, self._config.search)
-        self._log_missing_search(checked)
-        return checked
-
-    def _log_missing_search(self, tools: Sequence[Tool]) -> None:
-        """Log once that requests offer a web search and there is no provider."""
-        is_missing = self._config.search.provider == "none" and any(tool["type"] in web_search.TYPES for tool in tools)
-        if is_missing and not self._has_logged_search:
+        if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
             logger.warning("a request offers web_search, and no search.provider is set: the model is not offered the tool")
+        return checked
+
+    def not_offered(self, tools: Sequence[Tool]) -> list[str]:
+        """Return the types of the ``tools`` that the model is not offered because this server is not configured for them."""
+        is_missing = self._config.search.provider == "none"
+        return [tool["type"] for tool in tools if is_missing and tool["type"] in web_search.TYPES]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return the entries without secrets, to be shown and stored."""
@@ -87,6 +87,9 @@ class ForwardedTools(Tools):
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
         return list(tools)
+
+    def not_offered(self, tools: Sequence[Tool]) -> list[str]:
+        return []
 
     def toolbox(self, *_: object) -> None:
         return None

@@ -186,6 +186,16 @@ async def test_a_code_interpreter_without_a_sandbox_is_refused_by_name(start: St
     assert "sandbox_url" in response.json()["error"]["message"]
 
 
+async def test_a_tool_that_is_not_offered_is_named_in_a_header(start: Start, upstream: ScriptedUpstream) -> None:
+    upstream.stream(*HELLO)
+    body = {"model": "tiny", "input": "Hi", "stream": True}
+    ours = start()
+    response = await ours.http.post("/v1/responses", json={**body, "tools": [SEARCH]})
+    assert (response.status_code, response.headers["x-responses-not-offered"]) == (200, "web_search")
+    upstream.stream(*HELLO)
+    assert "x-responses-not-offered" not in (await ours.http.post("/v1/responses", json=body)).headers
+
+
 async def test_a_search_without_a_provider_is_not_offered_to_the_model_and_logged_once(
     start: Start, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
 ) -> None:
