@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.chat.chunks import DeltaFastPath
+from responses_mw.protocol.chat.chunks import DeltaFastPath, SurrogateHalves
 
 TEXTS = st.text(min_size=1) | st.sampled_from(
     [" the", "\n", '"', "\\", "\\u0041", "}]}", '"}}]}', "é", "漢字", "\u2028", "\x7f", " "]
@@ -114,3 +115,23 @@ def test_a_server_that_never_repeats_itself_is_given_up() -> None:
         assert shortcut.text(_frame(chunk)) is None
         shortcut.learn(_frame(chunk), chunk)
     assert shortcut.text(_frame(_chunk("content", "y", created=7))) == ("content", "y")
+
+
+@given(st.text(st.sampled_from("a\u00e9\U0001f600\U0001f601\ufeff"), max_size=8), st.sets(st.integers(0, 15)), MEMBERS)
+def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int], member: str) -> None:
+    """A server of another language cuts its strings by UTF-16 code units."""
+    encoded = text.encode("utf-16-le")
+    ends = [0, *sorted(cut for cut in cuts if 2 * cut < len(encoded)), len(encoded) // 2]
+    pieces = [encoded[2 * begin : 2 * end].decode("utf-16-le", "surrogatepass") for begin, end in pairwise(ends)]
+    halves = SurrogateHalves()
+    decoded = [halves.decode(json.dumps({**_chunk(member, piece), "x": "\ud83d"}).encode()) for piece in pieces]
+    assert "".join(chunk["choices"][0]["delta"][member] for chunk in decoded) == text
+    assert not halves.is_holding
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b'{"a": NaN, "b": "\\ud83d"}', b'"\\ud83d', b"[" * 100_000 + b'"\\ud83d"', b'{"a": "\xff"}']
+)
+def test_what_is_no_json_even_with_halves_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        SurrogateHalves().decode(data)
