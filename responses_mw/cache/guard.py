@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import lexicon
+from .lexicon import EDGES
 from .reading import KINDS, Reading
-from .tokens import EDGES
 
 _LIKE_CODE = re.compile(r"[{}\[\]<>=|\\^~`;]|\n\s|\w\(|//|/\*")
 _PLAIN = str.maketrans(

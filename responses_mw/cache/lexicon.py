@@ -1,11 +1,14 @@
-"""The words that the guard knows, read from ``words.txt``.
+"""The words that the guard knows, read from ``words.txt``, and how it splits a text into words.
 
 A missing word only costs hits: an unknown word must be in both texts.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from importlib.resources import files
+from typing import NamedTuple
 
 Group = list[str]
 
@@ -94,3 +97,116 @@ CONTRACTIONS = {first: rest for first, *rest in _SECTIONS["contractions"]}
 SUFFIXES = {first: rest[0] for first, *rest in _SECTIONS["suffixes"]}
 TAKES_IS = _set("takes-is")
 ELISIONS = _set("elisions")
+
+# -- tokens ------------------------------------------------------------------------------------------------------------------
+
+EDGES = ".,;:?!'\"()«»…¿¡"
+
+_TOKEN = re.compile(
+    r"(?P<number>(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)*))(?P<ordinal>st|nd|rd|th)?"
+    r"|(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*[+#]*)|(?P<symbol>[^\w\s])"
+)
+_LITERAL = re.compile(r"(?<!\S)--?[^\W\d_]|[@_/\\#$%&*+]|\w[.:]\w|[a-z][A-Z]|[A-Z]{2}|[^\W\d]\d|\d[^\W\d]")
+_DOTTED = re.compile(r"(\.[^\W\d_].*)")
+"""A word that starts with a dot: .net is not a net."""
+_PUNCTUATION = frozenset(".,;:?!'\"()-«»…¿¡")
+_SIGNIFICANT = re.compile(r"[()]|(?<=\d)['\"!]|(?<=\b\w)!|(?<![^\W\d_])-(?=\s*\d)|(?<=[^\W\d_])-(?!\w)|(?<=\w),")
+"""Punctuation that changes the meaning: 6' and 6", 5!, n!, - 5, O-, (2 + 3) * 4, and a comma within a sentence."""
+_SENTENCE_ENDS = frozenset(".?!:")
+_THOUSANDS = re.compile(r"#-?\d{1,3}(,\d{3})+(\.\d+)?\.?")
+_DOUBLED = re.compile(r"(\w+l)l(ed|ing|ers?)")
+_BRITISH = (
+    (re.compile(r"(?<=\w\w)our(?=(?:s|ed|ing|ites?|ful|less|able)?$)"), "or"),
+    (re.compile(r"(?<=\w\w\w)is(?=(?:e[sd]?|ing|ers?|ations?)$)"), "iz"),
+    (re.compile(r"(?<=ly)s(?=(?:e[sd]?|ing|ers?)$)"), "z"),
+)
+"""Where this produces no word, it does no harm: the result is only compared."""
+
+
+class Word(NamedTuple):
+    """A lower-case word, a number (``#`` and its digits), or a symbol.
+
+    ``case`` is ``^`` for a capitalized word, and ``?`` for one that begins a sentence.
+    """
+
+    text: str
+    case: str = ""
+
+
+def tokens(text: str) -> list[Word]:
+    """Return the words, numbers and significant symbols of ``text``."""
+    words: list[Word] = []
+    begins = True
+    for match in _TOKEN.finditer(text):
+        number, ordinal, word, symbol = match.groups()
+        if word:
+            words.extend(_words(word, "?" if begins else "^"))
+            begins = False
+        elif number:
+            words.append(Word(f"#{number}." if ordinal else f"#{number}"))
+            begins = False
+        else:
+            if symbol not in _PUNCTUATION or _SIGNIFICANT.match(text, match.start()):
+                words.append(Word(symbol))
+            begins = symbol in _SENTENCE_ENDS
+    return words
+
+
+def literals(text: str) -> Iterator[str]:
+    """Return paths, identifiers, options, addresses and abbreviations, which must be the same to the letter.
+
+    Names with more than one spelling (iPhone, iphone) are not among them.
+    """
+    for chunk in text.split():
+        dotted = _DOTTED.match(chunk)
+        bare = dotted[1].rstrip(EDGES) if dotted else chunk.strip(EDGES)
+        if dotted or (_LITERAL.search(bare) and bare.lower().removesuffix("'s") not in WRITTEN):
+            yield bare
+
+
+def without_commas(number: str) -> str:
+    """Remove the thousands separators of an English number."""
+    return number.replace(",", "") if _THOUSANDS.fullmatch(number) else number
+
+
+def spelled(text: str) -> str:
+    """Return one spelling of an English word that has several (colour, color)."""
+    known = SPELLINGS.get(text)
+    if known is not None:
+        return known
+    if len(text) > 4:
+        doubled = _DOUBLED.fullmatch(text)
+        if doubled and doubled[1] in DOUBLED:
+            return doubled[1] + doubled[2]
+        for pattern, american in _BRITISH:
+            text = pattern.sub(american, text)
+    return text
+
+
+def _words(text: str, case: str) -> list[Word]:
+    """Split a word: expand contractions, separate French elisions and hyphenated words. ``case`` is that of a capital here."""
+    lower = text.casefold() if "ß" not in text else text.lower()
+    if lower in CONTRACTIONS:
+        return [Word(word) for word in CONTRACTIONS[lower]]
+    case = case if text[0].isupper() and lower != "i" and lower not in WRITTEN else ""
+    if lower.isalpha():
+        return [Word(lower, case)]
+    if "'" in lower:
+        return _split_apostrophe(lower, case)
+    if "-" in lower and lower not in SPELLINGS:
+        return [Word(part, case) for part in lower.split("-")]
+    return [Word(lower, case)]
+
+
+def _split_apostrophe(lower: str, case: str) -> list[Word]:
+    """Expand a word with an apostrophe."""
+    stem, _, suffix = lower.rpartition("'")
+    if lower.endswith("n't") and lower != "n't":
+        return [Word(lower[:-3]), Word("not")]
+    if suffix == "s":
+        return [Word(stem), Word("is")] if stem in TAKES_IS else [Word(stem, case), Word("'s")]
+    if "'" + suffix in SUFFIXES:
+        return [Word(stem), Word(SUFFIXES["'" + suffix])]
+    if stem in ELISIONS:
+        return [Word("ne" if stem == "n" else stem), Word(suffix, case)]
+    return [Word(lower, case)]

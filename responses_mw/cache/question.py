@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from . import lexicon
-from .tokens import Word
+from .lexicon import Word
 
 Phrase = tuple[str, ...]
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from . import lexicon
+from .lexicon import Word, literals, spelled, tokens, without_commas
 from .question import article, unframed
-from .tokens import Word, literals, spelled, tokens, without_commas
 
 KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
 """The lists that must be equal in two texts, in the order of comparison."""
