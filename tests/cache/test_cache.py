@@ -63,7 +63,7 @@ async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: 
     assert document["usage"] == {**first["usage"], "cache": "exact"}
 
 
-async def test_what_means_the_same_is_answered_again_if_it_is_near_enough(
+async def test_a_question_with_the_same_meaning_is_a_hit_above_the_threshold(
     open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
 ) -> None:
     cache = open_cache(url)
@@ -79,7 +79,7 @@ async def test_what_means_the_same_is_answered_again_if_it_is_near_enough(
     assert isinstance(await cache.lookup(key(cache, SAME), replace(EXACT, write=False), granted), Miss)
 
 
-async def test_the_guard_refuses_what_is_near_and_another_question(
+async def test_the_guard_refuses_a_similar_but_different_question(
     open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
 ) -> None:
     cache = open_cache(url)
@@ -178,7 +178,7 @@ async def test_an_entry_that_somebody_forged_or_moved_is_a_miss_and_no_error(
         assert await ask(cache, key(cache, SAME), SEMANTIC) == "nothing"
 
 
-async def test_what_somebody_copied_from_one_owner_to_another_is_not_told(
+async def test_an_entry_copied_from_one_owner_to_another_is_not_used(
     cache: Cache, server: Plain, embedding_server: EmbeddingServer
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
@@ -417,7 +417,7 @@ JUNK = [b"", b"junk", b"\xff\xfe", b"9999999999999:\xff"]
 
 
 @pytest.mark.parametrize("junk", JUNK)
-async def test_whatever_stands_in_the_keys_of_the_cache_is_no_error(
+async def test_foreign_values_in_the_keys_of_the_cache_are_a_miss(
     open_cache: OpenCache, plain_server: Server, server: Plain, embedding_server: EmbeddingServer, junk: bytes
 ) -> None:
     embedding_server.near(Q, SAME, 1.0)
@@ -476,7 +476,7 @@ async def test_a_hit_of_a_sealer_with_other_keys_is_a_miss(open_cache: OpenCache
 # -- forgetting ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_deleted_is_not_told_again(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
+async def test_a_deleted_answer_is_not_used_again(open_cache: OpenCache, url: str, embedding_server: EmbeddingServer) -> None:
     cache = open_cache(url)
     embedding_server.near(Q, SAME, 1.0)
     document = answered()
@@ -492,7 +492,7 @@ async def test_what_is_deleted_is_not_told_again(open_cache: OpenCache, url: str
     assert (await cache.stats(ALICE)).bytes == 0
 
 
-async def test_what_another_deletes_purges_or_makes_anew_is_not_told_as_it_was(
+async def test_an_entry_that_another_replica_deleted_purged_or_replaced_is_not_used(
     open_cache: OpenCache, url: str, embedding_server: EmbeddingServer
 ) -> None:
     here, another = open_cache(url), open_cache(url)
@@ -514,7 +514,7 @@ async def test_what_another_deletes_purges_or_makes_anew_is_not_told_as_it_was(
     assert await ask(here, key(here, SAME), reading) == "nothing"
 
 
-async def test_a_purge_empties_what_it_names_and_counts_it(open_cache: OpenCache, url: str) -> None:
+async def test_a_purge_removes_and_counts_the_entries_it_names(open_cache: OpenCache, url: str) -> None:
     cache = open_cache(url)
     for owner in (ALICE, BOB):
         for n in range(3):
@@ -543,7 +543,7 @@ async def test_an_answer_that_was_begun_before_a_purge_is_not_kept_after_it(cach
     assert await ask(cache, key(cache)) == "told again: Paris."
 
 
-async def test_nor_is_that_of_an_owner_who_had_none_when_all_were_purged(
+async def test_an_answer_begun_before_a_purge_of_all_is_not_kept_for_a_new_owner(
     open_cache: OpenCache, plain_server: Server, server: Plain
 ) -> None:
     assert server.dbsize() == 0
@@ -622,7 +622,7 @@ async def test_a_large_bound_of_an_owner_is_shared_by_shards_that_each_hold_a_fu
     assert len(slots) == 3
 
 
-async def test_what_has_expired_is_swept_when_the_next_is_kept(cache: Cache, server: Plain) -> None:
+async def test_storing_an_answer_removes_expired_ones(cache: Cache, server: Plain) -> None:
     await ask(cache, key(cache, "One?"), replace(EXACT, ttl=1), answer="1")
     before = (await cache.stats(ALICE)).bytes
     while server.keys("rmw:{c:*}:b:*"):

@@ -23,7 +23,7 @@ async def run(*arguments: str) -> tuple[int, str]:
     return process.returncode or 0, printed.decode()
 
 
-async def test_it_tells_what_is_kept_and_empties_it_for_one_owner_or_for_all(cache: Cache, plain_server: Server) -> None:
+async def test_the_command_shows_and_purges_the_cache_of_one_owner_or_of_all(cache: Cache, plain_server: Server) -> None:
     for owner in (ALICE, BOB):
         await ask(cache, key(cache, owner=owner), answer="Paris.")
     redis = f"--redis={plain_server.url}"
@@ -49,7 +49,7 @@ async def test_without_numpy_a_server_with_a_semantic_cache_says_what_it_needs()
     assert b"Traceback" not in printed
 
 
-async def test_what_it_cannot_do_it_says() -> None:
+async def test_the_command_reports_its_errors() -> None:
     for arguments, said in (
         (["stats"], "--redis"),
         (["stats", "--redis=redis://127.0.0.1:1"], "unavailable"),

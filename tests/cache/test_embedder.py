@@ -37,7 +37,7 @@ class Slow:
         self.left.set()
 
 
-async def test_for_who_is_refused_nothing_is_embedded_or_noted(
+async def test_nothing_is_embedded_or_remembered_for_a_refused_caller(
     cache: Cache, embedding_server: EmbeddingServer, server: Plain
 ) -> None:
     async def refused() -> None:
@@ -71,7 +71,7 @@ async def test_a_miss_has_the_embedding_of_its_text(cache: Cache, embedding_serv
 
 
 @pytest.mark.parametrize(("text", "policy"), [(Q, EXACT), ("long " * 5000, SEMANTIC)], ids=["an exact lookup", "a long text"])
-async def test_what_cannot_be_semantic_is_not_embedded(
+async def test_texts_without_semantic_lookup_are_not_embedded(
     cache: Cache, embedding_server: EmbeddingServer, text: str, policy: Any
 ) -> None:
     await ask(cache, key(cache, text), policy)

@@ -50,7 +50,7 @@ async def waiting(cache: Cache, *, streamed: bool = False) -> asyncio.Task[Hit |
     return task
 
 
-async def test_of_many_who_ask_at_once_one_makes_the_answer(replicas: tuple[Cache, Cache]) -> None:
+async def test_one_of_many_concurrent_requests_computes_the_answer(replicas: tuple[Cache, Cache]) -> None:
     made = 0
 
     async def one(cache: Cache) -> str:
@@ -69,7 +69,9 @@ async def test_of_many_who_ask_at_once_one_makes_the_answer(replicas: tuple[Cach
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_waits_goes_on_when_the_maker_fails_or_is_cancelled(replicas: tuple[Cache, Cache], server: Plain) -> None:
+async def test_waiting_requests_continue_when_the_first_fails_or_is_cancelled(
+    replicas: tuple[Cache, Cache], server: Plain
+) -> None:
     one, other = replicas
     under_way = asyncio.Event()
 
@@ -91,7 +93,7 @@ async def test_who_waits_goes_on_when_the_maker_fails_or_is_cancelled(replicas: 
 
 
 @pytest.mark.usefixtures("patient")
-async def test_those_who_wait_for_what_cannot_be_kept_go_on_at_once_and_together(
+async def test_requests_waiting_for_an_uncacheable_answer_continue_at_once(
     replicas: tuple[Cache, Cache], server: Plain
 ) -> None:
     one, other = replicas
@@ -142,7 +144,7 @@ async def test_a_flight_ends_by_itself_where_its_maker_was_lost(replicas: tuple[
         assert isinstance(await waits, Miss)
 
 
-async def test_nobody_ends_the_flight_of_another(replicas: tuple[Cache, Cache], server: Plain) -> None:
+async def test_only_its_holder_ends_a_flight(replicas: tuple[Cache, Cache], server: Plain) -> None:
     one, other = replicas
     late = await begun(one)
     server.delete(*server.keys("*:f:*"))
@@ -152,7 +154,7 @@ async def test_nobody_ends_the_flight_of_another(replicas: tuple[Cache, Cache], 
     assert len(server.keys("*:f:*")) == 1
 
 
-async def test_a_semantic_hit_frees_those_who_wait_for_the_same_text(
+async def test_a_semantic_hit_releases_requests_waiting_for_the_same_text(
     replicas: tuple[Cache, Cache], server: Plain, embedding_server: EmbeddingServer
 ) -> None:
     cache, _ = replicas
@@ -164,7 +166,7 @@ async def test_a_semantic_hit_frees_those_who_wait_for_the_same_text(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_request_that_only_refreshes_waits_for_nobody(cache: Cache, server: Plain) -> None:
+async def test_a_refreshing_request_does_not_wait(cache: Cache, server: Plain) -> None:
     await begun(cache)
     server.persist(server.keys("*:f:*")[0])  # else it would end by itself
     async with asyncio.timeout(60):

@@ -161,7 +161,7 @@ def test_the_same_in_other_words_goes_together(one: str, other: str) -> None:
     ],
 )
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
-def test_what_does_not_ask_the_same_is_told_apart(one: str, other: str, why: str, strict: bool) -> None:
+def test_different_questions_are_distinguished(one: str, other: str, why: str, strict: bool) -> None:
     assert reason(one, other, strict=strict) == reason(other, one, strict=strict) == why
 
 
@@ -200,7 +200,7 @@ def test_no_trap_of_the_labelled_pairs_passes_and_most_that_are_the_same_do() ->
     assert len(passing) >= 125, "of 207"
 
 
-def test_other_words_are_told_apart_only_if_it_is_strict() -> None:
+def test_only_a_strict_guard_distinguishes_other_words() -> None:
     one, other = "How do I reset my password?", "How do I change my password?"
     assert (reason(one, other), reason(one, other, strict=False)) == ("words", None)
 
@@ -225,7 +225,7 @@ def test_it_is_symmetric_and_lets_a_text_pass_for_itself(one: str, other: str) -
 
 @example("", "N'T")
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_what_the_strict_guard_lets_pass_the_loose_one_does_too(one: str, other: str) -> None:
+def test_the_loose_guard_accepts_all_that_the_strict_one_accepts(one: str, other: str) -> None:
     if reason(one, other) is None:
         assert reason(one, other, strict=False) is None
 

@@ -99,7 +99,7 @@ def test_no_other_member_does(name: str) -> None:
     [{"owner": BOB}, {"model": "other"}, {"deployment": "other"}, {"headers": {"x-variant": "b"}}],
     ids=lambda told: next(iter(told)),
 )
-def test_so_does_whose_it_is_and_what_answers_it(told: dict[str, Any]) -> None:
+def test_owner_model_deployment_and_forwarded_headers_change_the_partition(told: dict[str, Any]) -> None:
     assert partition(asked(), **told) != partition(asked())
 
 
@@ -170,7 +170,7 @@ TWO_PARTS = {"type": "message", "role": "user", "content": [{"type": "input_text
         [text("Hi"), {"type": "function_call_output", "call_id": "c", "output": IMAGE["content"]}, text("And you?")],
     ],
 )
-def test_what_does_not_end_in_one_text_of_a_user_or_has_more_than_texts_in_it_is_not_cacheable(
+def test_input_other_than_texts_ending_with_a_users_is_not_cacheable(
     items: list[dict[str, Any]],
 ) -> None:
     assert made(asked(), items) is None
@@ -186,7 +186,7 @@ def test_what_does_not_end_in_one_text_of_a_user_or_has_more_than_texts_in_it_is
         {"include": frozenset({"message.output_text.logprobs"})},
     ],
 )
-def test_what_could_call_a_tool_or_runs_in_the_background_or_asks_for_probabilities_is_not_cacheable(
+def test_requests_with_tools_background_or_log_probabilities_are_not_cacheable(
     members: dict[str, Any],
 ) -> None:
     assert made(replace(asked(), **members)) is None

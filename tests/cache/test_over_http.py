@@ -97,7 +97,7 @@ async def test_other_credentials_get_other_answers(start: Start, upstream: Scrip
             assert (await post(ours, question, authorization=f"Bearer {name}")).json()["output_text"] == f"{name}'s"
 
 
-async def test_what_means_the_same_is_answered_too(
+async def test_a_question_with_the_same_meaning_is_a_hit(
     start: Start, serve: Serve, upstream: ScriptedUpstream, embedding_server: EmbeddingServer, question: dict[str, str]
 ) -> None:
     embedding_server.near(Q, SAME, 0.97)
@@ -128,7 +128,7 @@ async def test_of_equal_requests_that_arrive_together_one_asks_the_upstream(
     assert sorted(told(answer).partition(";")[0] for answer in answers) == ["exact"] * 4 + ["miss"]
 
 
-async def test_a_deleted_response_is_not_told_again(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
+async def test_a_deleted_response_is_not_a_hit(start: Start, upstream: ScriptedUpstream, question: dict[str, str]) -> None:
     ours = start(cache__mode="exact")
     upstream.whole(completion({"content": "Paris."}))
     first = (await post(ours, question)).json()
@@ -137,7 +137,7 @@ async def test_a_deleted_response_is_not_told_again(start: Start, upstream: Scri
     assert (await post(ours, question)).json()["output_text"] == "Lyon."
 
 
-async def test_what_the_cache_could_not_forget_is_not_deleted(
+async def test_a_response_is_not_deleted_if_its_cache_entry_cannot_be(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str], redis_url: str
 ) -> None:
     ours = start(cache__mode="exact")
@@ -156,7 +156,7 @@ async def test_what_the_cache_could_not_forget_is_not_deleted(
     assert (await post(ours, question)).json()["output_text"] == "Lyon."
 
 
-async def test_what_could_call_a_tool_or_was_cut_is_asked_each_time(
+async def test_requests_with_tools_and_cut_answers_are_not_cached(
     start: Start, upstream: ScriptedUpstream, question: dict[str, str]
 ) -> None:
     ours = start(cache__mode="exact")

@@ -57,7 +57,7 @@ def test_a_way_that_the_operator_does_not_listen_to_can_only_ask_for_less(ways: 
         assert asking(way, "off").is_off
 
 
-def test_what_is_not_stored_is_cached_only_where_the_request_itself_asks() -> None:
+def test_an_unstored_response_is_cached_only_if_the_request_asks() -> None:
     assert not policy(stored=False, cache__mode="exact").write
     assert policy(stored=False, cache__mode="exact").read
     assert policy("exact", stored=False).write

@@ -28,7 +28,7 @@ def without_ids(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @given(answers, st.sampled_from([{}, {"reasoning": {"summary": "auto"}}]))
-def test_an_answer_told_again_has_other_ids_and_else_is_the_same(texts: list[tuple[str, str]], fields: dict[str, Any]) -> None:
+def test_a_replayed_answer_differs_only_in_its_ids(texts: list[tuple[str, str]], fields: dict[str, Any]) -> None:
     first = run(asked(**fields), _chunks(texts))[1]
     kept = texts_of(first)
     assert kept is not None
@@ -46,7 +46,7 @@ def _chunks(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}]
 
 
-def test_an_answer_without_usage_is_told_again_without() -> None:
+def test_an_answer_without_usage_is_replayed_without() -> None:
     assert run(asked(), replay(Entry((("content", "Hi"),), None, 60)), "exact")[1]["usage"] is None
 
 
@@ -71,7 +71,7 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
         {**answered(), "output": []},
     ],
 )  # fmt: skip
-def test_what_failed_was_cut_refused_or_called_a_tool_is_not_kept(document: dict[str, Any]) -> None:
+def test_failed_cut_and_refused_answers_and_tool_calls_are_not_kept(document: dict[str, Any]) -> None:
     assert texts_of(document) is None
 
 

@@ -69,7 +69,7 @@ vectors = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any
 @given(
     st.lists(vectors, min_size=1, max_size=12), st.lists(vectors, max_size=3), vectors, st.floats(-0.9, 0.99), st.integers(1, 4)
 )
-async def test_what_is_found_is_what_comparing_with_all_finds(
+async def test_the_search_finds_what_a_full_comparison_finds(
     client: Client, kept: list[Vector], later: list[Vector], asked: Vector, threshold: float, count: int
 ) -> None:
     store, search = opened(client)
@@ -112,7 +112,7 @@ async def test_a_unit_vector_another_size_is_another_space(client: Client) -> No
     assert [near.entry for near in await search.nearest(key_in(here, ""), unit_vector([1, 0, 0, 0, 0, 0]), 0.9)] == ["six"]
 
 
-async def test_a_replica_finds_what_another_kept_and_no_more_after_a_purge(client: Client) -> None:
+async def test_a_replica_finds_the_entries_of_another_until_they_are_purged(client: Client) -> None:
     store, search = opened(client)
     other_store, other = opened(client)
     here, vector = partition(), unit_vector([1, 0, 0, 0, 0, 0])
@@ -135,7 +135,7 @@ async def test_a_vector_in_another_owners_keys_is_never_found(client: Client) ->
 # -- what the scan holds ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_scan_reads_only_what_was_added_since(url: str, server: Plain) -> None:
+async def test_a_scan_reads_only_new_entries(url: str, server: Plain) -> None:
     client = connect(url)
     store, search = opened(client)
     here, vector = partition(), unit_vector([1, 0, 0, 0, 0, 0])
@@ -232,7 +232,7 @@ def encoded(*numbers: float) -> bytes:
     return encode_vector(unit_vector(numbers))
 
 
-def test_a_table_forgets_what_expired_and_what_is_over_its_limit() -> None:
+def test_a_table_removes_expired_entries_and_the_oldest_beyond_its_limit() -> None:
     table = VectorTable(2)
     table.put(
         [("a", 1000, encoded(1, 0)), ("b", 10, encoded(1, 0)), ("c", 1000, encoded(1, 0)), ("d", 1000, b""), ("e", 1000, b"xx")]

@@ -145,7 +145,7 @@ async def test_the_official_client_creates_polls_and_streams(replica: Replica, u
     assert [event.sequence_number async for event in stream][:2] == [6, 7]
 
 
-async def test_the_next_response_stands_on_it(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_the_next_response_continues_it(replica: Replica, upstream: ScriptedUpstream) -> None:
     ours = replica()
     upstream.stream(*HELLO)
     first = await create(ours)
@@ -202,7 +202,9 @@ async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Repli
         assert client.keys("rmw:*:r:*") == []
 
 
-async def test_what_has_come_apart_since_it_was_queued_fails_at_once(replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_job_whose_call_was_deleted_while_it_was_queued_fails_at_once(
+    replica: Replica, upstream: ScriptedUpstream
+) -> None:
     ours = replica(jobs__concurrency=0)
     conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
     response_id = (await create(ours, conversation=conversation))["id"]
@@ -474,9 +476,7 @@ async def test_a_delete_cancels_first(replica: Replica, upstream: ScriptedUpstre
     assert (await ours.http.get(f"/v1/responses/{response_id}?stream=true")).status_code == 404
 
 
-async def test_a_replica_whose_secrets_are_not_those_of_the_others_refuses(
-    replica: Replica, upstream: ScriptedUpstream
-) -> None:
+async def test_a_replica_with_other_secrets_refuses_background_responses(replica: Replica, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
     await ended(one := replica(), (await create(one))["id"])
     answer = await replica(auth__secret_keys=["another secret than all the other replicas have"]).http.post(

@@ -125,7 +125,7 @@ async def test_an_unknown_form_is_an_error_and_stays(state: State, fields: tuple
 
 
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
-async def test_the_worker_and_whoever_cancels_compress_the_log(
+async def test_the_log_is_compressed_when_the_job_completes_or_is_cancelled(
     replica: Replica, upstream: ScriptedUpstream, database: str, how: str
 ) -> None:
     ours, go = replica(), Signal()

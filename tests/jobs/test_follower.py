@@ -66,7 +66,7 @@ async def test_a_log_that_expires_before_a_slow_reader_has_read_it_ends_without_
         assert await rest(stream) == [(2, 2, False)]
 
 
-async def test_whoever_has_read_what_the_store_has_lost_since_reads_that_the_response_was_lost(state: State) -> None:
+async def test_a_follower_that_read_events_which_redis_lost_later_gets_a_failure(state: State) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
         stream = followers.follow(document(job.response_id), -1)
@@ -121,7 +121,7 @@ async def test_a_log_that_is_damaged_while_it_is_read_ends_its_stream_with_a_fai
         assert await rest(stream) == [(2, 2, True)]  # at the latest when it looks by itself
 
 
-async def test_whoever_waits_for_events_that_never_come_reads_none(state: State) -> None:
+async def test_a_follower_beyond_the_last_event_gets_none(state: State) -> None:
     job = await taken(state, await create(state))
     async with following(state) as followers:
         stream = followers.follow(job.document, 5000)
@@ -170,7 +170,7 @@ async def test_a_store_that_stays_away_ends_the_stream_after_a_while(tmp_path: P
         await state.aclose()
 
 
-async def test_whoever_still_waits_to_be_read_for_when_the_reader_ends_waits_no_longer(tmp_path: Path) -> None:
+async def test_followers_end_when_the_reader_of_logs_ends(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     state = State(connect(server.url, timeout=60))

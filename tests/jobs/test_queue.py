@@ -74,7 +74,7 @@ async def test_a_renewed_lease_lasts(queue: Queue) -> None:
     assert await claim(queue) is None
 
 
-async def test_a_job_whose_creator_died_is_found_when_its_time_is_over(queue: Queue) -> None:
+async def test_a_job_whose_creator_died_is_claimed_after_its_reservation(queue: Queue) -> None:
     await queue.reserve("job", "alice", LEASE)
     await queue.reserve("other", "alice", 0.01)
     await asyncio.sleep(0.05)
@@ -82,7 +82,7 @@ async def test_a_job_whose_creator_died_is_found_when_its_time_is_over(queue: Qu
     assert await claim(queue) is None
 
 
-async def test_who_has_no_room_claims_only_what_was_lost(queue: Queue) -> None:
+async def test_a_full_worker_claims_only_lost_jobs(queue: Queue) -> None:
     lost, waiting = await enter(queue, "alice", 2)
     assert await claim(queue, lease=0.05) == lost
     await asyncio.sleep(0.1)

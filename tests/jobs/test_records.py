@@ -154,7 +154,7 @@ async def test_logs_are_read_from_the_batch_that_holds_the_next_event(state: Sta
     assert await numbers(state, job.response_id, 5) == []
 
 
-async def test_what_had_no_output_is_run_again_but_not_too_often(state: State) -> None:
+async def test_a_lost_job_without_output_is_run_again_up_to_a_maximum(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id, lease=0.01)
     await state.jobs.append([(response_id, job.token, batch(2, 2))], 0.01)
@@ -165,7 +165,7 @@ async def test_what_had_no_output_is_run_again_but_not_too_often(state: State) -
     assert (await take(state, response_id)).verdict == "lost"
 
 
-async def test_what_had_output_is_lost(state: State) -> None:
+async def test_a_lost_job_with_output_is_not_run_again(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     await state.jobs.append([(response_id, job.token, batch(2, 3))], 0.01)
@@ -184,7 +184,7 @@ async def test_a_job_that_is_handed_back_was_not_an_attempt(state: State) -> Non
     assert (await take(state, response_id, "settle")).verdict == "waiting"
 
 
-async def test_a_cancel_takes_the_job_from_whoever_has_it(state: State) -> None:
+async def test_a_cancel_takes_the_job_from_its_worker(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)
     cancelled = await take(state, response_id, "cancel")
@@ -197,7 +197,7 @@ async def test_a_cancel_takes_the_job_from_whoever_has_it(state: State) -> None:
     assert (await state.responses.get(response_id, ALICE)).document["status"] == "cancelled"
 
 
-async def test_a_cancel_whose_canceller_died_is_a_cancel_still(state: State) -> None:
+async def test_a_job_stays_cancelled_when_its_canceller_dies(state: State) -> None:
     response_id = await create(state)
     await taken(state, response_id, "cancel", lease=0.01)
     await asyncio.sleep(0.05)
@@ -246,7 +246,7 @@ async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
         await state.jobs.end(job.response_id)
 
 
-async def test_what_is_written_wakes_up_those_who_wait(state: State) -> None:
+async def test_an_append_wakes_the_followers(state: State) -> None:
     job = await taken(state, await create(state))
     address = response_address(job.response_id)
     assert address is not None

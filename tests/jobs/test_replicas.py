@@ -161,7 +161,7 @@ async def test_a_worker_that_was_stalled_writes_nothing_when_it_wakes_up(
     assert (await streamed(other, response_id))[-1]["response"] == document
 
 
-async def test_what_died_with_all_replicas_is_settled_by_the_first_that_comes_back(
+async def test_the_first_replica_that_returns_settles_jobs_lost_with_all_replicas(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     doomed = run()
@@ -171,7 +171,7 @@ async def test_what_died_with_all_replicas_is_settled_by_the_first_that_comes_ba
     assert (await ended(replica(jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
-async def test_a_get_settles_what_no_worker_looks_after(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_get_settles_a_job_without_a_worker(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
     doomed = run()
     response_id = await begun(doomed, upstream)
     doomed.signal(signal.SIGKILL)
@@ -188,7 +188,7 @@ async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]
     return response_id, go
 
 
-async def test_a_worker_without_room_ends_what_another_lost(
+async def test_a_full_worker_ends_jobs_that_another_lost(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
@@ -204,7 +204,7 @@ async def test_a_worker_without_room_ends_what_another_lost(
     assert (await ended(full, other))["status"] == "completed"
 
 
-async def test_what_another_lost_before_its_first_output_waits_for_room_and_then_begins(
+async def test_a_job_lost_before_its_first_output_waits_for_a_free_worker(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
@@ -225,7 +225,9 @@ async def test_what_another_lost_before_its_first_output_waits_for_room_and_then
     assert (await ended(full, lost))["output_text"] == "again"
 
 
-async def test_a_worker_alone_runs_what_servers_took(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_worker_process_runs_the_jobs_that_servers_accepted(
+    run: Run, replica: Replica, upstream: ScriptedUpstream
+) -> None:
     ours = replica(jobs__concurrency=0)
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
@@ -238,7 +240,7 @@ async def test_a_worker_alone_runs_what_servers_took(run: Run, replica: Replica,
 # -- draining ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_followers(
+async def test_a_stopping_server_finishes_its_jobs_and_closes_the_followers(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     other, leaving = replica(jobs__concurrency=0), run()
@@ -259,7 +261,7 @@ async def test_a_server_that_is_told_to_stop_ends_what_it_runs_and_closes_the_fo
     assert read + await streamed(other, response_id, len(read) - 1) == await streamed(other, response_id)
 
 
-async def test_what_has_no_output_yet_is_handed_to_another_worker_at_once(
+async def test_a_stopping_worker_returns_jobs_without_output_to_the_queue(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
     leaving = run(jobs__lease=60)
@@ -275,7 +277,7 @@ async def test_what_has_no_output_yet_is_handed_to_another_worker_at_once(
     leaving.wait()
 
 
-async def test_what_takes_too_long_fails_when_the_time_is_over(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
     other, leaving = replica(jobs__concurrency=0), run(server__drain_timeout=0.2, jobs__lease=60)
     response_id = await begun(leaving, upstream)
     leaving.signal(signal.SIGTERM)
@@ -327,7 +329,7 @@ async def running(ours: Ours, upstream: ScriptedUpstream, go: Signal) -> str:
     return str(follower.events[0]["response"]["id"])
 
 
-async def test_a_full_redis_lets_cancel_and_delete_what_runs_and_read_what_was_lost(
+async def test_with_a_full_redis_jobs_can_be_cancelled_deleted_and_settled(
     replica: Replica, upstream: ScriptedUpstream, own_store: Store
 ) -> None:
     worker = replica(redis__url=own_store.url, jobs__lease=120)
@@ -469,7 +471,7 @@ def test_chaos_in_its_short_form() -> None:
     assert played.returncode == 0, played.stdout + played.stderr
 
 
-async def test_a_credential_that_nobody_can_open_any_more_ends_the_job(
+async def test_a_credential_that_no_replica_can_decrypt_ends_the_job(
     run: Run, upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     embedded = {"redis__url": None, "auth__secret_keys": None, "redis__data_dir": str(tmp_path)}
