@@ -28,7 +28,7 @@ import orjson
 from ..errors import BadRequest, NotSupported, StartupError
 from ..protocol.request import checks
 from ..protocol.request.items import parse_input
-from ..protocol.request.prompts import Template, filled, variables
+from ..protocol.request.prompts import PromptTemplate, filled, variables
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _NOT_DEFAULTS = frozenset(
 class Prompt:
     """The templates of one prompt by version. ``current`` is the version for requests that name none."""
 
-    versions: Mapping[str, Template]
+    versions: Mapping[str, PromptTemplate]
     current: str
 
 
@@ -87,7 +87,7 @@ class Prompts:
         version, template = self._template(self._directory, asked["id"], asked.get("version"))
         return {**filled(body, template, variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 
-    def _template(self, directory: Path, prompt_id: str, version: str | None) -> tuple[str, Template]:
+    def _template(self, directory: Path, prompt_id: str, version: str | None) -> tuple[str, PromptTemplate]:
         """Return the version and its template."""
         prompt = self._prompt(directory, prompt_id) if _ID.fullmatch(prompt_id) else None
         if prompt is None:
@@ -152,11 +152,11 @@ def _versions(decoded: Any) -> Prompt:
     return Prompt(versions, checks.one_of(current, "current", versions.keys()))
 
 
-def _parsed(value: Any, path: str) -> Template:
+def _parsed(value: Any, path: str) -> PromptTemplate:
     version = checks.mapping(value, path)
     for name in sorted(version.keys() & _NOT_DEFAULTS):
         checks.unsupported(f"{path}.{name}", "only the request itself can set it.")
     instructions = version.pop("instructions", None)
     if instructions is not None:
         checks.string(instructions, f"{path}.instructions")
-    return Template(instructions, parse_input(version.pop("input", []), f"{path}.input"), version)
+    return PromptTemplate(instructions, parse_input(version.pop("input", []), f"{path}.input"), version)

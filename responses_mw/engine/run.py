@@ -13,11 +13,11 @@ from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.request.body import RequestLimits
 from ..protocol.request.create import CreateResponse
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
-from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.response.response_messages import ResponseMessages
-from ..protocol.tool_kinds.form import Offered
+from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Chunk, Document, Part
 from ..tools import Toolbox
 from ..tools.tool import ToolResult
@@ -65,11 +65,11 @@ class Run:
     model: str
     """The upstream's name for the model."""
     context: RunContext
-    assembler: Lifecycle
+    assembler: ResponseBuilder
     history: History
     """Where the response is committed."""
     toolbox: Toolbox | None = None
-    offered: list[Offered] = field(default_factory=list)
+    offered: list[OfferedFunction] = field(default_factory=list)
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
     """The results of the calls made in this run, by the id of the call's item."""

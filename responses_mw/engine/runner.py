@@ -18,8 +18,8 @@ from ..crypto import Sealer
 from ..errors import APIError, BadRequest, UpstreamError
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction, document
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.events import Event
-from ..protocol.response.lifecycle import Lifecycle
 from ..protocol.types import Document
 from ..settings import CompactionSettings
 from ..threads import by_size
@@ -94,7 +94,7 @@ class Runner:
         """Return the types of the tools that the model is not offered because this server is not configured for them."""
         return self._tools.not_offered(request.tools)
 
-    def run_detached(self, run: Run, start: Callable[[Lifecycle], list[Event]]) -> AsyncGenerator[list[Event], None]:
+    def run_detached(self, run: Run, start: Callable[[ResponseBuilder], list[Event]]) -> AsyncGenerator[list[Event], None]:
         """Make a background response: yield all events but the terminal one. `start` makes the first of them."""
         return self._events_of(run, RunMode.DETACHED, start)
 
@@ -205,7 +205,7 @@ class Runner:
             call_ids = context.chain.call_ids
             run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
 
-    def _replay_hit(self, run: Run, hit: Hit, start: Callable[[Lifecycle], list[Event]]) -> list[Event]:
+    def _replay_hit(self, run: Run, hit: Hit, start: Callable[[ResponseBuilder], list[Event]]) -> list[Event]:
         """Return all events of a cached answer but the terminal one."""
         events = start(run.assembler) + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
@@ -225,7 +225,7 @@ class Runner:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _events_of(
-        self, run: Run, mode: RunMode, start: Callable[[Lifecycle], list[Event]] = Lifecycle.start
+        self, run: Run, mode: RunMode, start: Callable[[ResponseBuilder], list[Event]] = ResponseBuilder.start
     ) -> AsyncGenerator[list[Event], None]:
         async def begin() -> Run:
             return run
@@ -236,7 +236,7 @@ class Runner:
         self,
         begin: Callable[[], Awaitable[Run]],
         mode: RunMode,
-        start: Callable[[Lifecycle], list[Event]] = Lifecycle.start,
+        start: Callable[[ResponseBuilder], list[Event]] = ResponseBuilder.start,
         *,
         active: ActiveRun,
     ) -> AsyncGenerator[list[Event], None]:

@@ -32,7 +32,7 @@ class FrameTooLong(ValueError):
     """A frame has more than ``MAX_FRAME`` bytes."""
 
 
-class Decoder:
+class SSEDecoder:
     """Takes bytes from the network, returns the data of complete frames.
 
     The work is linear in a frame's length, however many reads it takes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
 from ..protocol.request import checks
-from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction, parse_arguments
 from ..protocol.types import Tool
 from ..settings import ToolSettings
 from .mcp import check_installed
@@ -128,7 +128,7 @@ class CodeInterpreter(ToolEntry):
             ends=("code_interpreter_call.completed",),
             served=True,
         )
-        return [ServedFunction(Offered(_FUNCTION, form), self._call_with)]
+        return [ServedFunction(OfferedFunction(_FUNCTION, form), self._call_with)]
 
     async def _call_with(self, arguments: str) -> ToolResult:
         parsed = parse_arguments(arguments)

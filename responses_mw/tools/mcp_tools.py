@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..crypto import Sealer
-from ..protocol.tool_kinds.form import CallForm, Offered, parse_arguments
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction, parse_arguments
 from ..protocol.types import Item, Tool
 from .mcp import MCPServers, check_mcp_tool, echo
 from .tool import MAX_MCP_TOOLS, ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult, failure
@@ -42,7 +42,7 @@ class MCPEntry(ToolEntry):
             return None
         form = self._form(request["name"], approval_request_id=request["id"])
         call = partial(self._call, request["name"], approved=True)
-        return ServedFunction(Offered({"type": "function", "name": name}, form), call)
+        return ServedFunction(OfferedFunction({"type": "function", "name": name}, form), call)
 
     async def aclose(self) -> None:
         await self._access.aclose()
@@ -53,7 +53,7 @@ class MCPEntry(ToolEntry):
         if tool.get("description"):
             function["description"] = tool["description"]
         form = self._approval_form(name) if self._access.needs_approval(name) else self._form(name)
-        return ServedFunction(Offered(function, form), partial(self._call, name, approved=False))
+        return ServedFunction(OfferedFunction(function, form), partial(self._call, name, approved=False))
 
     def _form(self, name: str, **members: Any) -> CallForm:
         return CallForm(

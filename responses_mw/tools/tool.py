@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..protocol.tool_kinds.form import Offered
+from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Item, Part, Tool
 from ..settings import SearchSettings, ToolSettings
 
@@ -43,7 +43,7 @@ class ToolResult:
 class ServedFunction:
     """A function that is executed here. ``call`` takes the model's arguments and never raises."""
 
-    offered: Offered
+    offered: OfferedFunction
     call: Callable[[str], Awaitable[ToolResult]]
 
 

@@ -13,7 +13,7 @@ from .. import telemetry
 from ..auth import Gate
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest
-from ..protocol.tool_kinds.form import CallForm, Offered
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Chunk, Item, Tool
 from . import code_interpreter, mcp_tools, web_search
 from .mcp import MCPServers
@@ -132,12 +132,12 @@ class Toolbox:
         self._serving = {id(served.offered.form): served for served in (*self._served, *self._approved)}
 
     @property
-    def offered(self) -> list[Offered]:
+    def offered(self) -> list[OfferedFunction]:
         """The functions, under their original names."""
         return [served.offered for served in self._served]
 
     @property
-    def approved_functions(self) -> list[Offered]:
+    def approved_functions(self) -> list[OfferedFunction]:
         """The functions of the calls in ``approved``."""
         return [served.offered for served in self._approved]
 

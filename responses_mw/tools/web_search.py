@@ -10,7 +10,7 @@ import orjson
 
 from ..protocol.request import checks
 from ..protocol.response.citations import listing, sources_of
-from ..protocol.tool_kinds.form import CallForm, Offered
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Item, Tool
 from ..settings import SearchSettings
 from .mcp_tools import MCPAccess
@@ -226,7 +226,7 @@ class WebSearchEntry(ToolEntry):
             ends=("web_search_call.completed",),
             served=True,
         )
-        return [ServedFunction(Offered(self._search.definition(), form), self._search.call)]
+        return [ServedFunction(OfferedFunction(self._search.definition(), form), self._search.call)]
 
     async def aclose(self) -> None:
         if self._access is not None:

@@ -18,9 +18,9 @@ import anyio
 from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.lifecycle import Lifecycle
+from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.response_messages import ResponseMessages
-from ..protocol.tool_kinds.form import Offered
+from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part
 from ..settings import UpstreamSettings
 from ..telemetry import TurnSpan, UpstreamServer
@@ -50,7 +50,7 @@ class TurnRequest:
     """The response so far; the model sees its output too."""
     size: int = 0
     """Size of history and input as JSON, in bytes."""
-    functions: Sequence[Offered] = ()
+    functions: Sequence[OfferedFunction] = ()
     """The functions that the model may call."""
     results: Mapping[str, str | list[Part]] = field(default_factory=dict)
     """The results of calls made in this response, by the id of the call's item."""
@@ -89,13 +89,13 @@ class Backend(ABC):
     @abstractmethod
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
-    ) -> Lifecycle:
+    ) -> ResponseBuilder:
         """Create the object that builds the response from what the upstream sends."""
 
     @abstractmethod
     def replay_builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
-    ) -> Lifecycle:
+    ) -> ResponseBuilder:
         """Create the object that builds the response from the chat chunks of a cached answer."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Backend(ABC):
         """Create the recorder of `input_messages` and `output_messages`, if they are requested and made here."""
 
     @abstractmethod
-    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         """Return the functions that `request` and the tools found in `items` offer to the model."""
 
     @abstractmethod

@@ -17,9 +17,9 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import unsealed
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
-from ..protocol.response.lifecycle import Options
+from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.response_messages import RAW_PARAMETERS, ResponseMessages
-from ..protocol.tool_kinds.form import Offered
+from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item
 from ..settings import UpstreamSettings
 from ..threads import by_size
@@ -58,7 +58,7 @@ class ChatBackend(Backend):
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
         return ResponseMessages() if request.enable_response_messages else None
 
-    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return await by_size(size, offered, request.tools, items)
 
     def items(self, turn: TurnRequest) -> list[Item]:
@@ -129,13 +129,13 @@ def builder_options(
     *,
     think_tag: str | None,
     open_reasoning: bool,
-) -> Options:
+) -> ResponseOptions:
     """Collect what shapes the events of a response that is built from chat chunks."""
 
     def seal(text: str) -> str:
         return sealer.seal(text.encode(), purpose=REASONING, owner=owner)
 
-    return Options(
+    return ResponseOptions(
         summary=request.wants_summary,
         open_reasoning=open_reasoning,
         logprobs=request.wants_logprobs,

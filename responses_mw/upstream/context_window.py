@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ..errors import UpstreamError
-from ..protocol.chat.truncation import Cuts, truncated
+from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
 from .client import Upstream
@@ -207,7 +207,7 @@ class ContextWindow:
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         dialect = await self._upstream.dialect(caller)
-        if length is None or not can_count(dialect.name, chat) or not len(Cuts(items)):
+        if length is None or not can_count(dialect.name, chat) or not len(Truncation(items)):
             return chat
         if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has at least one byte
             return chat
@@ -219,7 +219,7 @@ class ContextWindow:
         while True:
             chat = await chat_of(items)
             count = await self._count(chat, length, caller)
-            if count <= (limit or length - _answer_of(chat)) or not len(Cuts(items)):
+            if count <= (limit or length - _answer_of(chat)) or not len(Truncation(items)):
                 return chat
             limit = _target(chat, length)
             items = _cut_to_share(items, chat, limit / count)
@@ -239,7 +239,7 @@ class ContextWindow:
     ) -> ChatRequest | None:
         """Return a smaller request in place of the ``refused`` one, or None without anything to remove or a known length."""
         stated = _LENGTH.search(message)
-        if stated is None or not len(Cuts(items)):
+        if stated is None or not len(Truncation(items)):
             return None
         length = int(stated[1])
         self._lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
@@ -316,7 +316,7 @@ def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> lis
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)
-    return truncated(Cuts(items).without(1), lambda some: sum(sizes[id(item)] for item in some) <= limit)
+    return truncated(Truncation(items).without(1), lambda some: sum(sizes[id(item)] for item in some) <= limit)
 
 
 def _now() -> float:

@@ -20,7 +20,7 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.passthrough import ResponsesPassthrough
-from ..protocol.tool_kinds.form import Offered
+from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings
 from .backend import Backend, OpenTurn, TurnRequest
@@ -98,7 +98,7 @@ class ResponsesBackend(Backend):
     def messages(self, request: CreateResponse) -> None:
         """The upstream adds them to its document."""
 
-    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[Offered]:
+    async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return []
 
     def items(self, turn: TurnRequest) -> list[Item]:

@@ -15,7 +15,7 @@ from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
 from ..protocol.request.body import loads
 from ..protocol.response.events import TERMINAL
-from ..protocol.sse import DONE, Decoder, FrameTooLong
+from ..protocol.sse import DONE, FrameTooLong, SSEDecoder
 from ..protocol.types import Chunk
 from .errors import from_frame, is_error
 
@@ -44,7 +44,7 @@ class ChatStream:
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
-        self._decoder: Decoder | _Whole = Decoder()
+        self._decoder: SSEDecoder | _Whole = SSEDecoder()
         self._shortcut = DeltaFastPath()
         self._halves = SurrogateHalves()
         self._begins_frame = True

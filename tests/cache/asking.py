@@ -15,7 +15,7 @@ from responses_mw.ids import RunIds
 from responses_mw.protocol.request.create import CreateResponse, parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.support.configured import make_settings
 from tests.support.replay import check
 
@@ -60,7 +60,7 @@ def run(request: CreateResponse, chunks: list[dict[str, Any]], kind: str | None 
     """The events and the document that an assembler makes of ``chunks``; of a hit of that ``kind``."""
     ids = RunIds()
     created = document.create(request, response_id=ids.response, model="m", created_at=1)
-    assembler = Assembler(created, ids, Options(summary=request.wants_summary))
+    assembler = Assembler(created, ids, ResponseOptions(summary=request.wants_summary))
     events = assembler.start()
     for chunk in chunks:
         events += assembler.feed(chunk)

@@ -11,7 +11,7 @@ from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.replay import end, fold
 from tests.support.scripted import HELLO, call, delta, finish, reasoning, text
 
@@ -33,7 +33,7 @@ RUNS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+def run(chunks: list[dict[str, Any]], options: ResponseOptions) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """The document as created, the events of its log, and the document as the run broke off after these chunks."""
     created = document.create(parse({"input": "Hi", "background": True}), response_id="resp_1", model="m", created_at=1)
     assembler = Assembler(dict(created, output=[]), RunIds(), options)
@@ -46,17 +46,22 @@ def run(chunks: list[dict[str, Any]], options: Options) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    "options", [Options(logprobs=True), Options(logprobs=True, summary=True), Options(logprobs=True, open_reasoning=True)]
+    "options",
+    [
+        ResponseOptions(logprobs=True),
+        ResponseOptions(logprobs=True, summary=True),
+        ResponseOptions(logprobs=True, open_reasoning=True),
+    ],
 )
 @pytest.mark.parametrize("name", RUNS)
-def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, options: Options) -> None:
+def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, options: ResponseOptions) -> None:
     for length in range(len(RUNS[name]) + 1):
         created, log, broken = run(RUNS[name][:length], options)
         assert fold(created, log)["output"] == broken["output"]
 
 
 def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -> None:
-    created, log, _ = run(RUNS["text"][:2], Options())
+    created, log, _ = run(RUNS["text"][:2], ResponseOptions())
     event = end({**fold(created, log), "status": "cancelled"}, 7)
     assert event.type == "response.failed"
     assert event.data["response"]["status"] == "cancelled"

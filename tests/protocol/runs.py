@@ -10,11 +10,11 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
-from responses_mw.protocol.response.lifecycle import Options
 from tests.support.replay import check
 
-PLAIN = Options()
+PLAIN = ResponseOptions()
 
 
 class CountedIds:
@@ -25,7 +25,7 @@ class CountedIds:
         return f"{prefix}_{next(self._count)}"
 
 
-def assembler(options: Options = PLAIN, **request: Any) -> Assembler:
+def assembler(options: ResponseOptions = PLAIN, **request: Any) -> Assembler:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
     return Assembler(created, CountedIds(), options)
@@ -45,7 +45,7 @@ def fragment(index: int = 0, arguments: Any = None, **members: Any) -> dict[str,
     return {"index": index, "function": function, **members}
 
 
-def run(chunks: Iterable[dict[str, Any]], options: Options = PLAIN, **request: Any) -> list[Event]:
+def run(chunks: Iterable[dict[str, Any]], options: ResponseOptions = PLAIN, **request: Any) -> list[Event]:
     """The events of a response of one turn. What the assembler refuses ends it, as in the runner, in ``response.failed``."""
     assembling = assembler(options, **request)
     events = assembling.start()
@@ -59,12 +59,12 @@ def run(chunks: Iterable[dict[str, Any]], options: Options = PLAIN, **request: A
     return events + assembling.terminal()
 
 
-def respond(*chunks: dict[str, Any], options: Options = PLAIN, **request: Any) -> dict[str, Any]:
+def respond(*chunks: dict[str, Any], options: ResponseOptions = PLAIN, **request: Any) -> dict[str, Any]:
     """The response that a run ends with, after all the laws were checked on its events."""
     return check(run(chunks, options, **request))
 
 
-def output(*chunks: dict[str, Any], options: Options = PLAIN, **request: Any) -> list[Any]:
+def output(*chunks: dict[str, Any], options: ResponseOptions = PLAIN, **request: Any) -> list[Any]:
     """What the response says, shortly: texts by kind, calls by name and arguments."""
     return [said(item) for item in respond(*chunks, options=options, **request)["output"]]
 

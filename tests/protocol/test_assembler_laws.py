@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from responses_mw.protocol import sse
 from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.lifecycle import Options
-from responses_mw.protocol.sse import Decoder
+from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.sse import SSEDecoder
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Call, Manner, render
 from tests.protocol.runs import assembler, run, said
@@ -121,7 +121,7 @@ def test_a_whole_answer_gives_the_same_response_as_a_streamed_one(answer: Answer
 def test_reasoning_comes_as_a_summary_where_the_request_asks_for_one(manner: Manner, data: st.DataObject) -> None:
     answer = data.draw(manners.answers)
     chunks = render(manner, answer, data.draw(manners.cuts()))
-    events = run(chunks, Options(summary=True))
+    events = run(chunks, ResponseOptions(summary=True))
     assert _said(check(events)) == manners.expected(answer, manner)
     assert not any(event.type.startswith("response.reasoning_text") for event in events)
     assert not any("content" in item for item in check(events)["output"] if item["type"] == "reasoning")
@@ -132,7 +132,7 @@ def test_the_events_of_reasoning_can_have_the_names_of_the_specification_and_dif
     manner: Manner, data: st.DataObject
 ) -> None:
     chunks = render(manner, data.draw(manners.answers), data.draw(manners.cuts()))
-    openai, specified = decoded(run(chunks)), decoded(run(chunks, Options(open_reasoning=True)))
+    openai, specified = decoded(run(chunks)), decoded(run(chunks, ResponseOptions(open_reasoning=True)))
     assert [spec.faults(event, spec.EVENTS[event["type"]]) for event in specified] == [[]] * len(specified)
     assert [{**event, "type": event["type"].replace("reasoning_text", "reasoning")} for event in openai] == specified
 
@@ -143,7 +143,7 @@ def test_the_response_does_not_depend_on_how_the_network_cut_its_bytes(
 ) -> None:
     chunks = render(MANNERS[0], answer, cut)
     data = b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks)
-    decoder, received, position = Decoder(), [], 0
+    decoder, received, position = SSEDecoder(), [], 0
     while position < len(data):
         for length in seed:
             received += decoder.feed(data[position : position + length])
@@ -198,7 +198,7 @@ def test_an_event_does_not_change_once_it_is_made(manner: Manner, data: st.DataO
 @given(st.text(max_size=30), st.lists(st.sampled_from(["<think>", "</think>", "<thi", "</", ">", "a", " ", "\n"]), max_size=8))
 def test_thinking_in_the_text_is_told_apart_wherever_it_is_cut(start: str, pieces: list[str]) -> None:
     text = start + "".join(pieces)
-    options = Options(think_tag="think")
+    options = ResponseOptions(think_tag="think")
     chunks = [{"choices": [{"index": 0, "delta": {"content": letter}}]} for letter in text]
     at_once = [{"choices": [{"index": 0, "delta": {"content": text}}]}]
     finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}

@@ -8,7 +8,7 @@ import pytest
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
-from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.protocol.runs import assembler, chunk, fragment, output, respond, run
 from tests.support.replay import check, decoded
 
@@ -114,12 +114,12 @@ def test_unknown_members_of_chunks_are_left_alone() -> None:
 def test_inline_reasoning_is_told_apart_where_the_setting_names_its_tag(tag: str) -> None:
     text = f"<{tag}>Hm</{tag}>Hi"
     said = [("reasoning", "Hm"), HI]
-    assert output(*[chunk(content=letter) for letter in text], STOP, options=Options(think_tag=tag)) == said
+    assert output(*[chunk(content=letter) for letter in text], STOP, options=ResponseOptions(think_tag=tag)) == said
     assert output(chunk(content=text), STOP) == [[("output_text", text)]]
 
 
 def test_half_a_tag_at_the_end_is_text() -> None:
-    assert output(chunk(content="Hi <thi"), STOP, options=Options(think_tag="think")) == [[("output_text", "Hi <thi")]]
+    assert output(chunk(content="Hi <thi"), STOP, options=ResponseOptions(think_tag="think")) == [[("output_text", "Hi <thi")]]
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_a_call_id_that_is_missing_or_unusable_is_minted(given: Any) -> None:
 
 
 def test_a_call_id_that_the_chain_has_used_is_minted_anew() -> None:
-    options = Options(used_call_ids=frozenset({"0"}))
+    options = ResponseOptions(used_call_ids=frozenset({"0"}))
     assert _call_ids(respond(calls(fragment(name="f", id="0")), STOP, options=options)) == ["call_0"]
     two = [calls(fragment(n, name="f", id="0", arguments="{}")) for n in range(2)]
     assert _call_ids(respond(*two, STOP)) == ["0", "call_1"]
@@ -240,13 +240,13 @@ def test_a_call_id_that_the_chain_has_used_is_minted_anew() -> None:
 
 def test_calls_that_the_request_does_not_allow_are_suppressed() -> None:
     chunks = [calls(fragment(0, name="f", arguments="{}")), calls(fragment(1, name="g", arguments="{}"))]
-    assert output(*chunks, STOP, options=Options(allowed=frozenset({"g"}))) == [("g", "{}")]
-    assert output(*chunks, STOP, options=Options(allowed=frozenset())) == [[("output_text", "")]]
+    assert output(*chunks, STOP, options=ResponseOptions(allowed=frozenset({"g"}))) == [("g", "{}")]
+    assert output(*chunks, STOP, options=ResponseOptions(allowed=frozenset())) == [[("output_text", "")]]
 
 
 def test_of_parallel_calls_only_the_first_is_told_where_the_request_wants_one() -> None:
     chunks = [calls(fragment(n, name="f", arguments=f'{{"n":{n}}}')) for n in range(3)]
-    assert output(*chunks, STOP, options=Options(single_call=True)) == [("f", '{"n":0}')]
+    assert output(*chunks, STOP, options=ResponseOptions(single_call=True)) == [("f", '{"n":0}')]
 
 
 def test_malformed_arguments_are_told_as_they_are() -> None:
@@ -419,7 +419,7 @@ def test_logprobs_come_where_they_were_asked_for_and_nowhere_else() -> None:
         "top_logprobs": [{"token": "Ho", "logprob": -2, "bytes": [72, 111]}],
     }
     chunks = [chunk(content="Hi", logprobs=_logprobs(token)), STOP]
-    part = respond(*chunks, options=Options(logprobs=True))["output"][0]["content"][0]
+    part = respond(*chunks, options=ResponseOptions(logprobs=True))["output"][0]["content"][0]
     assert part["logprobs"] == [token]
     assert respond(*chunks)["output"][0]["content"][0]["logprobs"] == []
 
@@ -432,7 +432,7 @@ def test_logprobs_of_the_visible_text_are_kept_where_reasoning_is_within_it(size
     ]
     cut = [entries[at : at + size] for at in range(0, len(entries), size)]
     chunks = [chunk(content="".join(one["token"] for one in piece), logprobs={"content": piece}) for piece in cut]
-    part = respond(*chunks, STOP, options=Options(logprobs=True, think_tag="think"))["output"][1]["content"][0]
+    part = respond(*chunks, STOP, options=ResponseOptions(logprobs=True, think_tag="think"))["output"][1]["content"][0]
     assert part["text"] == "Hello <b>!"
     assert [one["token"] for one in part["logprobs"]] == ["He", "l", "lo", " <b", ">", "!"]
 
@@ -440,9 +440,9 @@ def test_logprobs_of_the_visible_text_are_kept_where_reasoning_is_within_it(size
 def test_logprobs_without_bytes_get_them() -> None:
     """TGI leaves them out."""
     entry = {"token": "é", "logprob": -1.0, "top_logprobs": None}
-    part = respond(chunk(content="é", logprobs=_logprobs(entry)), STOP, options=Options(logprobs=True))["output"][0]["content"][
-        0
-    ]
+    part = respond(chunk(content="é", logprobs=_logprobs(entry)), STOP, options=ResponseOptions(logprobs=True))["output"][0][
+        "content"
+    ][0]
     assert part["logprobs"] == [{"token": "é", "logprob": -1.0, "bytes": [195, 169], "top_logprobs": []}]
 
 
@@ -450,7 +450,7 @@ def test_logprobs_without_bytes_get_them() -> None:
     "logprobs", [None, [], {"content": None}, {"content": []}, _logprobs("x", None, {}), 1, {"content": 3}]
 )
 def test_logprobs_that_are_none_or_make_no_sense_do_no_harm(logprobs: Any) -> None:
-    assert output(chunk(content="Hi", logprobs=logprobs), STOP, options=Options(logprobs=True)) == [HI]
+    assert output(chunk(content="Hi", logprobs=logprobs), STOP, options=ResponseOptions(logprobs=True)) == [HI]
 
 
 # -- whole answers -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from responses_mw.protocol.chat.client_tools import distinct, history_name, name
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
 from responses_mw.protocol.request.tools import check_tools, choice_names
-from responses_mw.protocol.tool_kinds.form import CallForm, Offered, flat_name
+from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction, flat_name
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -40,11 +40,11 @@ EVERY_KIND: list[dict[str, Any]] = [
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 
 
-def offer(*tools: dict[str, Any], items: list[dict[str, Any]] | None = None) -> list[Offered]:
+def offer(*tools: dict[str, Any], items: list[dict[str, Any]] | None = None) -> list[OfferedFunction]:
     return offered(check_tools(list(tools)), parse_input(items or []))
 
 
-def names(functions: list[Offered]) -> list[str]:
+def names(functions: list[OfferedFunction]) -> list[str]:
     return [one.name for one in functions]
 
 
@@ -137,7 +137,7 @@ def test_long_names_that_begin_alike_differ() -> None:
 
 @given(st.lists(st.sampled_from(["f", "f_2", "f_3", "x" * 64, "a.b", "a_b"]), max_size=12))
 def test_clashes_are_numbered_and_the_first_keeps_its_name(wanted: list[str]) -> None:
-    functions = [Offered({"type": "function", "name": name}, CallForm("function_call", "fc")) for name in wanted]
+    functions = [OfferedFunction({"type": "function", "name": name}, CallForm("function_call", "fc")) for name in wanted]
     result = names(distinct(functions))
     assert len(set(result)) == len(result)
     assert all(len(name) <= 64 for name in result)
@@ -162,7 +162,7 @@ def test_a_tool_whose_name_was_taken_is_found_again() -> None:
 def test_a_call_of_an_mcp_tool_is_found_by_its_server_whether_it_waits_for_approval_or_not() -> None:
     waiting = CallForm("mcp_approval_request", "mcpr", {"server_label": "b", "name": "get.it"})
     at_once = CallForm("mcp_call", "mcp", {"server_label": "a", "name": "get.it"})
-    functions = distinct(Offered({"type": "function", "name": "get.it"}, form) for form in (at_once, waiting))
+    functions = distinct(OfferedFunction({"type": "function", "name": "get.it"}, form) for form in (at_once, waiting))
     assert names(functions) == ["a__get_it", "b__get_it"]
     name = namer(functions)
     assert name({"type": "mcp_call", "server_label": "b", "name": "get.it"}) == "b__get_it"
@@ -278,10 +278,10 @@ SERVED: list[dict[str, Any]] = [
     {"type": "code_interpreter", "container": "auto"},
 ]
 FORMS = [
-    Offered({"name": "a1"}, CallForm("mcp_call", "mcp", {"server_label": "a", "name": "1"})),
-    Offered({"name": "a2"}, CallForm("mcp_approval_request", "mcpr", {"server_label": "a", "name": "2"})),
-    Offered({"name": "web"}, CallForm("web_search_call", "ws")),
-    Offered({"name": "python"}, CallForm("code_interpreter_call", "ci")),
+    OfferedFunction({"name": "a1"}, CallForm("mcp_call", "mcp", {"server_label": "a", "name": "1"})),
+    OfferedFunction({"name": "a2"}, CallForm("mcp_approval_request", "mcpr", {"server_label": "a", "name": "2"})),
+    OfferedFunction({"name": "web"}, CallForm("web_search_call", "ws")),
+    OfferedFunction({"name": "python"}, CallForm("code_interpreter_call", "ci")),
 ]
 
 

@@ -21,7 +21,7 @@ from responses_mw.protocol.request.body import RequestLimits
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResponse, parse
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.builder import ResponseOptions
 from tests.protocol.runs import run
 from tests.protocol.samples import SAMPLES
 from tests.support.replay import check
@@ -275,7 +275,7 @@ usages = objects(
 )
 chunks = objects(choices=st.lists(chat_choices | garbage, max_size=2) | garbage, usage=usages | garbage)
 options = st.builds(
-    Options,
+    ResponseOptions,
     summary=st.booleans(),
     logprobs=st.booleans(),
     think_tag=st.sampled_from([None, "a"]),
@@ -286,13 +286,15 @@ options = st.builds(
 
 @settings(max_examples=5 * settings().max_examples)
 @given(st.lists(chunks, max_size=6), options)
-def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: Options) -> None:
+def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: ResponseOptions) -> None:
     check(run(orjson.loads(orjson.dumps(received)), option))
 
 
 @settings(max_examples=5 * settings().max_examples)
 @given(chunks, options)
-def test_any_whole_answer_makes_a_response_or_is_the_upstreams_fault(completion: dict[str, Any], option: Options) -> None:
+def test_any_whole_answer_makes_a_response_or_is_the_upstreams_fault(
+    completion: dict[str, Any], option: ResponseOptions
+) -> None:
     try:
         chunk = as_chunk(orjson.loads(orjson.dumps(completion)))
     except UpstreamError:

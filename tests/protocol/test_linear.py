@@ -20,7 +20,7 @@ from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.patterns import as_pattern
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.chat.tool_calls import ToolCalls
-from responses_mw.protocol.chat.truncation import Cuts, truncated
+from responses_mw.protocol.chat.truncation import Truncation, truncated
 from responses_mw.protocol.request.body import RequestLimits
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
@@ -29,8 +29,8 @@ from responses_mw.protocol.request.tools import check_tool_choice, check_tools, 
 from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations
 from responses_mw.protocol.response.text import ThinkingSplitter
-from responses_mw.protocol.sse import Decoder
-from responses_mw.protocol.tool_kinds.form import Offered, function_form
+from responses_mw.protocol.sse import SSEDecoder
+from responses_mw.protocol.tool_kinds.form import OfferedFunction, function_form
 
 TIMES = 4
 MOST = 2.2 * TIMES
@@ -131,13 +131,15 @@ def messages_answered_by_name(size: int) -> Work:
 
 
 def tools_of_one_name(size: int) -> Work:
-    functions = [Offered({"type": "function", "name": "f"}, function_form("f", namespace=str(index))) for index in range(size)]
+    functions = [
+        OfferedFunction({"type": "function", "name": "f"}, function_form("f", namespace=str(index))) for index in range(size)
+    ]
     return lambda: distinct(functions)
 
 
 def tools_of_long_names(size: int) -> Work:
     names = [f"{'x' * 58}{index:06d}" for index in range(size)] * 2
-    functions = [Offered({"type": "function", "name": name}, function_form(name)) for name in names]
+    functions = [OfferedFunction({"type": "function", "name": name}, function_form(name)) for name in names]
     return lambda: distinct(functions)
 
 
@@ -172,7 +174,7 @@ def compacted_users(size: int) -> Work:
 def truncated_history(size: int) -> Work:
     items = [one for index in range(size) for one in (*_message("Hi"), _call(index), _output(index))]
     parsed = parse_input(items)
-    return lambda: truncated(parsed, lambda some: len(some) < size) + Cuts(parsed).without(1)
+    return lambda: truncated(parsed, lambda some: len(some) < size) + Truncation(parsed).without(1)
 
 
 def reasoning_and_text(size: int) -> Work:
@@ -206,7 +208,7 @@ def arguments_in_pieces(size: int) -> Work:
 
 def frame_in_small_reads(size: int) -> Work:
     def work() -> None:
-        decoder = Decoder()
+        decoder = SSEDecoder()
         decoder.feed(b"data: ")
         for _ in range(size):
             assert not decoder.feed(b"a" * 256)
@@ -217,7 +219,7 @@ def frame_in_small_reads(size: int) -> Work:
 
 def frames_in_one_read(size: int) -> Work:
     data = b"data: {}\r\n\r\n" * size
-    return lambda: Decoder().feed(data)
+    return lambda: SSEDecoder().feed(data)
 
 
 @pytest.mark.parametrize(

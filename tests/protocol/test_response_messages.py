@@ -23,7 +23,7 @@ from responses_mw.protocol.response.response_messages import (
     raw_input,
     raw_output,
 )
-from responses_mw.protocol.tool_kinds.form import CallForm, Offered
+from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
 from tests.support import oracle, scripted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def said(text: str) -> dict[str, Any]:
     return {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
 
 
-def given(items: Sequence[dict[str, Any]] = (), own: Sequence[Offered] = (), **request: Any) -> list[dict[str, Any]]:
+def given(items: Sequence[dict[str, Any]] = (), own: Sequence[OfferedFunction] = (), **request: Any) -> list[dict[str, Any]]:
     """``input_messages`` of a request to gpt-oss, which stands on ``items``."""
     parsed = parse({"model": "gpt-oss-20b", "input": "Hi", **request})
     functions = [*offered(parsed.tools, parsed.items), *own]
@@ -107,7 +107,7 @@ def test_without_instructions_and_functions_the_developer_says_nothing() -> None
     ],
 )
 def test_the_built_in_python_needs_no_developer(form: CallForm) -> None:
-    own = Offered({"name": "python", "parameters": {}}, form)
+    own = OfferedFunction({"name": "python", "parameters": {}}, form)
     messages = read(given(own=[own], instructions="Use Python."))
     assert heads(messages) == [("system", None, None), ("user", None, None)]
     assert isinstance(messages[0].content[0], SystemContent)

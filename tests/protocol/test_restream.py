@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.response.lifecycle import Options
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.restream import events_of
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Manner, render
@@ -17,7 +17,7 @@ from tests.support.replay import check
 @pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
 @given(data=st.data())
 def test_the_stream_of_a_finished_response_comes_to_that_response(manner: Manner, data: st.DataObject) -> None:
-    options = Options(summary=data.draw(st.booleans()))
+    options = ResponseOptions(summary=data.draw(st.booleans()))
     response = check(run(render(manner, data.draw(manners.answers), data.draw(manners.cuts())), options))
     assert check(events_of(response)) == response
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.protocol import sse
-from responses_mw.protocol.sse import Decoder, FrameTooLong
+from responses_mw.protocol.sse import FrameTooLong, SSEDecoder
 
 
 def decode(*reads: bytes) -> list[bytes]:
-    decoder = Decoder()
+    decoder = SSEDecoder()
     return [frame for read in reads for frame in decoder.feed(read)] + decoder.flush()
 
 
@@ -86,7 +86,7 @@ def test_an_empty_read_between_cr_and_lf_ends_no_line_twice() -> None:
 
 
 def test_what_was_flushed_is_gone() -> None:
-    decoder = Decoder()
+    decoder = SSEDecoder()
     decoder.feed(b"data: a")
     assert decoder.flush() == [b"a"]
     assert decoder.flush() == []
@@ -94,7 +94,7 @@ def test_what_was_flushed_is_gone() -> None:
 
 def test_a_frame_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_FRAME", 10)
-    decoder = Decoder()
+    decoder = SSEDecoder()
     assert decoder.feed(b"data: " + b"x" * 20 + b"\n\n") == [b"x" * 20]
     with pytest.raises(FrameTooLong, match="10 bytes"):
         decoder.feed(b"data: 12345")

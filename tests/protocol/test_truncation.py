@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from responses_mw.protocol.chat.dialects import DIALECTS
 from responses_mw.protocol.chat.messages import to_messages
-from responses_mw.protocol.chat.truncation import Cuts, is_kept, truncated
+from responses_mw.protocol.chat.truncation import Truncation, is_kept, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def test_order_instructions_the_last_users_message_and_the_last_item_stay(items:
 @given(histories(), st.integers(0, 40))
 def test_nothing_is_dropped_that_need_not_be(items: list[Item], most: int) -> None:
     left = truncated(items, lambda some: len(some) <= most)
-    cuts = Cuts(items)
+    cuts = Truncation(items)
     tried = [cuts.without(number) for number in range(len(cuts) + 1)]
     assert all(len(more) > len(fewer) for more, fewer in pairwise(tried))
     fitting = [some for some in tried if len(some) <= most]

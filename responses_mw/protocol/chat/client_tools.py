@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from ..tool_kinds.form import MAX_NAME, CallForm, Offered, flat_name, paragraphs
+from ..tool_kinds.form import MAX_NAME, CallForm, OfferedFunction, flat_name, paragraphs
 from ..tool_kinds.registry import TOOL_ITEMS, TOOL_KINDS
 from ..types import Item, Tool
 
@@ -26,12 +26,12 @@ _NUMBER_LENGTH = 8
 """Length of the longest suffix of a numbered name."""
 
 
-def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[Offered]:
+def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
     """The functions for the client tools in checked ``tools`` and ``items``, each with a unique name.
 
     Tools that the server executes are skipped.
     """
-    functions: dict[tuple[Any, ...], Offered] = {}
+    functions: dict[tuple[Any, ...], OfferedFunction] = {}
     for one in _flatten(tools, deferred=False):
         functions[_key(one.form)] = one
     for item in items:
@@ -56,7 +56,7 @@ def _key(form: CallForm) -> tuple[Any, ...]:
     return form.item, form.members.get("namespace"), form.members.get("name")
 
 
-def _flatten(tools: Iterable[Tool], *, deferred: bool) -> Iterator[Offered]:
+def _flatten(tools: Iterable[Tool], *, deferred: bool) -> Iterator[OfferedFunction]:
     """The functions of client tools and namespaces, with or without the ``deferred`` ones."""
     for tool in tools:
         if tool["type"] == "namespace":
@@ -67,7 +67,7 @@ def _flatten(tools: Iterable[Tool], *, deferred: bool) -> Iterator[Offered]:
                 yield offer(tool, None)
 
 
-def _flatten_namespace(namespace: Tool, *, deferred: bool) -> Iterator[Offered]:
+def _flatten_namespace(namespace: Tool, *, deferred: bool) -> Iterator[OfferedFunction]:
     """The functions of a namespace. The first one's description includes that of the namespace."""
     name, about = namespace["name"], namespace.get("description")
     note = f"About all tools whose names begin with {name}__: {about}" if about else None
@@ -82,7 +82,7 @@ def _flatten_namespace(namespace: Tool, *, deferred: bool) -> Iterator[Offered]:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def distinct(functions: Iterable[Offered]) -> list[Offered]:
+def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     """Give each function a unique name that Chat Completions accepts.
 
     Of several functions with one name, those of MCP servers become ``<label>__<name>``, so that the model can tell them apart.
@@ -107,12 +107,12 @@ def distinct(functions: Iterable[Offered]) -> list[Offered]:
     return result
 
 
-def _with_label(one: Offered) -> Offered:
+def _with_label(one: OfferedFunction) -> OfferedFunction:
     label = one.form.members.get("server_label")
     return one if label is None else _rename(one, flat_name(label, one.form.members["name"]))
 
 
-def _rename(one: Offered, name: str) -> Offered:
+def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
     return one if one.name == name else replace(one, function={**one.function, "name": name})
 
 
@@ -126,7 +126,7 @@ def history_name(item: Item) -> str:
     return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
 
 
-def namer(functions: Sequence[Offered]) -> Callable[[Item], str]:
+def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
     """Like ``history_name``, but use the current name of a tool that is among ``functions``."""
     names = {_call_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
 

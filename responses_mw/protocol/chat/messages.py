@@ -52,7 +52,7 @@ def to_messages(
     results: Results | None = None,
 ) -> list[Message]:
     """Build the chat messages for ``items``. Paths in errors count from ``offset``, where the request's own input begins."""
-    fold = _Fold(items, dialect, all_reasoning, offset, names or history_name, results or {})
+    fold = _MessageBuilder(items, dialect, all_reasoning, offset, names or history_name, results or {})
     if instructions is not None:
         fold.messages.append({"role": "system", "content": instructions})
     for position, item in enumerate(items):
@@ -63,7 +63,7 @@ def to_messages(
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class _PendingCall:
     """A call, with its result if its own item holds it."""
 
     item: Item
@@ -72,7 +72,7 @@ class _Called:
     content: str | list[Part] | None = None
 
 
-class _Fold:
+class _MessageBuilder:
     """Takes items one by one and appends to ``messages``."""
 
     def __init__(
@@ -88,7 +88,7 @@ class _Fold:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._has_reasoned = False  # also where the reasoning itself is not sent back
-        self._calls: list[_Called] = []
+        self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
         # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
         self._outputs: defaultdict[str, deque[tuple[int, Item]]] = defaultdict(deque)
@@ -98,7 +98,7 @@ class _Fold:
         for position, item in enumerate(items):
             if item["type"] == "mcp_approval_response" and not item["approve"]:
                 self._declined[item["approval_request_id"]] = item
-            elif _step(item) is _Fold.output:
+            elif _step(item) is _MessageBuilder.output:
                 self._outputs[item["call_id"]].append((position, item))
 
     def take(self, item: Item, position: int) -> None:
@@ -142,7 +142,7 @@ class _Fold:
                 self._reasoning.append(text)
 
     def call(self, item: Item, position: int) -> None:
-        self._calls.append(_Called(item, position, item["call_id"]))
+        self._calls.append(_PendingCall(item, position, item["call_id"]))
         self._open_call_ids.add(item["call_id"])
 
     def output(self, item: Item, _position: int) -> None:
@@ -166,7 +166,7 @@ class _Fold:
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_Called(item, position, item["id"], content))  # closed at once, as no output can refer to it
+        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once, as no output can refer to it
         self.close()
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class _Fold:
         if shown:  # after all outputs: nothing may come between them and their calls
             self.messages.append({"role": "user", "content": shown})
 
-    def _output_for(self, call: _Called) -> tuple[str | list[Part], int] | None:
+    def _output_for(self, call: _PendingCall) -> tuple[str | list[Part], int] | None:
         """The output of a call and its position; None for a call that was never executed."""
         if call.content is not None:
             return call.content, call.position
@@ -201,7 +201,7 @@ class _Fold:
             self._refuse_unanswered(call)
         return None
 
-    def _refuse_unanswered(self, call: _Called) -> NoReturn:
+    def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
         """Refuse a call without an output. Some clients send a call again that the history has already."""
         where, first = self.path(call.position), self._answered.get(call.call_id)
         if first is not None and _same_call(first, call.item):
@@ -211,7 +211,7 @@ class _Fold:
         message = f"No tool output found for {_words(call.item)} {call.call_id}."
         raise BadRequest(message, param=where, code="missing_tool_output")
 
-    def _add_assistant(self, text: str, reasoning: str, calls: list[_Called]) -> None:
+    def _add_assistant(self, text: str, reasoning: str, calls: list[_PendingCall]) -> None:
         message: Message = {"role": "assistant"}
         if text or not calls:
             message["content"] = text
@@ -224,7 +224,7 @@ class _Fold:
             message["tool_calls"] = [self._chat_call(call) for call in calls]
         self.messages.append(message)
 
-    def _chat_call(self, call: _Called) -> dict[str, Any]:
+    def _chat_call(self, call: _PendingCall) -> dict[str, Any]:
         function = {"name": self._names(call.item), "arguments": _chat_arguments(arguments_of(call.item), self._dialect)}
         return {"id": call.call_id, "type": "function", "function": function}
 
@@ -239,19 +239,19 @@ class _Fold:
                 raise BadRequest(message, param=self.path(position), code="missing_tool_call")
 
 
-_STEPS: dict[str, Callable[[_Fold, Item, int], None]] = {
-    "call": _Fold.call,
-    "output": _Fold.output,
-    "served_call": _Fold.served_call,
-    "approval_request": _Fold.approval_request,
-    "nothing": _Fold.nothing,
-    "message": _Fold.message,
-    "reasoning": _Fold.reasoning,
-    "compaction": _Fold.compaction,
+_STEPS: dict[str, Callable[[_MessageBuilder, Item, int], None]] = {
+    "call": _MessageBuilder.call,
+    "output": _MessageBuilder.output,
+    "served_call": _MessageBuilder.served_call,
+    "approval_request": _MessageBuilder.approval_request,
+    "nothing": _MessageBuilder.nothing,
+    "message": _MessageBuilder.message,
+    "reasoning": _MessageBuilder.reasoning,
+    "compaction": _MessageBuilder.compaction,
 }
 
 
-def _step(item: Item) -> Callable[[_Fold, Item, int], None] | None:
+def _step(item: Item) -> Callable[[_MessageBuilder, Item, int], None] | None:
     kind = ITEMS.get(item["type"])
     return None if kind is None else _STEPS.get(item["type"], _STEPS[kind.role])
 

@@ -13,7 +13,7 @@ from ...errors import BadRequest
 from ..request import checks
 from ..request.create import CreateResponse
 from ..request.tools import choice_names
-from ..tool_kinds.form import Offered
+from ..tool_kinds.form import OfferedFunction
 from ..types import ChatRequest, Item, Part, Tool
 from .client_tools import namer
 from .dialects import Dialect
@@ -26,7 +26,7 @@ def to_chat(
     dialect: Dialect,
     *,
     model: str,
-    offered: Sequence[Offered] = (),
+    offered: Sequence[OfferedFunction] = (),
     own: int = 0,
     first_turn: bool = True,
     results: Mapping[str, str | list[Part]] | None = None,
@@ -138,7 +138,7 @@ def _response_format(wanted: dict[str, Any], dialect: Dialect) -> dict[str, Any]
 
 
 def _add_tools(
-    body: ChatRequest, request: CreateResponse, offered: Sequence[Offered], dialect: Dialect, *, first_turn: bool
+    body: ChatRequest, request: CreateResponse, offered: Sequence[OfferedFunction], dialect: Dialect, *, first_turn: bool
 ) -> None:
     choice = request.tool_choice
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
@@ -155,12 +155,12 @@ def _add_tools(
         body["parallel_tool_calls"] = request.parallel_tool_calls
 
 
-def _named(choice: dict[str, Any], offered: Sequence[Offered]) -> Sequence[Offered]:
+def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequence[OfferedFunction]:
     names = choice_names(choice, offered)
     return offered if names is None else [one for one in offered if one.name in names]
 
 
-def _force(body: ChatRequest, choice: Any, offered: Sequence[Offered], dialect: Dialect) -> Sequence[Offered]:
+def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
     """Set ``tool_choice`` for ``required``, one function or one of several. Return the functions to offer."""
     if dialect.tool_choice == "refused":
         checks.unsupported("tool_choice", f"the upstream ({dialect.name}) cannot be made to call a tool.")

@@ -28,11 +28,11 @@ def truncated(items: Sequence[Item], fits: Fits) -> list[Item]:
 
     ``fits`` must be monotonic: if it holds for some items, it holds for fewer.
     """
-    cuts = Cuts(items)
+    cuts = Truncation(items)
     return cuts.without(bisect_left(range(len(cuts)), True, key=lambda count: fits(cuts.without(count))))
 
 
-class Cuts:
+class Truncation:
     """The ways to shorten ``items``: without the ``n`` oldest droppable blocks, for ``n`` up to ``len``."""
 
     def __init__(self, items: Sequence[Item]) -> None:

@@ -33,7 +33,7 @@ Variables = Mapping[str, str | Part]
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class PromptTemplate:
     """One version of a prompt. ``input`` is as returned by ``items.parse_input``; ``defaults`` are parameters of a request."""
 
     instructions: str | None = None
@@ -66,7 +66,7 @@ def _variable(value: Any, path: str) -> str | Part:
     return part
 
 
-def filled(body: dict[str, Any], template: Template, values: Variables) -> dict[str, Any]:
+def filled(body: dict[str, Any], template: PromptTemplate, values: Variables) -> dict[str, Any]:
     """Merge the request ``body`` into the template. Raise ``BadRequest`` if the variables are not those that it needs."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")

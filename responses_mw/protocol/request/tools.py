@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS, offered
-from ..tool_kinds.form import NAME, CallForm, Offered
+from ..tool_kinds.form import NAME, CallForm, OfferedFunction
 from ..tool_kinds.registry import SERVED_TOOLS, TOOL_KINDS, WEB_SEARCH
 from ..types import Item, Tool
 from . import checks
@@ -117,7 +117,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
     return checked
 
 
-def choice_names(choice: Any, offered: Sequence[Offered]) -> frozenset[str] | None:
+def choice_names(choice: Any, offered: Sequence[OfferedFunction]) -> frozenset[str] | None:
     """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which selects no function."""
     if isinstance(choice, str):
         return None
@@ -159,7 +159,7 @@ class _Selection:
     They are indexed by the members that a choice has, so that many choices among many tools stay linear.
     """
 
-    def __init__(self, offered: Sequence[Offered], tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, offered: Sequence[OfferedFunction], tools: Sequence[Tool] = ()) -> None:
         self._offered = offered
         self._served = {_served_as(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
         self._known: dict[tuple[str, ...], dict[tuple[Any, ...], list[str]]] = {}

@@ -26,21 +26,21 @@ from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..request.items import text_of
-from ..tool_kinds.form import CallForm, Offered
+from ..tool_kinds.form import CallForm, OfferedFunction
 from ..types import Chunk, Document, Item
+from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
 from .calls import CallRules, OpenCall, new_item
 from .document import add_usage, shown, usage_of_chat, with_tool_tokens
 from .events import Event
-from .lifecycle import DEFAULTS, Ids, Lifecycle, Options
 from .text import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, OpenText, TextKind, ThinkingSplitter
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class Assembler(Lifecycle):
+class Assembler(ResponseBuilder):
     """Makes one response from the chunks of its turns. Methods return the events that they cause, in order."""
 
-    def __init__(self, document: Document, ids: Ids, options: Options = DEFAULTS) -> None:
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions = DEFAULTS) -> None:
         """``document`` is the response as created (``document.create``). It is kept up to date as ``response``."""
         super().__init__(document, ids, options)
         self._rules = CallRules(options)
@@ -89,7 +89,7 @@ class Assembler(Lifecycle):
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
-    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         self._rules.offer(offered, choice)
 
     @property

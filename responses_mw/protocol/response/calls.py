@@ -8,10 +8,10 @@ from typing import Any
 
 from ..chat.tool_calls import ToolCall
 from ..request.tools import choice_names
-from ..tool_kinds.form import MAX_CALL_ID, CallForm, Offered, function_form, parse_arguments
+from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
 from ..types import Item
+from .builder import ResponseOptions
 from .events import DeltaTemplate, Emitter
-from .lifecycle import Options
 
 _SPECIAL = re.compile(r'["\\]')
 _ESCAPE = re.compile(
@@ -188,7 +188,7 @@ class OpenCall:
 class CallRules:
     """Decide which calls of a run are returned, and in which form."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ResponseOptions) -> None:
         self.forms: Mapping[str, CallForm] = {}
         """Forms of the offered functions by name. A call of any other name is a function call."""
         self._allowed = options.allowed
@@ -198,7 +198,7 @@ class CallRules:
         self._call_ids = set(options.used_call_ids)
         self._served = 0
 
-    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """Set the functions that the model may call. ``choice`` is the request's ``tool_choice``."""
         self.forms = {one.name: one.form for one in offered}
         if isinstance(choice, dict) and choice["type"] == "allowed_tools":

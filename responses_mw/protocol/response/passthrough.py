@@ -26,12 +26,12 @@ from ..request import checks
 from ..request.checks import malformed
 from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
-from ..tool_kinds.form import Offered
+from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Part, Tool
+from .builder import IdSource, ResponseBuilder, ResponseOptions
 from .document import add_usage
 from .events import Event
-from .lifecycle import Ids, Lifecycle, Options
-from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, Output
+from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay
 
 OURS = frozenset(
     {
@@ -66,15 +66,15 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Removes secrets from tools, so that a response may show them."""
 
 
-class ResponsesPassthrough(Lifecycle):
+class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's own. A run is one turn of it."""
 
-    def __init__(self, document: Document, ids: Ids, echo: Echo, *, open_reasoning: bool = False) -> None:
+    def __init__(self, document: Document, ids: IdSource, echo: Echo, *, open_reasoning: bool = False) -> None:
         """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
-        super().__init__(document, ids, Options(include=INCLUDABLE, open_reasoning=open_reasoning))
+        super().__init__(document, ids, ResponseOptions(include=INCLUDABLE, open_reasoning=open_reasoning))
         self._names = _OPEN_NAMES if open_reasoning else _OPENAI_NAMES
         self._echo = echo
-        self._output = Output(document["output"])
+        self._output = OutputReplay(document["output"])
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
         self._place_of: dict[str, int] = {}
@@ -104,7 +104,7 @@ class ResponsesPassthrough(Lifecycle):
         self._first = len(self._output.items)
         return events
 
-    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """The upstream offers the functions of the request."""
 
     def end_turn(self) -> list[Event]:

@@ -21,7 +21,7 @@ ADDED = "response.output_item.added"
 DONE = "response.output_item.done"
 
 
-class Target(NamedTuple):
+class EventTarget(NamedTuple):
     """What the events of one stem (``response.output_text`` of ``response.output_text.delta``) add to."""
 
     item: str | None  # type of the item, if there is only one
@@ -34,18 +34,18 @@ class Target(NamedTuple):
 TEXTS = {f"response.{kind.events}": kind for kind in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, OPEN_REASONING_TEXT, SUMMARY_TEXT)}
 PARTS = {"content": "response.content_part", "summary": "response.reasoning_summary_part"}
 """Stems of the events of whole parts, by the member that lists the parts."""
-TARGETS: dict[str, Target] = {
-    **{stem: Target(kind.item, kind.text, kind.parts, kind, kind.index) for stem, kind in TEXTS.items()},
-    **{stem: Target(None, holder=holder, position=f"{holder}_index") for holder, stem in PARTS.items()},
-    "response.output_text.annotation": Target("message", holder="content", position="content_index"),
-    "response.function_call_arguments": Target("function_call", "arguments"),
-    "response.mcp_call_arguments": Target("mcp_call", "arguments"),
-    "response.custom_tool_call_input": Target("custom_tool_call", "input"),
-    "response.code_interpreter_call_code": Target("code_interpreter_call", "code"),
+TARGETS: dict[str, EventTarget] = {
+    **{stem: EventTarget(kind.item, kind.text, kind.parts, kind, kind.index) for stem, kind in TEXTS.items()},
+    **{stem: EventTarget(None, holder=holder, position=f"{holder}_index") for holder, stem in PARTS.items()},
+    "response.output_text.annotation": EventTarget("message", holder="content", position="content_index"),
+    "response.function_call_arguments": EventTarget("function_call", "arguments"),
+    "response.mcp_call_arguments": EventTarget("mcp_call", "arguments"),
+    "response.custom_tool_call_input": EventTarget("custom_tool_call", "input"),
+    "response.code_interpreter_call_code": EventTarget("code_interpreter_call", "code"),
 }
 
 
-class Output:
+class OutputReplay:
     """Takes events one by one; ``items`` grows. A delta costs an entry in a list: the texts are joined at the end."""
 
     __slots__ = ("_pieces", "items", "open")
@@ -130,7 +130,7 @@ def _part(item: Item, kind: TextKind, index: Any) -> Part:
 
 def fold(created: Document, log: Iterable[Mapping[str, Any]]) -> Document:
     """Return the `created` document with the output of the events in its `log`. Items that are not done become `incomplete`."""
-    output = Output([])
+    output = OutputReplay([])
     for event in log:
         output.take(event)
     output.cut()

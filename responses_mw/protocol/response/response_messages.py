@@ -20,7 +20,7 @@ import orjson
 from ..chat.chunks import Text, choices_of
 from ..request.checks import malformed
 from ..request.items import text_of
-from ..tool_kinds.form import CallForm, Offered, parse_arguments
+from ..tool_kinds.form import CallForm, OfferedFunction, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
@@ -47,10 +47,10 @@ class ResponseMessages:
 
     def __init__(self) -> None:
         self._chat: ChatRequest | None = None
-        self._offered: Sequence[Offered] = ()
+        self._offered: Sequence[OfferedFunction] = ()
         self._turns: list[RawTurn] = []
 
-    def begin(self, chat: ChatRequest, offered: Sequence[Offered]) -> None:
+    def begin(self, chat: ChatRequest, offered: Sequence[OfferedFunction]) -> None:
         """Begin a turn with this chat request, before ``RAW_PARAMETERS`` are added to it."""
         if self._chat is None:
             self._chat, self._offered = chat, offered
@@ -139,7 +139,7 @@ def _raw(message: str, tokens: list[int]) -> dict[str, Any]:
 # -- Harmony: what was sent ----------------------------------------------------------------------------------------------
 
 
-def harmony_input(chat: ChatRequest, offered: Sequence[Offered] = ()) -> list[dict[str, Any]]:
+def harmony_input(chat: ChatRequest, offered: Sequence[OfferedFunction] = ()) -> list[dict[str, Any]]:
     """Convert the first chat request of a run to Harmony messages; ``offered`` are its functions.
 
     The system message comes first, then a developer message if there are instructions or client functions. Instructions with

@@ -21,7 +21,7 @@ from .form import (
     NAME,
     CallForm,
     ItemKind,
-    Offered,
+    OfferedFunction,
     ToolKind,
     arguments_as_written,
     as_function,
@@ -72,9 +72,9 @@ def _with_namespace(name: str, namespace: str | None) -> dict[str, str]:
 # -- function ----------------------------------------------------------------------------------------------------------
 
 
-def _offer_function(tool: Tool, namespace: str | None) -> Offered:
+def _offer_function(tool: Tool, namespace: str | None) -> OfferedFunction:
     form = function_form(**_with_namespace(tool["name"], namespace))
-    return Offered({**tool, "name": flat_name(namespace, tool["name"])}, form)
+    return OfferedFunction({**tool, "name": flat_name(namespace, tool["name"])}, form)
 
 
 FUNCTION = ToolKind(
@@ -103,7 +103,7 @@ FUNCTION = ToolKind(
 _grammar = fields({"syntax": among("lark", "regex"), "definition": checks.string})
 
 
-def _offer_custom(tool: Tool, namespace: str | None) -> Offered:
+def _offer_custom(tool: Tool, namespace: str | None) -> OfferedFunction:
     form = CallForm(
         item="custom_tool_call",
         prefix="ctc",
@@ -119,7 +119,7 @@ def _offer_custom(tool: Tool, namespace: str | None) -> Offered:
     constraint = {} if pattern is None else {"pattern": pattern}
     member = {"type": "string", "description": "The whole input, as it is.", **constraint}
     function = as_function(flat_name(namespace, tool["name"]), description, {"input": member}, "input")
-    return Offered({**function, "strict": True} if constraint else function, form)
+    return OfferedFunction({**function, "strict": True} if constraint else function, form)
 
 
 def _describe_format(wanted: dict[str, Any]) -> str:
@@ -160,11 +160,11 @@ CUSTOM = ToolKind(
 _SEARCH = "Searches for tools that are not offered yet. Those that it finds can be called afterwards."
 
 
-def _offer_tool_search(tool: Tool, _namespace: str | None) -> Offered:
+def _offer_tool_search(tool: Tool, _namespace: str | None) -> OfferedFunction:
     form = CallForm(item="tool_search_call", prefix="tsc", members={"execution": "client"}, made=_make_search)
     given: Tool = {name: tool[name] for name in ("description", "parameters") if name in tool}
     default = as_function("tool_search", _SEARCH, {"query": {"type": "string"}}, "query")
-    return Offered({**default, **given}, form)
+    return OfferedFunction({**default, **given}, form)
 
 
 def _make_search(arguments: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _action_arguments(item: Item) -> str:
 # -- local_shell: one command --------------------------------------------------------------------------------------------
 
 
-def _offer_local_shell(_tool: Tool, _namespace: str | None) -> Offered:
+def _offer_local_shell(_tool: Tool, _namespace: str | None) -> OfferedFunction:
     form = CallForm(item="local_shell_call", prefix="lsh", made=_make_local_shell)
     text = {"type": "string"}
     members = {
@@ -225,7 +225,7 @@ def _offer_local_shell(_tool: Tool, _namespace: str | None) -> Offered:
         "timeout_ms": {"type": "integer", "description": "Milliseconds after which it is ended."},
         "env": {"type": "object", "additionalProperties": text, "description": "Environment variables to set."},
     }
-    return Offered(as_function("local_shell", "Runs a command on the user's machine.", members, "command"), form)
+    return OfferedFunction(as_function("local_shell", "Runs a command on the user's machine.", members, "command"), form)
 
 
 def _make_local_shell(arguments: str) -> dict[str, Any]:
@@ -284,14 +284,14 @@ def _environment(value: Any, path: str) -> dict[str, Any]:
     return environment
 
 
-def _offer_shell(_tool: Tool, _namespace: str | None) -> Offered:
+def _offer_shell(_tool: Tool, _namespace: str | None) -> OfferedFunction:
     form = CallForm(item="shell_call", prefix="sh", made=_make_shell)
     members = {
         "commands": {"type": "array", "items": {"type": "string"}, "description": "Shell commands, run in this order."},
         "timeout_ms": {"type": "integer", "description": "Milliseconds after which they are ended."},
         "max_output_length": {"type": "integer", "description": "How many characters of output to keep."},
     }
-    return Offered(as_function("shell", "Runs shell commands on the user's machine.", members, "commands"), form)
+    return OfferedFunction(as_function("shell", "Runs shell commands on the user's machine.", members, "commands"), form)
 
 
 def _make_shell(arguments: str) -> dict[str, Any]:
@@ -340,14 +340,14 @@ _DIFF = (
 )
 
 
-def _offer_apply_patch(_tool: Tool, _namespace: str | None) -> Offered:
+def _offer_apply_patch(_tool: Tool, _namespace: str | None) -> OfferedFunction:
     form = CallForm(item="apply_patch_call", prefix="apc", made=_make_patch)
     members = {
         "type": {"type": "string", "enum": list(_OPERATIONS)},
         "path": {"type": "string", "description": "Path of the file, from the root of the workspace."},
         "diff": {"type": "string", "description": _DIFF},
     }
-    return Offered(as_function("apply_patch", "Creates, changes or deletes a file.", members, "type", "path"), form)
+    return OfferedFunction(as_function("apply_patch", "Creates, changes or deletes a file.", members, "type", "path"), form)
 
 
 def _make_patch(arguments: str) -> dict[str, Any]:

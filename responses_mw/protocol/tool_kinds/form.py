@@ -51,7 +51,7 @@ class CallForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedFunction:
     """A function that the model may call, and the form in which its calls are returned."""
 
     function: Tool
@@ -86,7 +86,7 @@ class ToolKind:
     items: tuple[ItemKind, ...]
     check: checks.Check = checks.as_it_is  # checks a definition; for tools that the server executes, responses_mw.tools does
     # Makes the function for a definition within a namespace (or None). Unset for tools that the server executes.
-    offer: Callable[[Tool, str | None], Offered] | None = None
+    offer: Callable[[Tool, str | None], OfferedFunction] | None = None
     chosen_by: tuple[str, ...] = ()  # members that a tool_choice of this type must have
     narrowed_by: frozenset[str] = frozenset()  # members that it may have
 

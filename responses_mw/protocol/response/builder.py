@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..chat.chunks import Text
 from ..chat.tool_calls import ToolCall
-from ..tool_kinds.form import Offered
+from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item
 from .citations import Source
 from .document import add_usage, whole
@@ -20,7 +20,7 @@ from .events import Emitter, Event, NullEmitter, terminal_type
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ResponseOptions:
     """Options of the request that affect its events. ``allowed`` and ``single_call`` enforce what an upstream may ignore."""
 
     summary: bool = False
@@ -38,20 +38,20 @@ class Options:
     """Make the ``encrypted_content`` of a reasoning item from its text, if requested."""
 
 
-DEFAULTS = Options()
+DEFAULTS = ResponseOptions()
 
 
 QUEUED_EVENTS = 2
 """Number of events of a queued run before it starts: created and queued."""
 
 
-class Ids(Protocol):
+class IdSource(Protocol):
     """Source of ids (``responses_mw.ids.RunIds``), as the protocol draws no random numbers."""
 
     def item(self, prefix: str) -> str: ...
 
 
-class Lifecycle(ABC):
+class ResponseBuilder(ABC):
     """A response being built. Methods return the events they cause, in order.
 
     `feed` and `end_turn` build the output, turn by turn. The members about calls keep their defaults where the upstream runs
@@ -66,7 +66,7 @@ class Lifecycle(ABC):
     sources: Sequence[Source] = ()
     """What the answer may cite."""
 
-    def __init__(self, document: Document, ids: Ids, options: Options) -> None:
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         """`document` is the response as created (`document.create`); `response` is its current state."""
         self.response = document
         self._ids = ids
@@ -134,7 +134,7 @@ class Lifecycle(ABC):
         """Finish the turn, up to the first call to run here."""
 
     @abstractmethod
-    def offer(self, offered: Sequence[Offered], choice: Any) -> None:
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """Set the functions that the model may call. `choice` is the request's `tool_choice`."""
 
     @property
