@@ -17,7 +17,7 @@ from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .detection import detect
-from .errors import from_status, from_transport
+from .errors import CRASH_AFTER, from_status, from_transport
 from .stream import ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ class Upstream:
                 if loop.time() + pause > until or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     raise from_transport(error) from error
             else:
-                if loop.time() + pause > until or response.status_code not in _RETRIED:
+                is_retried = response.status_code in _RETRIED and response.extensions["elapsed"] < CRASH_AFTER
+                if loop.time() + pause > until or not is_retried:
                     return response
                 await response.aclose()
             await asyncio.sleep(pause)
@@ -206,8 +207,11 @@ class Upstream:
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
+        began = asyncio.get_running_loop().time()
         async with asyncio.timeout(self._settings.first_byte_timeout):
-            return await self.transport.handle_async_request(request)
+            response = await self.transport.handle_async_request(request)
+        response.extensions["elapsed"] = asyncio.get_running_loop().time() - began
+        return response
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:
         try:
@@ -216,4 +220,5 @@ class Upstream:
         except (httpx.HTTPError, TimeoutError, BodyRefused):
             body = b""  # the status is enough
         own_key = self._key is not None or caller.standing.is_known
-        return from_status(response.status_code, body, response.headers, own_key=own_key)
+        elapsed = response.extensions.get("elapsed", 0.0)
+        return from_status(response.status_code, body, response.headers, own_key=own_key, elapsed=elapsed)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 
-from ..errors import APIError, BadRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..errors import APIError, BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
 ERROR_CODES = frozenset(
     {
@@ -44,6 +44,11 @@ _PARAMS = {
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERLOAD = frozenset({429, 502, 503})
 """Statuses after which the same request may succeed later: the upstream, or a proxy before it, has processed nothing."""
+CRASH_AFTER = 1.0
+"""Seconds after which the 502 of a gateway means that the server got the request and broke off: it may have crashed over it, so
+the request must not be sent to the next one. A gateway without a server says so at once."""
+_RESET = "disconnect/reset before headers"
+"""Envoy's words for the same, with status 503."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that waiting does not cure."""
 _TOO_LONG = (
@@ -57,8 +62,13 @@ _TOO_LONG = (
 """Signs that a prompt is too long: vLLM, SGLang, llama.cpp, TGI."""
 
 
-def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False) -> UpstreamError:
-    """Return the error for a ``status`` of 300 or more. ``own_key``: the operator's credential was used, not the caller's."""
+def from_status(
+    status: int, body: bytes, headers: httpx.Headers, *, own_key: bool = False, elapsed: float = 0.0
+) -> UpstreamError:
+    """Return the error for a ``status`` of 300 or more. ``own_key``: the operator's credential was used, not the caller's.
+
+    ``elapsed`` is the number of seconds that the answer took.
+    """
     if status < 400:  # its target is not shown to callers
         return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
     fault = _members(_decoded(body))
@@ -67,15 +77,21 @@ def from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bo
         return UpstreamError("The upstream refused the credential of this server.", status=502)
     if status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
         status = 400
-    if status >= 500:
-        kept = {name: headers[name] for name in ("retry-after",) if name in headers}
-        error = UpstreamError(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
+    if status < 500:
+        limits = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
+        error = _client_error(status, message, fault, limits)
     else:
-        kept = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
-        error = _client_error(status, message, fault, kept)
-    error.is_overload = status in OVERLOAD and error.code not in _LASTING
+        error = _server_error(status, message, fault, headers, elapsed)
+    error.is_overload = status in OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
     error.retry_after = _retry_after(headers)
     return error
+
+
+def _server_error(status: int, message: str, fault: dict[str, Any], headers: httpx.Headers, elapsed: float) -> UpstreamError:
+    has_crashed = elapsed > CRASH_AFTER and (status == 502 or (status == 503 and _RESET in message))
+    kind = UpstreamBrokeOff if has_crashed else UpstreamError
+    kept = {name: headers[name] for name in ("retry-after",) if name in headers}
+    return kind(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:

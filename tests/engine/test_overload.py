@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.engine import tool_loop
+from responses_mw.upstream import client, errors
 from tests.support.mcp_servers import weather
 from tests.support.oracle import KEEP_ALIVE, stream, whole
 from tests.support.scripted import HELLO, Signal, call, completion, error, finish, text, usage
@@ -96,6 +97,21 @@ async def test_a_stream_fails_at_the_end_of_its_patience(
     assert streamed.terminal == "response.failed"
     assert streamed.response["error"] == {"code": "rate_limit_exceeded", "message": "slow down"}
     assert (len(upstream.requests) == 1) == (settings.get("upstream__overload_timeout") != 0.2)
+
+
+async def test_a_request_that_a_gateway_lost_a_server_over_is_sent_once(
+    late: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (errors, client):
+        monkeypatch.setattr(module, "CRASH_AFTER", 0.1)
+    held = Signal()
+    answer = upstream.whole(b"<html>502 Bad Gateway</html>", 502, before=held)
+    request = asyncio.create_task(stream(late))
+    await answer.asked.wait()
+    await asyncio.sleep(0.2)
+    held.set()
+    assert (await request).terminal == "response.failed"
+    assert len(upstream.requests) == 1
 
 
 async def test_an_exhausted_quota_is_not_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:

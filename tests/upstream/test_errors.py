@@ -9,6 +9,7 @@ import httpx
 import orjson
 import pytest
 
+from responses_mw.errors import UpstreamBrokeOff
 from responses_mw.upstream.errors import from_status, from_transport
 
 
@@ -21,6 +22,21 @@ def test_an_overloaded_upstream_may_be_asked_again(status: int) -> None:
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 500, 504])
 def test_other_errors_are_no_overload(status: int) -> None:
     assert not from_status(status, b"no", httpx.Headers()).is_overload
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (502, b"Bad Gateway"),
+        (503, b"upstream connect error or disconnect/reset before headers. reset reason: connection termination"),
+    ],
+)
+def test_a_gateway_whose_server_broke_off_after_a_while_is_no_overload(status: int, body: bytes) -> None:
+    assert from_status(status, body, httpx.Headers(), elapsed=0.1).is_overload
+    late = from_status(status, body, httpx.Headers(), elapsed=3)
+    assert isinstance(late, UpstreamBrokeOff)
+    assert (late.status, late.is_overload) == (status, False)
+    assert from_status(503, b"The model is busy.", httpx.Headers(), elapsed=3).is_overload
 
 
 def test_an_exhausted_quota_is_no_overload() -> None:
