@@ -31,7 +31,7 @@ from ..upstream import Caller, Upstream
 from .idempotency import OnceOnly, key_of, once
 from .json import JSONResponse, add_headers
 from .limits import allowance_of
-from .requests import Reader, RequestParser, flag, included, listed, number, paging
+from .requests import Reader, RequestParser, flag, included, listed, number, paging, shown
 from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
 
 _MAX_SEQUENCE_NUMBER = 2**53
@@ -222,7 +222,8 @@ class CompactRoutes:
         await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
 
         async def documents() -> AsyncGenerator[Document, None]:
-            yield await self._runner.compact(parsed, caller)
+            compacted = await self._runner.compact(parsed, caller)
+            yield {**compacted, "output": [shown(item, frozenset()) for item in compacted["output"]]}
 
         return CompactionResponse(documents(), self._settings)
 

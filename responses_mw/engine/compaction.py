@@ -15,7 +15,7 @@ from ..protocol.request.items import text_of, user_message
 from ..protocol.response import compaction, document
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
-from ..protocol.types import Document
+from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..state import Chain
 from ..upstream.backend import COMPACTION, Backend
@@ -82,6 +82,13 @@ class Compaction:
         _, waiting = compaction.split_history(self._backend.items(run.turn_request()))
         sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
         return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
+
+    def user_messages(self, run: Run) -> list[Item]:
+        """Return the user messages that the model would see in `run`. Raises `BadRequest`."""
+        seen = self._backend.items(run.turn_request())
+        messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
+        # Those from the envelope of an earlier compaction have no ids.
+        return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
 
     def summary_run(self, run: Run) -> Run:
         """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""

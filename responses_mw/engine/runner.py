@@ -128,9 +128,10 @@ class Runner:
         """Compact the history of `request` and return a `response.compaction`. Raises `APIError`."""
         with ActiveRun(self.drain) as active, active.interruptible():
             run = await self.prepare(request, caller)
+            messages = self._compaction.user_messages(run)
             run.compacted = await self._compaction.compact(run)
         add_compaction(run)
-        return compaction.document(run.document)
+        return compaction.document(run.document, messages)
 
     async def check(self, run: Run) -> None:
         """Raise `BadRequest` for a background `run` that cannot succeed: its items do not fit together, or the upstream's API

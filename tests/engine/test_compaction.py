@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Ours, Serve, Start
 
+# openai has no type for the user messages of a compaction, and takes them for messages of the assistant.
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+
 KEYS = ["k" * 33]
 SUMMARY = "They spoke of ducks."
 PROMPT = "Sum it up."
@@ -68,19 +71,50 @@ async def test_what_is_compacted_goes_on_from_the_summary_on_another_replica_and
     assert said(upstream.messages) == ["Be brief.", "Tell me of ducks.", "Ducks swim.", PROMPT]
     assert compacted.object == "response.compaction"
     assert compacted.usage.total_tokens == 45
-    assert [item.type for item in compacted.output] == ["compaction"]
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
     assert SUMMARY not in compacted.model_dump_json()
     window: Any = [item.model_dump() for item in compacted.output]
     again = await other.client.responses.create(
         model="tiny", input=[TALK[0], *window, {"role": "user", "content": "And geese?"}], store=False
     )
-    developer, user = upstream.messages
-    assert developer["content"] == "Be brief."
+    developer, kept, user = upstream.messages
+    assert (developer["content"], kept["content"]) == ("Be brief.", "Tell me of ducks.")
     assert SUMMARY in str(user["content"])
-    assert "Tell me of ducks." not in str(user["content"])
+    assert "Ducks swim." not in str(user["content"])
     assert again.output_text.endswith("And geese?!")
     with pytest.raises(openai.NotFoundError):
         await ours.client.responses.retrieve(compacted.id)
+
+
+async def test_a_compaction_has_all_user_messages_word_for_word_and_one_compaction_item(ours: Ours, upstream: Echo) -> None:
+    first = (await ours.http.post("/v1/responses", json={"model": "tiny", "input": TALK[:2]})).json()
+    for further in (TALK[3:], [{"role": "user", "content": "And swans?"}]):
+        summarised(upstream)
+        body = {"model": "tiny", "previous_response_id": first["id"], "input": further}
+        compacted = (await ours.http.post("/v1/responses/compact", json=body)).json()
+        *messages, item = compacted["output"]
+        assert (item["type"], item["id"][:4]) == ("compaction", "cmp_")
+        texts = ["Tell me of ducks.", further[0]["content"]]
+        assert [message["content"] for message in messages] == [[{"type": "input_text", "text": text}] for text in texts]
+        assert {(message["type"], message["role"], message["status"]) for message in messages} == {
+            ("message", "user", "completed")
+        }
+        assert len({message["id"] for message in messages if message["id"].startswith("msg_")}) == 2
+
+
+async def test_what_was_compacted_can_be_continued_and_compacted_again_by_the_official_client(
+    ours: Ours, upstream: Echo
+) -> None:
+    summarised(upstream)
+    compacted = await ours.client.responses.compact(model="tiny", input=TALK)
+    window: Any = [*compacted.output, {"role": "user", "content": "And swans?"}]
+    await ours.client.responses.create(model="tiny", input=window, store=False)
+    seen = "\n".join(said(upstream.messages))
+    counts = {text: seen.count(text) for text in ("Tell me of ducks.", "And geese?", SUMMARY, "And swans?", "Ducks swim.")}
+    assert list(counts.values()) == [1, 1, 1, 1, 0]
+    summarised(upstream)
+    again = await ours.client.responses.compact(model="tiny", input=window)
+    assert [item.type for item in again.output] == [*["message"] * 3, "compaction"]
 
 
 async def test_a_question_that_waits_for_its_answer_stays_word_for_word(ours: Ours, upstream: Echo) -> None:

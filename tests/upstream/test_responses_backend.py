@@ -284,6 +284,7 @@ async def test_what_a_summary_took_is_told_where_the_answer_has_no_usage(start: 
     assert document["usage"]["total_tokens"] == 5
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # user messages of a compaction
 async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstream: ScriptedResponses) -> None:
     client = start(upstream__api="responses", auth__secret_keys=KEYS, compaction__prompt="Sum it up.").client
     upstream.whole(response(item("Of ducks.")))
@@ -293,7 +294,7 @@ async def test_a_history_is_compacted_by_the_upstreams_model(start: Start, upstr
     upstream.whole(response(item()))
     window: Any = [one.model_dump() for one in compacted.output]
     await client.responses.create(model="tiny", input=[*window, {"role": "user", "content": "And geese?"}])
-    summary, question = upstream.requests[1].json["input"]
+    _, summary, question = upstream.requests[1].json["input"]
     assert "Of ducks." in summary["content"][0]["text"]
     assert question["content"][0]["text"] == "And geese?"
 

@@ -136,16 +136,16 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
     return orjson.dumps({"summary": summary, "waiting": messages})
 
 
-def document(run: Document) -> Document:
-    """The ``response.compaction`` for a response whose output is the compaction.
+def document(run: Document, user_messages: Sequence[Item]) -> Document:
+    """Return the ``response.compaction`` for a response whose output is the compaction.
 
-    The output is the whole next window. OpenAI's also has the user messages; ours holds unanswered ones in the item.
+    Its output is the whole next window: all user messages, then the compaction.
     """
     return {
         "id": run["id"],
         "object": "response.compaction",
         "created_at": run["created_at"],
-        "output": run["output"],
+        "output": [*user_messages, *run["output"]],
         "usage": run["usage"],
     }
 
