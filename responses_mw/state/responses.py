@@ -131,13 +131,12 @@ class Responses:
         owner: str,
         token: str,
         *,
-        existing: bool = False,
         last: Batch | None = None,
     ) -> None:
         """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
 
         ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
-        random and made once per run, so a repeated commit changes nothing. ``existing``: the record must exist already.
+        random and made once per run, so a repeated commit changes nothing.
         ``last`` is the final batch of a background response, whose record must exist. A failed one is stored whatever its
         size, and the quota does not apply to ``last``.
 
@@ -153,7 +152,6 @@ class Responses:
             size = json_size(turn, RANDOM_LENGTH)
             self._check_bounds(chain, len(head) + size, size, len(items) + len(document["output"]))
         facts = self._facts(address, document["status"], owner, token)
-        facts["existing"] = existing or last is not None
         blobs = [await by_size(len(head), pack, head), turn]
         if last is not None:
             facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}

@@ -86,4 +86,5 @@ class Retractions:
         keys = [address.record, address.tombstone]
         args: list[str | bytes | int] = [commit.owner, commit.token, TOMBSTONE_SECONDS * 1000, commit.token]
         _, *report = await self._client.script(DELETE, keys, [*args, *commit.item_ids])
-        await self._quota.settle(commit.owner, address.tag, report)
+        # Nothing was written: end the reservation.
+        await self._quota.settle(commit.owner, address.tag, report or [0, f"r{address.random}".encode(), 0, 0])

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State
+from responses_mw.state import Batch, Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State
 from tests.support.stored import ALICE, address, continued, everything, history, kept, made, respond, turns
 from tests.support.valkey import wire
 
@@ -68,6 +68,9 @@ async def test_a_commit_whose_reply_is_lost_is_repeated_and_stores_one_turn(
     assert list(turns(server).values()) == [2]
 
 
+LAST = Batch(7, 7, b"event: e\ndata: {}\n\n", final=True)
+
+
 async def test_another_token_is_fenced_off_and_writes_nothing(state: State, server: Plain) -> None:
     chain = Chain.new()
     document, given = made(chain, "mine")
@@ -81,7 +84,7 @@ async def test_another_token_is_fenced_off_and_writes_nothing(state: State, serv
 async def test_a_record_that_must_exist_is_never_made_anew(state: State, server: Plain) -> None:
     document, given = made(Chain.new(), "lost")
     with pytest.raises(Fenced):
-        await state.responses.commit(Chain.new(), document, given, ALICE, random_part(), existing=True)
+        await state.responses.commit(Chain.new(), document, given, ALICE, random_part(), last=LAST)
     assert server.keys("*") == []
 
 
@@ -90,8 +93,8 @@ async def test_a_record_that_runs_is_finished_by_the_holder_of_its_token(state: 
     record = {"v": 1, "owner": ALICE, "status": "in_progress", "token": "t", "lease_until": 1, "next_seq": 7}
     server.hset(address(document["id"]).record, mapping=record)
     with pytest.raises(Fenced):
-        await state.responses.commit(Chain.new(), document, given, ALICE, "other", existing=True)
-    await state.responses.commit(Chain.new(), document, given, ALICE, "t", existing=True)
+        await state.responses.commit(Chain.new(), document, given, ALICE, "other", last=LAST)
+    await state.responses.commit(Chain.new(), document, given, ALICE, "t", last=LAST)
     assert await history(state, document["id"]) == ["queued", "queued!"]
 
 

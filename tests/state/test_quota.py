@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
-from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, connect
+from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateUnavailable, connect
+from responses_mw.state.retractions import Retractions
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
 from tests.support.valkey import wire
 
@@ -267,6 +268,20 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
     assert await used(counting) == before
     await continued(counting, response, "on")
     assert await used(counting) > before + 20_000
+
+
+async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservation_back(counting: State) -> None:
+    place = address(made(Chain.new(), "never")[0]["id"])
+    with pytest.raises(StateUnavailable):
+        async with counting.quota.reserved(ALICE, place.tag, f"r{place.random}", 500, ttl=60_000):
+            raise StateUnavailable("it did not answer in time")
+    assert await used(counting) > 500
+    retractions = Retractions(counting.client, counting.quota)
+    retractions.add(place, ALICE, "token", [])
+    async with asyncio.timeout(60):
+        while await used(counting):
+            await asyncio.sleep(0.01)
+    await retractions.aclose()
 
 
 async def test_everything_passes_where_the_account_cannot_be_read(limited: RateLimitMiddleware, server: Plain) -> None:

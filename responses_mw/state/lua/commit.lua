@@ -11,7 +11,7 @@ local REST = new.job and 5 or 4
 local function earlier()
   if redis.call('EXISTS', KEYS[2]) == 1 then return 'deleted' end
   local old = redis.call('HMGET', KEYS[1], 'v', 'status', 'token')
-  if not old[1] then return new.existing and 'fenced' or nil end
+  if not old[1] then return new.job and 'fenced' or nil end
   if tonumber(old[1]) > VERSION then return 'newer' end
   if old[3] ~= new.token then return 'fenced' end
   if TERMINAL[old[2]] then return 'stored' end
