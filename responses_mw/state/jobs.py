@@ -31,7 +31,7 @@ MAX_ATTEMPTS = 3
 # Batches of a log that are read at a time.
 PAGE = 100
 # The same when a whole log is read to be compressed, or is read in its compressed form.
-COMPRESSED_PAGE, PLAIN_PAGE = 4, 1000
+COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
 # Bytes of events that are compressed together: a reader holds a page of them.
 CHUNK = 64 * 1024
 # Logs with less stay as they are, and those that have more when compressed.

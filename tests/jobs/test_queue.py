@@ -9,7 +9,7 @@ import pytest
 
 from responses_mw.ids import random_part
 from responses_mw.state import State, connect
-from responses_mw.state.queue import Queue
+from responses_mw.state.queue import Backlog, Queue
 
 LEASE = 60.0
 
@@ -151,3 +151,15 @@ async def test_jobs_of_a_queue_without_the_index_of_turns_are_claimed_and_droppe
     await enter(queue, "bob")
     (next_one,) = await enter(queue, "alice")
     assert next_one in [await claim(queue) for _ in range(2)]
+
+
+async def test_jobs_whose_lease_is_over_count_as_waiting(queue: Queue) -> None:
+    """Without them, no worker might be started for a job that was lost or waited for its upstream."""
+    (job,) = await enter(queue, "alice")
+    await claim(queue)
+    assert await queue.backlog() == Backlog(0, 0.0)
+    await queue.renew([job], 0.0)
+    await asyncio.sleep(0.1)
+    found = await queue.backlog()
+    assert found.jobs == 1
+    assert found.seconds >= 0.1

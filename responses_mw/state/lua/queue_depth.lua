@@ -1,14 +1,21 @@
--- Return the number of waiting jobs, and for how long the oldest has waited.
+-- Return the number of jobs that a worker could take now, and for how long the oldest of them has waited.
 -- KEYS: ready
 -- ARGV: none
 -- Answers: {number, ms}
 
-local since = prefix .. 'since'
-local waiting = redis.call('ZCARD', KEYS[1])
-for _ = 1, 1000 do
-  local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
-  if not oldest[1] then break end
-  if redis.call('ZSCORE', KEYS[1], oldest[1]) then return {waiting, math.max(0, now_ms() - oldest[2])} end
-  redis.call('ZREM', since, oldest[1])  -- an older release took it from the queue
+local since, leases, now = prefix .. 'since', prefix .. 'leases', now_ms()
+
+-- For how long the oldest job in `ready` has waited.
+local function longest_wait()
+  for _ = 1, 1000 do
+    local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
+    if not oldest[1] then break end
+    if redis.call('ZSCORE', KEYS[1], oldest[1]) then return now - oldest[2] end
+    redis.call('ZREM', since, oldest[1])  -- an older release took it from the queue
+  end
+  return 0
 end
-return {waiting, 0}
+
+-- A lease that is over: its worker was lost, or it is time to try the job again.
+local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or now
+return {redis.call('ZCARD', KEYS[1]) + redis.call('ZCOUNT', leases, '-inf', now), math.max(0, longest_wait(), now - expired)}
