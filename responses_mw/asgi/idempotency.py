@@ -17,7 +17,7 @@ from ..auth import Gate
 from ..errors import BadRequest, Conflict
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.events import TERMINAL, Event
-from ..protocol.response.restream import events_of
+from ..protocol.response.replay import events_of
 from ..state import Missing, Reservation, State, StateUnavailable, Stored
 from ..state.idempotency import LEASE
 from ..threads import by_size

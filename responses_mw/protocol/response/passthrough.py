@@ -31,7 +31,7 @@ from ..types import Chunk, Document, Item, Part, Tool
 from .builder import IdSource, ResponseBuilder, ResponseOptions
 from .document import add_usage
 from .events import Event
-from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay
+from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay, ending
 
 OURS = frozenset(
     {
@@ -218,7 +218,7 @@ class ResponsesPassthrough(ResponseBuilder):
             item = self._output.put(place)
             holder = TARGETS[stem].holder
             where = {"item_id": item["id"], "output_index": place} | ({f"{holder}_index": index} if holder else {})
-            self._emit({"type": f"{stem}.done", **where, **_ended(item, stem, index)})
+            self._emit({"type": f"{stem}.done", **where, **ending(item, stem, index)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
@@ -358,18 +358,6 @@ class ResponsesPassthrough(ResponseBuilder):
 def _names_an_item(member: str) -> bool:
     """Whether a member holds the id of an item. A ``call_id`` does not, even if a server uses the same value for both."""
     return member == "id" or (member.endswith("_id") and member != "call_id")
-
-
-def _ended(item: Item, stem: str, index: int) -> dict[str, Any]:
-    """The members of the event that ends a text or a part of an item."""
-    target = TARGETS[stem]
-    if target.holder is None:
-        named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
-        return {target.member: item.get(target.member) or "", **named}
-    part = item[target.holder][index]
-    if target.text is None:
-        return {"part": part}
-    return {target.member: part.get(target.member) or "", **({"logprobs": part["logprobs"]} if "logprobs" in part else {})}
 
 
 def _item(value: Any) -> Item:

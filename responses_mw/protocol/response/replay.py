@@ -1,9 +1,10 @@
-"""From events back to items: the output of a stream, wherever it stopped.
+"""From events to items (the output of a stream, wherever it stopped), and from items to events.
 
 The type of an event says what it adds to (OpenAI reference, "Streaming events"). Events that are not known here add nothing;
 the item's ``done`` replaces it as a whole.
 
-`fold` makes the document of a run that lost its worker or was cancelled from the log of its events.
+`fold` makes the document of a run that lost its worker or was cancelled from the log of its events. `events_of` makes a
+stream of a response that has finished.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ TARGETS: dict[str, EventTarget] = {
     "response.custom_tool_call_input": EventTarget("custom_tool_call", "input"),
     "response.code_interpreter_call_code": EventTarget("code_interpreter_call", "code"),
 }
+
+
+_STEM_OF_CALL = {target.item: stem for stem, target in TARGETS.items() if target.member and target.holder is None}
+
+
+def ending(item: Item, stem: str, index: int = 0) -> dict[str, Any]:
+    """The members of the event that ends a text or a part of an item."""
+    target = TARGETS[stem]
+    if target.holder is None:
+        named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
+        return {target.member: item.get(target.member) or "", **named}
+    part = item[target.holder][index]
+    if target.text is None:
+        return {"part": part}
+    return {target.member: part.get(target.member) or "", **({"logprobs": part["logprobs"]} if "logprobs" in part else {})}
 
 
 class OutputReplay:
@@ -142,3 +158,77 @@ def end(document: Document, number: int) -> Event:
     emitter = Emitter(number)
     emitter.emit(terminal_type(document), response=whole(document))
     return emitter.drain()[0]
+
+
+# -- from items to events ----------------------------------------------------------------------------------------------
+
+_KINDS = {kind.part: kind for kind in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, SUMMARY_TEXT)}
+_OPEN_KINDS = {**_KINDS, OPEN_REASONING_TEXT.part: OPEN_REASONING_TEXT}
+
+# Members of calls that are set when the call has been executed.
+_RESULTS = ("output", "outputs", "error")
+# Members that a response gets at its end.
+_UNFINISHED: dict[str, Any] = {
+    "status": "in_progress",
+    "output": [],
+    "usage": None,
+    "completed_at": None,
+    "error": None,
+    "incomplete_details": None,
+}
+
+
+def events_of(document: Document, include: frozenset[str] = frozenset(), *, open_reasoning: bool = False) -> list[Event]:
+    """Return the events of a finished response, from ``response.created`` to its terminal event.
+
+    ``open_reasoning``: reasoning events have the names of the Open Responses specification.
+    """
+    emitter = Emitter()
+    begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
+    for event in ("response.created", "response.in_progress"):
+        emitter.emit(event, response=whole(begun, include))
+    kinds = _OPEN_KINDS if open_reasoning else _KINDS
+    for index, item in enumerate(whole(document, include)["output"]):
+        _add_item(emitter, index, item, kinds)
+    emitter.emit(terminal_type(document), response=whole(document, include))
+    return emitter.drain()
+
+
+def _add_item(emitter: Emitter, index: int, item: Item, kinds: dict[str, TextKind]) -> None:
+    begun, place = dict(item), {"item_id": item.get("id"), "output_index": index}
+    if "status" in item:
+        begun["status"] = "in_progress"
+    lists = [name for name in ("summary", "content") if _are_texts(item.get(name), kinds)]
+    begun |= {name: [] for name in lists}
+    stem = _STEM_OF_CALL.get(item["type"])
+    member = TARGETS[stem].member if stem else ""
+    if stem:
+        begun |= {member: "", **{name: None for name in _RESULTS if name in item}}
+    emitter.emit(ADDED, output_index=index, item=begun)
+    for name in lists:
+        for number, part in enumerate(item[name]):
+            kind = kinds[part["type"]]
+            _add_part(emitter, kind, {**place, kind.index: number}, part)
+    if stem:
+        if item[member]:
+            emitter.emit(f"{stem}.delta", **place, delta=item[member])
+        emitter.emit(f"{stem}.done", **place, **ending(item, stem))
+    emitter.emit(DONE, output_index=index, item=item)
+
+
+def _are_texts(parts: Any, kinds: dict[str, TextKind]) -> bool:
+    return bool(parts) and isinstance(parts, list) and all(part.get("type") in kinds for part in parts)
+
+
+def _add_part(emitter: Emitter, kind: TextKind, place: dict[str, Any], part: Part) -> None:
+    text = part[kind.text]
+    logprobs = {"logprobs": part.get("logprobs") or []} if kind.has_logprobs else {}
+    empty = {name: value for name, value in kind.new_part().items() if name in part}
+    emitter.emit(f"response.{kind.part_events}.added", **place, part=empty)
+    if text:
+        emitter.emit(f"response.{kind.events}.delta", **place, delta=text, **logprobs)
+    for number, annotation in enumerate(part.get("annotations") or ()):
+        members = {"annotation_index": number, "annotation": annotation}
+        emitter.emit("response.output_text.annotation.added", **place, **members)
+    emitter.emit(f"response.{kind.events}.done", **place, **{kind.text: text, **logprobs})
+    emitter.emit(f"response.{kind.part_events}.done", **place, part=part)
