@@ -35,8 +35,6 @@ from .requests import Reader, RequestParser, flag, included, listed, number, pag
 from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
 
 _MAX_SEQUENCE_NUMBER = 2**53
-
-
 _FORWARDED, _NOT_OFFERED = "x-responses-forwarded", "x-responses-not-offered"
 _MAX_NAMES, _MAX_NAME = 16, 64
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
@@ -76,8 +74,8 @@ class ResponseRoutes:
         for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self._runner.not_offered(parsed))):
             if names:
                 add_headers(request.scope, {header: _listed_names(names)})
-        told = "; ".join(request.headers.getlist(CACHE_HEADER))
-        policy = policy_of(parsed.cache, told, self._caching, stored=parsed.store)
+        asked = "; ".join(request.headers.getlist(CACHE_HEADER))
+        policy = policy_of(parsed.cache, asked, self._caching, stored=parsed.store)
         guard = await once(key_of(request), self._state, parsed, body, caller, gate)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
@@ -170,6 +168,31 @@ class ResponseRoutes:
         )
         return JSONResponse(listed(page, include))
 
+    async def compact(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses/compact``: nothing is stored."""
+        parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
+        caller = self._reader.caller(request)
+        await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
+
+        async def documents() -> AsyncGenerator[Document, None]:
+            compacted = await self._runner.compact(parsed, caller)
+            yield {**compacted, "output": [shown(item, frozenset()) for item in compacted["output"]]}
+
+        return CompactionResponse(documents(), self._settings)
+
+    async def count_tokens(self, request: Request) -> ASGIApp:
+        """``POST /v1/responses/input_tokens``: count the tokens of the request that a create would send."""
+        parsed = await self._reader.read(request, self._parse_counted)
+        caller = self._reader.caller(request)
+        await self._upstream.verify(caller)  # some tokenizers need no credential
+        count = await self._runner.count_tokens(parsed, caller)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    def _parse_counted(self, body: Any, size: int) -> CreateResponse:
+        if isinstance(body, dict) and body.pop("personality", None) is not None:
+            checks.unsupported("personality", "it belongs to OpenAI's models.")
+        return replace(self._parser.parse(body, size), stream=False, store=False, background=False)
+
     async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
         """Return what a request about a stored response needs, once its credential is accepted."""
         caller, response_id = self._reader.caller(request), request.path_params["response_id"]
@@ -198,52 +221,3 @@ class CompactionResponse(EventResponse):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for compacted in self._run:
             await JSONResponse(compacted)(scope, receive, send)
-
-
-class CompactRoutes:
-    def __init__(
-        self,
-        runner: Runner,
-        upstream: Upstream,
-        reader: Reader,
-        parser: RequestParser,
-        settings: ServerSettings,
-    ) -> None:
-        self._runner = runner
-        self._upstream = upstream
-        self._reader = reader
-        self._parser = parser
-        self._settings = settings
-
-    async def compact(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/compact``: nothing is stored."""
-        parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
-        caller = self._reader.caller(request)
-        await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
-
-        async def documents() -> AsyncGenerator[Document, None]:
-            compacted = await self._runner.compact(parsed, caller)
-            yield {**compacted, "output": [shown(item, frozenset()) for item in compacted["output"]]}
-
-        return CompactionResponse(documents(), self._settings)
-
-
-class TokenRoutes:
-    def __init__(self, runner: Runner, upstream: Upstream, reader: Reader, parser: RequestParser) -> None:
-        self._runner = runner
-        self._upstream = upstream
-        self._reader = reader
-        self._parser = parser
-
-    async def count(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/input_tokens``: count the tokens of the request that a create would send."""
-        parsed = await self._reader.read(request, self._parsed)
-        caller = self._reader.caller(request)
-        await self._upstream.verify(caller)  # some tokenizers need no credential
-        count = await self._runner.count_tokens(parsed, caller)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
-
-    def _parsed(self, body: Any, size: int) -> CreateResponse:
-        if isinstance(body, dict) and body.pop("personality", None) is not None:
-            checks.unsupported("personality", "it belongs to OpenAI's models.")
-        return replace(self._parser.parse(body, size), stream=False, store=False, background=False)

@@ -23,7 +23,8 @@ from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes
 from .json import ErrorResponse, error_response
 from .requests import HOST_SCOPE, Reader, RequestParser
-from .responses import CompactRoutes, ResponseRoutes, TokenRoutes
+from .responses import ResponseRoutes
+from .sse import EventResponse
 from .websocket import WebSockets
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -62,35 +63,37 @@ class Routes:
             storage_required=settings.state.required,
         )
         responses = ResponseRoutes(runner, upstream, state, jobs, reader, parser, settings.server, settings.cache, cache)
-        tokens = TokenRoutes(runner, upstream, reader, parser)
-        compact = CompactRoutes(runner, upstream, reader, parser, settings.server)
         conversations = ConversationRoutes(upstream, state, reader)
-        route = self._route
         routes = [
-            route("/v1/responses", POST=responses.create, GET=responses.connect),
+            *self._response_routes(responses),
             WebSocketRoute("/v1/responses", websockets),
-            route("/v1/responses/compact", POST=compact.compact),
-            route("/v1/responses/input_tokens", POST=tokens.count),
-            route("/v1/responses/{response_id}", GET=responses.retrieve, DELETE=responses.delete),
-            route("/v1/responses/{response_id}/cancel", POST=responses.cancel),
-            route("/v1/responses/{response_id}/input_items", GET=responses.input_items),
-            route("/v1/conversations", POST=conversations.create),
-            route(
-                "/v1/conversations/{conversation_id}",
-                GET=conversations.retrieve,
-                POST=conversations.update,
-                DELETE=conversations.delete,
-            ),
-            route("/v1/conversations/{conversation_id}/items", POST=conversations.create_items, GET=conversations.items),
-            route(
-                "/v1/conversations/{conversation_id}/items/{item_id}", GET=conversations.item, DELETE=conversations.delete_item
-            ),
+            *self._conversation_routes(conversations),
         ]
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("root_path", "") + scope["responses_mw.path"]
         await self._router({**scope, "path": path, HOST_SCOPE: scope}, receive, send)
+
+    def _response_routes(self, responses: ResponseRoutes) -> list[Route]:
+        route = self._route
+        return [
+            route("/v1/responses", POST=responses.create, GET=responses.connect),
+            route("/v1/responses/compact", POST=responses.compact),
+            route("/v1/responses/input_tokens", POST=responses.count_tokens),
+            route("/v1/responses/{response_id}", GET=responses.retrieve, DELETE=responses.delete),
+            route("/v1/responses/{response_id}/cancel", POST=responses.cancel),
+            route("/v1/responses/{response_id}/input_items", GET=responses.input_items),
+        ]
+
+    def _conversation_routes(self, conversations: ConversationRoutes) -> list[Route]:
+        route, one, items = self._route, "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"
+        return [
+            route("/v1/conversations", POST=conversations.create),
+            route(one, GET=conversations.retrieve, POST=conversations.update, DELETE=conversations.delete),
+            route(items, POST=conversations.create_items, GET=conversations.items),
+            route(items + "/{item_id}", GET=conversations.item, DELETE=conversations.delete_item),
+        ]
 
     def _route(self, path: str, **endpoints: Endpoint) -> Route:
         """Return the route of `path` with an endpoint for each method."""
@@ -107,17 +110,19 @@ class _Resource:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response: ASGIApp | None
+        response: ASGIApp | None = None
         try:
-            response = await self._respond(Request(scope, receive))
-        except Exception as error:  # noqa: BLE001 (error_response logs it)
-            response = error_response(error)
+            try:
+                response = await self._respond(Request(scope, receive))
+            except Exception as error:  # noqa: BLE001 (error_response logs it)
+                response = error_response(error)
+            if response is not None:
+                await response(scope, receive, send)
         except asyncio.CancelledError:
-            if self._drain.is_over:
+            is_unanswered = response is None or (isinstance(response, EventResponse) and not response.has_started)
+            if self._drain.is_over and is_unanswered:
                 await ErrorResponse(self._drain.error())(scope, receive, send)
             raise
-        if response is not None:
-            await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> ASGIApp:
         method = request.method

@@ -40,7 +40,8 @@ class EventResponse:
         self._run = run
         self._settings = settings
         self._headers = headers
-        self._started = False
+        self.has_started = False
+        """Whether the response may have begun: an error cannot replace it then."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
@@ -56,7 +57,7 @@ class EventResponse:
             except OSError:
                 logger.debug("the client left")  # some servers report it so
             except Exception as error:
-                if self._started:
+                if self.has_started:
                     raise  # the server closes the connection within the response
                 response = error_response(error)
                 if response is not None:
@@ -82,7 +83,9 @@ class RunJSONResponse(EventResponse):
             response = events[-1].data.get("response")
         assert response is not None, "a run ends with its document"
         add_headers(scope, self._headers())
-        await JSONResponse(response)(scope, receive, send)
+        answer = JSONResponse(response)
+        self.has_started = True
+        await answer(scope, receive, send)
 
 
 class EventStreamResponse(EventResponse):
@@ -97,7 +100,7 @@ class EventStreamResponse(EventResponse):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
-        self._started = True
+        self.has_started = True
         add_headers(scope, self._headers())
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
