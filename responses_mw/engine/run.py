@@ -42,8 +42,8 @@ class RunMode(Enum):
     """For a reader of the final document. Errors are raised, however late. The run commits the response. The events carry
     documents but are not encoded."""
     DETACHED = auto()
-    """For a background job. Every error is left in the document; an overload too if there is no output yet, so that the job
-    can be put back. The job commits the response together with its terminal event, which the run does not yield."""
+    """For a background job. Every error is left in the document. Without output, an overload ends the run at once: the job
+    is tried again later. The job commits the response together with its terminal event, which the run does not yield."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Run:
     opening: asyncio.Task[None] | None = None
     """Opens the first turn, where the first events do not wait for it."""
     is_status_sent: bool = False
-    """Whether the client has got an HTTP status, so that it can no longer be told to try again."""
+    """Whether the client has got an HTTP status. An overload can no longer be reported by one, for the client to retry."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def waits_for_upstream(self) -> bool:
-        """Whether to wait for an overloaded upstream: nobody else can try again, or work would be lost."""
+        """Whether to wait for an overloaded upstream: the client cannot retry, or work would be lost."""
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:

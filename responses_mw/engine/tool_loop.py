@@ -107,8 +107,8 @@ class ToolLoop:
     async def _wait_out_overload(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what `attempt` returns, repeating it while the upstream is overloaded, up to `upstream.overload_timeout`.
 
-        Waits for as long as the upstream asks, with exponential back-off at least. Raises the overload at once while the
-        caller can still be told of it, or if the upstream asks to wait longer than the timeout.
+        Waits with exponential back-off, and at least as long as the upstream asks. Raises the overload at once if the run
+        does not wait for the upstream, or if the upstream asks to wait longer than the timeout.
         """
         loop = asyncio.get_running_loop()
         pause, deadline = FIRST_PAUSE, math.inf

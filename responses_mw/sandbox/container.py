@@ -18,7 +18,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from .jail.isolation import ResourceLimits
 
 if TYPE_CHECKING:
     from .jail.launch import Plan
@@ -139,14 +141,7 @@ class Container:
             "uid": uid,
             "directory": self._directory,
             "packages": settings.packages,
-            "limits": {
-                "cpu_seconds": settings.cpu_seconds,
-                "memory_bytes": settings.memory_bytes,
-                "disk_bytes": settings.disk_bytes,
-                "file_bytes": settings.file_bytes,
-                "max_processes": settings.max_processes,
-                "max_open_files": settings.max_open_files,
-            },
+            "limits": cast("ResourceLimits", {name: getattr(settings, name) for name in ResourceLimits.__annotations__}),
             "channel": channel,
             "stdout": self._outputs[0],
             "stderr": self._outputs[1],

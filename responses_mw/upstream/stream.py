@@ -45,7 +45,7 @@ class ChatStream:
         self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
         self._decoder: SSEDecoder | _Whole = SSEDecoder()
-        self._shortcut = DeltaFastPath()
+        self._fast_path = DeltaFastPath()
         self._halves = SurrogateHalves()
         self._begins_frame = True
         self._fault: UpstreamError | None = None
@@ -92,7 +92,7 @@ class ChatStream:
             except httpx.HTTPError as error:
                 raise UpstreamBrokeOff(f"The upstream broke off its answer ({type(error).__name__}).") from error
             idle.received()
-            text = self._shortcut.text(data) if self._begins_frame else None
+            text = self._fast_path.text(data) if self._begins_frame else None
             self._left -= len(text[1]) if text else len(data)  # framing does not count
             if self._left < 0:
                 raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
@@ -125,7 +125,7 @@ class ChatStream:
         if self._halves.is_holding:
             self._begins_frame = False  # the next chunk must be parsed, to join it
         elif len(frames) == len(chunks) == 1 and began_frame and self._begins_frame:
-            self._shortcut.learn(data, chunks[0])
+            self._fast_path.learn(data, chunks[0])
         if not data:
             self._is_over = True
         if isinstance(self._decoder, _Whole):
