@@ -44,7 +44,7 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     context = RunContext(chain, RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
         await commit_job(state, context, document, last)
-    except OverBound:  # the conversation is full: store the response without it
+    except (OverBound, Damaged):  # the conversation is full or damaged: store the response without it
         await commit_job(state, replace(context, chain=Chain.new()), document, last)
     await state.queue.drop(job.response_id)
     await compress_log(state, job.response_id)
@@ -79,7 +79,7 @@ async def _log(state: State, job: Job) -> list[dict[str, Any]]:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """Read the history of the response; an empty one if it was deleted."""
+    """Read the history of the response; an empty one if it was deleted or is damaged."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:
@@ -87,6 +87,6 @@ async def _chain(state: State, job: Job) -> Chain:
         if conversation:
             return await state.conversations.chain(conversation["id"], job.owner)
     except APIError as error:
-        if error.status >= 500:
+        if error.status >= 500 and not isinstance(error, Damaged):
             raise
     return Chain.new()

@@ -20,7 +20,7 @@ from ..errors import APIError, Unauthorized, UpstreamError
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..settings import JobSettings, RedisSettings
-from ..state import Batch, Chain, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
+from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
 from ..telemetry import JOBS_RETRIED, link_to_request
 from ..threads import by_size
 from ..upstream import Caller
@@ -68,9 +68,9 @@ class JobRunner:
         job = claimed.job
         try:
             run = await self._resume(job)
-        except StateUnavailable:
-            raise
         except APIError as error:
+            if isinstance(error, StateUnavailable) and not isinstance(error, Damaged):
+                raise
             if not await self._retry(claimed, error):
                 code, message = as_response_error(error)
                 await write_failure(self._state, job, message, code)
@@ -153,12 +153,14 @@ class JobRunner:
             last = Batch(number, claimed.next_number, data, final=True)
             try:
                 await commit_job(self._state, run.context, run.document, last)
+            except (OverBound, Damaged) as error:
+                if not run.context.chain.items and isinstance(error, Damaged):
+                    break  # the record itself is damaged
+                run.fail(UpstreamError(error.message))
+                run.context = replace(run.context, chain=Chain.new())
             except StateUnavailable as error:
                 logger.warning("response %s cannot be stored yet: %s", claimed.job.response_id, error.message)
                 await asyncio.sleep(0.2)
-            except OverBound as error:
-                run.fail(UpstreamError(error.message))
-                run.context = replace(run.context, chain=Chain.new())
             except (Deleted, Fenced):
                 break
             else:

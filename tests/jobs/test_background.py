@@ -217,6 +217,40 @@ async def test_a_job_whose_call_was_deleted_while_it_was_queued_fails_at_once(
     assert upstream.requests == []
 
 
+async def test_a_job_whose_history_is_damaged_while_it_is_queued_fails(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    ours = replica(jobs__concurrency=0)
+    conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
+    response_id = (await create(ours, conversation=conversation))["id"]
+    damage(database, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
+    document = await ended(replica(jobs__lease=60), response_id)
+    assert (document["status"], document["error"]["code"]) == ("failed", "server_error")
+    assert upstream.requests == []
+
+
+async def test_a_job_whose_conversation_is_damaged_while_it_runs_fails_and_is_stored(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    ours = replica(jobs__lease=60)
+    conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
+    go = Signal()
+    answer = upstream.stream(text("Hello"), go, finish())
+    response_id = (await create(ours, conversation=conversation))["id"]
+    await answer.asked.wait()
+    damage(database, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
+    go.set()
+    document = await ended(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("failed", "Hello")
+    assert (await streamed(ours, response_id))[-1]["response"] == document
+
+
+def damage(database: str, key: str) -> None:
+    """Put a value of the wrong type under a key."""
+    with redis.Redis.from_url(database) as client:
+        client.set(key, "another program's")
+
+
 async def test_a_prompt_that_is_too_long_for_the_model_fails_with_its_code(
     replica: Replica, upstream: ScriptedUpstream
 ) -> None:
