@@ -13,6 +13,8 @@ from ..errors import Unavailable
 __all__ = ["ActiveRun", "Drain"]
 
 _INTERVAL = 0.05
+_UVICORN = "timeout graceful shutdown exceeded"
+"""Part of the message with which uvicorn cancels requests, where the drain is a host's. Clients that leave have another."""
 
 
 class Drain:
@@ -81,12 +83,13 @@ class ActiveRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let the drain interrupt the code inside wherever it waits. Raises `Unavailable` then."""
+        """Let the drain, or uvicorn's own, interrupt the code inside wherever it waits. Raises `Unavailable` then."""
         self._can_interrupt = True
         try:
             yield
-        except asyncio.CancelledError:
-            if not self._is_interrupted or self._task is None:
+        except asyncio.CancelledError as error:
+            is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
+            if not is_shutdown or self._task is None:
                 raise
             self._task.uncancel()
             raise self._drain.error() from None

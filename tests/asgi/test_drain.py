@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from benchmarks.processes import free_port
-from tests.support.configured import flag
 from tests.support.oracle import check
 from tests.support.scripted import Signal, finish, text
 from tests.support.servers import Ours, wait_until_serving
@@ -30,25 +30,26 @@ FAILED = {"code": "server_error", "message": "The server is shutting down."}
 
 
 class Process(Ours):
-    """`responses-mw serve`, with its log in a file."""
+    """A server process, with its log in a file."""
 
-    def __init__(self, log: Path, **settings: Any) -> None:
-        port, self.admin = free_port(), f"http://127.0.0.1:{free_port()}"
+    def __init__(self, log: Path, *command: str, **variables: str) -> None:
+        port = free_port()
         super().__init__(f"http://127.0.0.1:{port}")
-        settings |= {"port": port, "server__admin_port": self.admin.rpartition(":")[2]}
-        flags = [f"{flag(name)}={value}" for name, value in settings.items()]
         self.log = log
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "responses_mw", "serve", *flags], stdout=subprocess.DEVNULL, stderr=stream
+                [sys.executable, "-m", *command, f"--port={port}"],
+                env={**os.environ, **variables},
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
             )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    async def has_stopped(self) -> None:
+    async def has_stopped(self, status: int = 0) -> None:
         """Wait for the process to end as it should."""
-        assert await asyncio.to_thread(self.process.wait, 60) == 0
+        assert await asyncio.to_thread(self.process.wait, 60) == status
         assert "Traceback" not in self.log.read_text()
 
 
@@ -57,16 +58,19 @@ Launch = Callable[..., Process]
 
 @pytest.fixture
 def launch(serve: Serve, upstream: ScriptedUpstream, redis_url: str, tmp_path: Path) -> Iterator[Launch]:
+    """Starts a server, by default `responses-mw serve`."""
     with ExitStack() as stack:
 
-        def launch(drain_timeout: float) -> Process:
-            process = Process(
-                tmp_path / "log",
-                upstream__url=serve(upstream),
-                redis__url=redis_url,
-                redis__timeout=20,
-                server__drain_timeout=drain_timeout,
-            )
+        def launch(*command: str, drain_timeout: float = 0.2, admin_port: int = 0) -> Process:
+            settings = {
+                "UPSTREAM_URL": serve(upstream),
+                "REDIS_URL": redis_url,
+                "REDIS_TIMEOUT": "20",
+                "SERVER_DRAIN_TIMEOUT": str(drain_timeout),
+                "SERVER_ADMIN_PORT": str(admin_port),
+            }
+            variables = {f"RESPONSES_MW_{name}": value for name, value in settings.items()}
+            process = Process(tmp_path / "log", *(command or ("responses_mw", "serve")), **variables)
             stack.callback(process.process.wait)
             stack.callback(process.process.kill)
             wait_until_serving(process.url, process.process)
@@ -83,10 +87,14 @@ def unfinished(upstream: ScriptedUpstream) -> Iterator[Answer]:
     forever.set()
 
 
+UVICORN = ("uvicorn", "--factory", "responses_mw:create_app", "--timeout-graceful-shutdown=1", "--log-level=error")
+
+
+@pytest.mark.parametrize("command", [(), UVICORN], ids=["serve", "uvicorn"])
 async def test_a_stream_longer_than_the_drain_ends_as_failed_and_is_stored(
-    launch: Launch, unfinished: Answer, start: Start
+    launch: Launch, unfinished: Answer, start: Start, command: Sequence[str]
 ) -> None:
-    server, other = launch(0.2), start()
+    server, other = launch(*command), start()
     async with aclosing(server), server.http.stream("POST", "/v1/responses", json={**BODY, "stream": True}) as response:
         raw = b""
         async for data in response.aiter_bytes():
@@ -99,11 +107,11 @@ async def test_a_stream_longer_than_the_drain_ends_as_failed_and_is_stored(
     assert raw.endswith(b"data: [DONE]\n\n")
     stored = (await other.http.get(f"/v1/responses/{events.response['id']}")).json()
     assert stored == events.response
-    await server.has_stopped()
+    await server.has_stopped(0 if not command else -signal.SIGTERM)
 
 
 async def test_a_json_request_longer_than_the_drain_gets_a_503(launch: Launch, upstream: ScriptedUpstream) -> None:
-    server, forever = launch(0.2), Signal()
+    server, forever = launch(), Signal()
     answers = [upstream.whole({}, before=forever) for _ in range(2)]
     async with aclosing(server), asyncio.TaskGroup() as group:
         ours = group.create_task(server.http.post("/v1/responses", json=BODY))
@@ -122,7 +130,7 @@ async def test_a_json_request_longer_than_the_drain_gets_a_503(launch: Launch, u
 async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_connection_is_closed(
     launch: Launch, unfinished: Answer
 ) -> None:
-    server = launch(0.2)
+    server = launch()
     async with aclosing(server), opened(server) as socket, opened(server) as idle:
         await socket.create()
         await unfinished.asked.wait()
@@ -140,13 +148,14 @@ async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_con
 async def test_a_stream_shorter_than_the_drain_is_completed_while_the_server_is_not_ready(
     launch: Launch, upstream: ScriptedUpstream
 ) -> None:
-    server, go = launch(60), Signal()
+    admin, go = free_port(), Signal()
+    server = launch(drain_timeout=60, admin_port=admin)
     answer = upstream.stream(text("Hel"), go, text("lo"), finish())
     async with aclosing(server), httpx.AsyncClient(trust_env=False) as client:
         streaming = asyncio.create_task(server.http.post("/v1/responses", json={**BODY, "stream": True}))
         await answer.asked.wait()
         server.stop()
-        while (ready := await client.get(f"{server.admin}/readyz")).status_code == 200:
+        while (ready := await client.get(f"http://127.0.0.1:{admin}/readyz")).status_code == 200:
             await asyncio.sleep(0.05)
         assert ready.json()["checks"]["server"] == "It is shutting down."
         go.set()
@@ -156,7 +165,7 @@ async def test_a_stream_shorter_than_the_drain_is_completed_while_the_server_is_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_the_drain_quietly(launch: Launch, unfinished: Answer, number: int) -> None:
-    server = launch(600)
+    server = launch(drain_timeout=600)
     async with aclosing(server):
         streaming = asyncio.create_task(server.http.post("/v1/responses", json={**BODY, "stream": True}))
         await unfinished.asked.wait()
