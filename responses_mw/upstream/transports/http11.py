@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import time
 from dataclasses import dataclass
 
 import httptools
@@ -182,7 +183,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     async def answer(self) -> httpx.Response:
         """Send the request and return the answer once its head has arrived, even while the request's body is being sent."""
         self._transport.set_protocol(self)
-        self._began = self._loop.time()
+        self._began = time.monotonic()  # the loop's time may be that of the start of this iteration
         self._begin_sending()
         try:
             while not self._status:
@@ -278,7 +279,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     def _is_stale(self) -> bool:
         is_unanswered = self._connection.was_used and not self._status and not self._buffered
-        return is_unanswered and self._loop.time() - self._began < _STALE_WINDOW
+        return is_unanswered and time.monotonic() - self._began < _STALE_WINDOW
 
     def _end(self, failure: Exception | None = None) -> None:
         """End the exchange: complete, or failed with ``failure``."""
