@@ -54,10 +54,6 @@ IN_PROCESS = "http://localhost"
 _DETECTION_TIMEOUT = 2.0
 
 
-class UnfitState(StartupError):
-    """The configured Redis cannot store responses reliably. The message says why."""
-
-
 def network_transport() -> httpx.AsyncBaseTransport:
     """Return our transport to the upstream, at a third of the cost of httpx's, or httpx's if httptools is not installed."""
     try:
@@ -98,7 +94,7 @@ async def _detect(upstream: Upstream, url: str) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
     """Open the state in the configured Redis or an embedded one, or yield None if there is neither.
 
-    Raises `UnfitState` if Redis may lose data. If it is unavailable, the state uses it when it is back.
+    Raises `StartupError` if Redis may lose data. If it is unavailable, the state uses it when it is back.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -151,7 +147,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
     if health.policy != "noeviction" and not settings.redis.allow_eviction:
         faults.append(f"maxmemory-policy is {health.policy}: set it to noeviction, or set redis.allow_eviction.")
     if faults:
-        raise UnfitState(f"{health.server}: {' '.join(faults)}")
+        raise StartupError(f"{health.server}: {' '.join(faults)}")
 
 
 class Core(NamedTuple):
@@ -218,15 +214,9 @@ async def open_cache(
         transport = upstream.transport
         if settings.upstream.url is None and settings.cache.embedding_url is not None:
             transport = await stack.enter_async_context(network_transport())
-        try:
-            embeddings = None
-            if settings.cache.embedding_model:
-                embeddings = Embeddings(transport, upstream.base, settings.cache, settings.upstream.api_key)
-        except ModuleNotFoundError as missing:
-            raise StartupError(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
         cache = Cache(
             state.client,
-            embeddings,
+            _embeddings(transport, upstream.base, settings),
             sealer,
             settings.cache,
             deployment=f"{settings.upstream.url}\0{settings.upstream.think_tag}",
@@ -236,6 +226,15 @@ async def open_cache(
             yield cache
         finally:
             await cache.aclose()
+
+
+def _embeddings(transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> Embeddings | None:
+    if not settings.cache.embedding_model:
+        return None
+    try:
+        return Embeddings(transport, base, settings.cache, settings.upstream.api_key)
+    except ModuleNotFoundError as missing:
+        raise StartupError(f"cache.embedding_model needs {missing.name}: pip install 'responses-mw[cache]'") from None
 
 
 @asynccontextmanager
@@ -249,24 +248,31 @@ async def open_application(
 
     The worker is not started, because the upstream may be `app` itself, which must start first.
     """
-    async with open_core(app, settings, transport) as (upstream, state, sealer, runner, cache), AsyncExitStack() as stack:
+    async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
+        upstream, state, _, runner, cache = core
         limits = RateLimits(state.usage if state is not None else None, settings.limits)
         if limits.are_set:
             await stack.enter_async_context(limits.renewing())
-        if state is None:
-            await stack.enter_async_context(open_admin(settings.server, checks(upstream, None, None, runner.drain), None))
-            yield Application(_around(Routes(runner, upstream, None, None, settings), limits, settings), runner.drain, None)
-            return
-        worker = None
-        if settings.jobs.concurrency:
-            drain_timeout = settings.server.drain_timeout
-            worker = Worker(runner, state, sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
-        async with aclosing(JobService(state, sealer, settings.jobs, settings.redis, worker)) as jobs:
+        jobs = _jobs(core, settings, scope)
+        is_working = None
+        if jobs is not None:
+            await stack.enter_async_context(aclosing(jobs))
             jobs.start()
-            is_working = (lambda: jobs.is_working) if worker is not None else None
-            async with open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state):
-                routes = Routes(runner, upstream, state, jobs, settings, cache)
-                yield Application(_around(routes, limits, settings), runner.drain, jobs)
+            is_working = (lambda: jobs.is_working) if settings.jobs.concurrency else None
+        await stack.enter_async_context(open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state))
+        routes = Routes(runner, upstream, state, jobs, settings, cache)
+        yield Application(_around(routes, limits, settings), runner.drain, jobs)
+
+
+def _jobs(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None) -> JobService | None:
+    """Return the background jobs, with a worker unless other processes run the jobs, or None without state."""
+    if core.state is None:
+        return None
+    worker = None
+    if settings.jobs.concurrency:
+        drain_timeout = settings.server.drain_timeout
+        worker = Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
+    return JobService(core.state, core.sealer, settings.jobs, settings.redis, worker)
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:

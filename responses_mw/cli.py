@@ -27,7 +27,7 @@ from pydantic_settings import (
 )
 
 from . import sandbox
-from .app import UnfitState, open_core, open_state, open_upstream
+from .app import open_core, open_state, open_upstream
 from .asgi.admin import checks, open_admin
 from .auth import APIKeys, InvalidKeys
 from .cache import Entries
@@ -37,7 +37,6 @@ from .errors import APIError, StartupError
 from .jobs import Worker
 from .sandbox import SandboxSettings
 from .settings import Settings, origins, unknown_variables, variables
-from .state import EmbeddedFailed
 from .telemetry import set_up_logs, set_up_sdk
 from .upstream import Caller
 
@@ -242,7 +241,7 @@ async def run_cache_command(settings: CacheOf) -> int:
                 print(f"cache: {await entries.purge(settings.owner)} entries removed")
                 return 0
             stats = await entries.stats(settings.owner)
-    except (APIError, UnfitState, EmbeddedFailed, ValueError) as error:
+    except (APIError, StartupError, ValueError) as error:
         print(f"cache: {error}", file=sys.stderr)
         return 1
     print(f"cache: {stats.entries} entries of {stats.owners} owners, in {stats.partitions} partitions, {stats.bytes} bytes")
@@ -299,7 +298,7 @@ async def _check_state(settings: Settings) -> bool:
             health = await state.check()
             keys = [secret.get_secret_value() for secret in settings.auth.secret_keys]
             agree = not keys or await state.check_keys(Sealer(keys).key_ids)
-    except (APIError, UnfitState, EmbeddedFailed) as error:
+    except (APIError, StartupError) as error:
         print(f"state:    {error}", file=sys.stderr)
         return False
     kind = "" if settings.redis.url else " (embedded)"

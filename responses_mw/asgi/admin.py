@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..state import State
     from ..upstream import Upstream
 
-__all__ = ["Admin", "Check", "PortTaken", "checks", "open_admin"]
+__all__ = ["Admin", "Check", "checks", "open_admin"]
 
 Check = Callable[[], Awaitable[str | None]]
 """Return why the replica cannot serve, as a short sentence, or None."""
@@ -41,10 +41,6 @@ QUEUE_INTERVAL = 10.0
 """Seconds between two measurements of the queue."""
 
 _GONE = frozenset({502, 503, 504})
-
-
-class PortTaken(StartupError):
-    """The admin port cannot be opened. The message says why."""
 
 
 class Admin:
@@ -137,7 +133,7 @@ async def _drain_fault(drain: Drain) -> str | None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port, if configured, and measure the queue, if metrics are exposed. Raises `PortTaken`."""
+    """Serve the admin port, if configured, and measure the queue, if metrics are exposed. Raises `StartupError`."""
     async with AsyncExitStack() as stack:
         if state is not None and (settings.admin_port or telemetry.is_measuring()):
             await stack.enter_async_context(_measuring_queue(state))
@@ -171,7 +167,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise PortTaken(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
+        raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 
 
 @asynccontextmanager
