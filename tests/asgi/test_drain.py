@@ -18,7 +18,7 @@ import pytest
 from benchmarks.processes import free_port
 from tests.support.oracle import check
 from tests.support.scripted import Signal, finish, text
-from tests.support.servers import Ours, wait_until_serving
+from tests.support.servers import PATIENCE, Ours, wait_until_serving
 from tests.support.websocket import opened
 
 if TYPE_CHECKING:
@@ -47,9 +47,20 @@ class Process(Ours):
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
+    async def is_stopping(self) -> None:
+        """Wait until the server accepts no more connections."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(self.url).port)
+                except OSError:
+                    return
+                writer.close()
+                await asyncio.sleep(0.05)
+
     async def has_stopped(self, status: int = 0) -> None:
         """Wait for the process to end as it should."""
-        assert await asyncio.to_thread(self.process.wait, 60) == status
+        assert await asyncio.to_thread(self.process.wait, PATIENCE) == status
         assert "Traceback" not in self.log.read_text()
 
 
@@ -170,7 +181,7 @@ async def test_a_second_signal_ends_the_drain_quietly(launch: Launch, unfinished
         streaming = asyncio.create_task(server.http.post("/v1/responses", json={**BODY, "stream": True}))
         await unfinished.asked.wait()
         server.stop(number)
-        await asyncio.sleep(0.3)  # two signals at a time are one
+        await server.is_stopping()  # two signals at a time are one
         server.stop(number)
         assert check((await streaming).content).terminal == "response.failed"
     await server.has_stopped()
