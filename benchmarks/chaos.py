@@ -1,4 +1,5 @@
-"""Background responses while replicas and Valkey are killed and stopped at random; afterwards every law of them is checked.
+"""Background responses while replicas and Valkey are killed and stopped at random, and the upstream is away now and then;
+afterwards every law of them is checked.
 
     scripts/chaos                        100 jobs, 60 seconds of chaos
     scripts/chaos --jobs 24 --seconds 8  the short form, which is in the tests
@@ -41,6 +42,7 @@ from .processes import free_port
 LEASE = 2.0
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 RUNNING = {"queued", "in_progress"}
+AWAY = "The model is being loaded."
 FAULTS = (httpx.HTTPError, redis.RedisError, OSError, AssertionError)
 
 
@@ -49,6 +51,7 @@ class Chat:
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
+        self.is_away = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -60,6 +63,9 @@ class Chat:
             return
         if body == b"{}":  # it asks whether its credential is good
             await _send_json(send, {"error": {"message": "no messages"}}, 400)
+            return
+        if self.is_away:
+            await _send_json(send, {"error": {"message": AWAY}}, 503)
             return
         question = orjson.loads(body)["messages"][-1]["content"]
         self.asked[question] += 1
@@ -129,7 +135,8 @@ class Job:
 
 
 class Scene:
-    def __init__(self, folder: Path, upstream: str, seed: int) -> None:
+    def __init__(self, folder: Path, chat: Chat, upstream: str, seed: int) -> None:
+        self.chat = chat
         self.random = random.Random(seed)
         valkey = free_port()
         self.redis_port = valkey
@@ -222,7 +229,9 @@ class Scene:
 
     async def hurt(self) -> None:
         """One thing that goes wrong."""
-        what = self.random.choice([self.kill, self.kill, self.stall, self.stall, self.terminate, self.restart_valkey])
+        what = self.random.choice(
+            [self.kill, self.kill, self.stall, self.stall, self.terminate, self.restart_valkey, self.silence]
+        )
         process = self.valkey if what == self.restart_valkey else self.random.choice(self.replicas)
         if process.hurting.locked():
             return
@@ -250,6 +259,12 @@ class Scene:
         await asyncio.sleep(self.random.uniform(0.1, 1.0))
         valkey.start()
         await valkey.ready()
+
+    async def silence(self, _: Process) -> None:
+        """The upstream refuses new requests for a while."""
+        self.chat.is_away = True
+        await asyncio.sleep(self.random.uniform(0.5, 2.0))
+        self.chat.is_away = False
 
     # -- the laws ----------------------------------------------------------------------------------------------------
 
@@ -304,6 +319,8 @@ def _faults(job: Job, log: list[dict[str, Any]], document: dict[str, Any]) -> li
         faults.append(f"its log has the ends {ends}")
     elif log[-1]["response"] != document:
         faults.append("its last event has another document")
+    if document["error"] is not None and document["error"]["message"] == AWAY:
+        faults.append("it failed because the upstream was away for a moment")
     if job.cancelled is not None and job.cancelled != document:
         faults.append(f"its cancel was answered by another document, which was {job.cancelled['status']}")
     if [event(frame) for frame in job.events] != log:
@@ -319,7 +336,7 @@ async def play(arguments: argparse.Namespace, folder: Path) -> int:
     chat, port = Chat(), free_port()
     server = uvicorn.Server(uvicorn.Config(chat, port=port, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
-    scene = Scene(folder, f"http://127.0.0.1:{port}", arguments.seed)
+    scene = Scene(folder, chat, f"http://127.0.0.1:{port}", arguments.seed)
     try:
         async with asyncio.timeout(60):
             await scene.start()
