@@ -7,6 +7,8 @@ skip replicas that cannot serve. No credential is needed, and no answer contains
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -17,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from .. import telemetry
 from ..errors import APIError, StartupError, UpstreamError
-from ..state import StateUnavailable
+from ..state import StateUnavailable, server_group
 from ..upstream import Caller
 from .json import JSONResponse
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from ..upstream import Upstream
 
 __all__ = ["Admin", "Check", "checks", "open_admin"]
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[str | None]]
 """Return why the replica cannot serve, as a short sentence, or None."""
@@ -137,8 +141,9 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
     async with AsyncExitStack() as stack:
         if state is not None and (settings.admin_port or telemetry.is_measuring()):
             await stack.enter_async_context(_measuring_queue(state))
-        if settings.admin_port:
-            await stack.enter_async_context(_serving(Admin(checks), _listener(settings.admin_host, settings.admin_port)))
+        listener = _listener(settings.admin_host, settings.admin_port) if settings.admin_port else None
+        if listener is not None:
+            await stack.enter_async_context(_serving(Admin(checks), listener))
         yield
 
 
@@ -162,11 +167,15 @@ async def _measuring_queue(state: State) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int) -> socket.socket | None:
+    """Open the port, or return None if another worker of the same server has it. Raises `StartupError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and server_group() is not None:
+            logger.warning("another process has the admin port %s:%s: it shows nothing of this one", host, port)
+            return None
         raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 
 

@@ -5,7 +5,7 @@ Keys, commands and scripts are all here; nothing else imports redis.
 
 from .client import Client
 from .connection import connect
-from .embedded import embedded
+from .embedded import embedded, server_group
 from .errors import (
     Damaged,
     Deleted,
@@ -52,4 +52,5 @@ __all__ = [
     "Taken",
     "connect",
     "embedded",
+    "server_group",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-__all__ = ["embedded"]
+__all__ = ["embedded", "server_group"]
 
 
 def server_group() -> int | None:

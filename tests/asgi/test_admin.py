@@ -130,6 +130,13 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
                 pass
 
 
+async def test_a_worker_of_a_server_starts_while_another_has_the_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_SOFTWARE", "gunicorn/23.0.0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with open_admin(ServerSettings(admin_port=taken.getsockname()[1]), {}, None):
+            pass
+
+
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("command", ["serve", "worker"])
 def test_a_command_that_cannot_have_its_admin_port_says_so_in_a_line(command: str, redis_url: str) -> None:
