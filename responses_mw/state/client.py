@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from redis import exceptions
@@ -183,8 +184,7 @@ class Client:
         """Begin to probe the node of the key, from which an answer did not come in time."""
         node = self._node(key)
         if node and node not in self._probes:
-            command = self._probing(key)
-            probe = self._probes[node] = _Probe(lambda: self.redis.execute_command(*command), self._timeout)
+            probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
             probe.task.add_done_callback(lambda _: self._probes.pop(node))
 
     def damage(self, key: str | bytes | int, reason: str) -> Damaged:
@@ -201,9 +201,9 @@ class Client:
         """The name of the node that a round trip for the key goes to; empty if it is unknown."""
         return "server"
 
-    def _probing(self, key: str | bytes | int) -> tuple[str | bytes | int, ...]:
-        """The command that probes the node of the key."""
-        return ("PING",)
+    async def _ask(self, node: str, key: str | bytes | int) -> None:
+        """Probe a node, to which the key belonged."""
+        await self.redis.execute_command("PING")
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Send a command and return its reply."""
@@ -338,8 +338,16 @@ class ClusterClient(Client):
     def _node(self, key: str | bytes | int) -> str:
         return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""
 
-    def _probing(self, key: str | bytes | int) -> tuple[str | bytes | int, ...]:
-        return ("EXISTS", key)
+    async def _ask(self, node: str, key: str | bytes | int) -> None:
+        # The node itself: the client may be looking up the nodes at another that hangs.
+        found = self.redis.get_node(node_name=node)
+        if found is not None:
+            with suppress(*_FAILURES):
+                async with asyncio.timeout(FIRST_PROBE):
+                    await found.execute_command("PING")
+                    return
+        # Another node may serve the key by now: the client learns from a command.
+        await self.redis.execute_command("EXISTS", key)
 
     def node_of(self, channel: bytes) -> str:
         try:

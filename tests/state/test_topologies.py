@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import signal
 import ssl
 import subprocess
 import time
@@ -21,7 +22,7 @@ from responses_mw.ids import RunIds, new_tag
 from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
 from responses_mw.state.keys import stop_channel
 from tests.state.hearing import assert_heard
-from tests.support.cluster import SLOTS, cluster_url, wait_until_whole
+from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, BOB, address, continued, history, message, respond, texts, used
 from tests.support.valkey import Server, wire
@@ -418,3 +419,40 @@ async def test_everything_works_in_fakeredis() -> None:
 def test_a_url_that_cannot_be_is_refused_when_it_is_read(url: str) -> None:
     with pytest.raises(ValueError, match="redis"):
         connect(url)
+
+
+async def test_a_node_of_a_cluster_that_hangs_fails_calls_to_it_at_once_and_no_others(
+    open_state: OpenState, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running_cluster(tmp_path_factory) as nodes:
+        for node in nodes:
+            with node.client() as client:
+                client.config_set("cluster-require-full-coverage", "no")
+        state = open_state(cluster_url(nodes), timeout=2.0)
+        responses = [await respond(state, Chain.new(), str(number)) for number in range(20)]
+        hung = nodes[0]
+        there = {one: state.client.node_of(address(one).record.encode()).endswith(f":{hung.port}") for one in responses}
+        assert set(there.values()) == {True, False}
+        hung.signal(signal.SIGSTOP)
+        on_hung = next(one for one in responses if there[one])
+        with pytest.raises(StateUnavailable):
+            await state.responses.get(on_hung, ALICE)
+        async with asyncio.timeout(60):
+            for one in responses:
+                while not there[one] and not await is_served(state, one):
+                    """The client looks up the nodes, perhaps at the one that hangs."""
+        before = time.monotonic()
+        assert [await is_served(state, one) for one in responses] == [not there[one] for one in responses]
+        assert time.monotonic() - before < 10  # instead of 2 s for each
+        hung.signal(signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while not await is_served(state, on_hung):
+                await asyncio.sleep(0.05)
+
+
+async def is_served(state: State, response_id: str) -> bool:
+    try:
+        await state.responses.get(response_id, ALICE)
+    except StateUnavailable:
+        return False
+    return True
