@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
 
-END_TIMEOUT = 5.0
+END_TIMEOUT = 8.0
 """Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent meanwhile."""
 
 _TRY_AGAIN_LATER = 1013

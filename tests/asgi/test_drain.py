@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from benchmarks.processes import free_port
+from tests.engine.test_cancellation import Client
 from tests.support.oracle import check
 from tests.support.scripted import Signal, finish, text
 from tests.support.servers import PATIENCE, Ours, wait_until_serving
@@ -23,7 +24,7 @@ from tests.support.websocket import opened
 
 if TYPE_CHECKING:
     from tests.support.scripted import Answer, ScriptedUpstream
-    from tests.support.servers import Serve, Start
+    from tests.support.servers import Apps, Serve, Start
 
 BODY = {"model": "tiny", "input": "Hi"}
 FAILED = {"code": "server_error", "message": "The server is shutting down."}
@@ -123,19 +124,30 @@ async def test_a_stream_longer_than_the_drain_ends_as_failed_and_is_stored(
 
 async def test_a_json_request_longer_than_the_drain_gets_a_503(launch: Launch, upstream: ScriptedUpstream) -> None:
     server, forever = launch(), Signal()
-    answers = [upstream.whole({}, before=forever) for _ in range(2)]
-    async with aclosing(server), asyncio.TaskGroup() as group:
-        ours = group.create_task(server.http.post("/v1/responses", json=BODY))
-        proxied = group.create_task(server.http.post("/v1/chat/completions", json={"model": "tiny", "messages": []}))
-        for answer in answers:
-            await answer.asked.wait()
+    answer = upstream.whole({}, before=forever)
+    async with aclosing(server):
+        request = asyncio.create_task(server.http.post("/v1/responses", json=BODY))
+        await answer.asked.wait()
         server.stop()
+        refused = await request
     forever.set()
-    for refused in (ours.result(), proxied.result()):
-        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
-        assert int(refused.headers["retry-after"]) > 0
-        assert refused.json()["error"] | FAILED | {"code": "service_unavailable"} == refused.json()["error"]
+    assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"] | FAILED | {"code": "service_unavailable"} == refused.json()["error"]
     await server.has_stopped()
+
+
+async def test_a_proxied_request_that_the_server_cancels_gets_a_503(apps: Apps, upstream: ScriptedUpstream) -> None:
+    answer = upstream.whole({}, before=Signal())
+    client = Client("/v1/chat/completions")
+    client.may_read.set()
+    async with apps.open() as app:
+        request = asyncio.create_task(client.call(app))
+        await answer.asked.wait()
+        request.cancel()
+        await request
+    assert client.sent[0]["status"] == 503
+    assert FAILED["message"].encode() in client.bodies[0]
 
 
 async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_connection_is_closed(

@@ -141,7 +141,8 @@ async def test_others_go_on_when_one_leaves(ours: Ours, upstream: ScriptedUpstre
 class Client:
     """Calls an application as a server does. ``may_read`` holds its ``send``; ``sent`` is what came through."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "/v1/responses") -> None:
+        self._path = path
         self.sent: list[Message] = []
         self.may_read = asyncio.Event()
         self.leaves = asyncio.Event()
@@ -152,7 +153,7 @@ class Client:
     async def call(self, app: ASGIApp) -> None:
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": "/v1/responses", "raw_path": b"/v1/responses", "query_string": b"", "root_path": "", "headers": [],
+            "path": self._path, "raw_path": self._path.encode(), "query_string": b"", "root_path": "", "headers": [],
             "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
         }  # fmt: skip
         await app(scope, self._receive, self._send)
