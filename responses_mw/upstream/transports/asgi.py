@@ -8,7 +8,10 @@ httpx's own ``ASGITransport`` collects the whole answer before it returns. This 
    earlier ``http.disconnect`` makes vLLM abort the generation.
 4. When the reader leaves (``aclose``), the application is cancelled and awaited. Before the answer starts it first gets
    ``http.disconnect`` and a short grace period, as from a server: an application that works in a task of its own (vLLM) then
-   ends that task; cancelling it would leave the task behind.
+   ends that task; cancelling it would leave the task behind. Afterwards the cancellation is delivered where the application
+   makes its next chunk, never within ``send``: Starlette does not close the generator of a streamed answer, so vLLM's engine
+   would go on until a garbage collection. Before the first chunk there is a grace period too: cancelled while it hands a
+   request to its engine, vLLM never aborts that request.
 5. Only ``more_body: False`` completes an answer. If the application raises or returns earlier, the reader gets an error.
 
 There is no read timeout. Callers bound their waits themselves.
@@ -36,6 +39,8 @@ _NOT_INHERITED = ("extensions", "subprotocols")
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
 # Seconds for an application to return after ``http.disconnect``, before its answer starts.
 _DISCONNECT_GRACE = 0.5
+# Seconds for an application to send its first chunk, which fails, after its answer has started.
+_FIRST_CHUNK_GRACE = 0.1
 # Seconds to wait for an application that ignores its cancellation.
 _CANCEL_GRACE = 5.0
 
@@ -80,8 +85,11 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._body: bytes | None = body
         self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._chunk = b""
+        self._begun = False  # the first chunk has been sent
         self._complete = False
         self._left = False
+        self._is_sending = False  # the application waits in ``send``
+        self._is_cancelled = False
         self._over = asyncio.Event()  # the reader has left, or the answer is complete
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
@@ -114,11 +122,16 @@ class _InnerResponse(httpx.AsyncByteStream):
             self._left = True
             self._over.set()
             try:
-                if self._head is None:
-                    with anyio.move_on_after(_DISCONNECT_GRACE, shield=True):
+                if self._is_sending:
+                    _wake(self._sender)
+                elif not self._begun:
+                    grace = _DISCONNECT_GRACE if self._head is None else _FIRST_CHUNK_GRACE
+                    with anyio.move_on_after(grace, shield=True):
                         await asyncio.wait({self.task})
             finally:
-                self.task.cancel()
+                if not (self._is_sending or self._is_cancelled):
+                    self._is_cancelled = True
+                    self.task.cancel()
         with anyio.move_on_after(_CANCEL_GRACE, shield=True):
             await asyncio.wait({self.task})
 
@@ -173,17 +186,30 @@ class _InnerResponse(httpx.AsyncByteStream):
             raise RuntimeError(f"Unexpected ASGI message {message['type']!r}")
         if self._chunk and not self._left:
             self._sender = asyncio.get_running_loop().create_future()
-            await self._sender
+            self._is_sending = True
+            try:
+                await self._sender
+            finally:
+                self._is_sending = False
         if self._left:
-            raise OSError("The reader has left")
+            self._drop()
+            return
         if self._head is None:
             self._head = message["status"], list(message.get("headers", ()))
         else:
+            self._begun = True
             self._chunk = bytes(message.get("body", b""))
             self._complete = not message.get("more_body", False)
         if self._complete:
             self._over.set()
         _wake(self._reader)
+
+    def _drop(self) -> None:
+        """Drop a chunk that nobody will read, and cancel the application where it makes the next one."""
+        if self._head is None or self._is_cancelled:
+            raise OSError("The reader has left")
+        self._is_cancelled = True
+        asyncio.get_running_loop().call_soon(self.task.cancel)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
