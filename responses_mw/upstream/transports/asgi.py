@@ -41,6 +41,8 @@ _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", 
 _DISCONNECT_GRACE = 0.5
 # Seconds for an application to send its first chunk, which fails, after its answer has started.
 _FIRST_CHUNK_GRACE = 0.1
+# Chunks of an application that does not wait between them, and so cannot be cancelled.
+_MAX_DROPPED = 8
 # Seconds to wait for an application that ignores its cancellation.
 _CANCEL_GRACE = 5.0
 
@@ -90,6 +92,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._left = False
         self._is_sending = False  # the application waits in ``send``
         self._is_cancelled = False
+        self._dropped = 0
         self._over = asyncio.Event()  # the reader has left, or the answer is complete
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
@@ -205,11 +208,13 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Drop a chunk that nobody will read, and cancel the application where it makes the next one."""
-        if self._head is None or self._is_cancelled:
+        """Drop a chunk that nobody will read, and have the application cancelled where it makes the next one."""
+        self._dropped += 1
+        if self._head is None or self._dropped > _MAX_DROPPED:
             raise OSError("The reader has left")
-        self._is_cancelled = True
-        asyncio.get_running_loop().call_soon(self.task.cancel)
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            asyncio.get_running_loop().call_soon(self.task.cancel)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
