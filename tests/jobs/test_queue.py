@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import State, connect
+from responses_mw.state import Damaged, State, connect
 from responses_mw.state.queue import Backlog, Queue
 
 LEASE = 60.0
@@ -111,6 +112,30 @@ async def test_a_step_that_is_repeated_changes_nothing(queue: Queue) -> None:
     await queue.ready("job")
     await queue.renew(["job"], 0.0)
     assert await claim(queue) is None
+
+
+@pytest.mark.parametrize("part", ["ready", "leases", "since", "jobs", "owners", "clock", "turns:alice"])
+async def test_no_job_is_lost_while_a_key_of_its_partition_is_damaged(queue: Queue, state: State, part: str) -> None:
+    key, command = f"rmw:{{q1p0}}:{part}", state.client.command
+    jobs = await enter(queue, "alice", 4)
+    held = str(await claim(queue))
+    await command("RENAME", key, "{q1p0}kept")
+    await command("SET" if part != "clock" else "LPUSH", key, "another program's")
+    for step in (
+        queue.ready(held, first=True),
+        claim(queue, sweep=False),
+        claim(queue),
+        queue.reserve("new", "alice", LEASE),
+        queue.ready("new"),
+    ):
+        with suppress(Damaged):
+            await step
+    await command("RENAME", "{q1p0}kept", key)
+    entered = {job.decode() for job in await command("HKEYS", "rmw:{q1p0}:jobs")}
+    await queue.renew([*entered], 0.0)
+    await asyncio.sleep(0.05)
+    claimed = {await claim(queue) for _ in range(2 * len(entered))} - {None}
+    assert claimed == entered >= set(jobs)
 
 
 async def test_cancelled_jobs_do_not_count_against_their_owner(queue: Queue) -> None:

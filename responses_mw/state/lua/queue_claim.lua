@@ -5,17 +5,20 @@
 
 local leases, now = prefix .. 'leases', now_ms()
 local job = ARGV[2] == '1' and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+local turn
 if not job then
   if ARGV[3] == '' then return false end
-  local next_one = redis.call('ZPOPMIN', KEYS[1])
-  job = next_one[1]
+  job, turn = unpack(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES'))
   if not job then return false end
-  local turn = math.max(tonumber(next_one[2]), tonumber(redis.call('GET', prefix .. 'clock') or 0))
+end
+redis.call('ZREM', prefix .. 'since', job)  -- first: a full Redis lets the script go on then
+redis.call('ZADD', leases, now + ARGV[1], job)  -- next: if another key is damaged, the job comes back when the lease expires
+if turn then
+  redis.call('ZREM', KEYS[1], job)
+  turn = math.max(tonumber(turn), tonumber(redis.call('GET', prefix .. 'clock') or 0))
   redis.call('SET', prefix .. 'clock', turn)
   redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- equivalent to none
   local owner = redis.call('HGET', prefix .. 'jobs', job)
   if owner then redis.call('ZREM', prefix .. 'turns:' .. owner, job) end
 end
-redis.call('ZREM', prefix .. 'since', job)  -- first: a full Redis lets the script go on then
-redis.call('ZADD', leases, now + ARGV[1], job)
 return job

@@ -2,6 +2,7 @@
 -- KEYS: ready
 -- ARGV: job, owner, time in ms
 
-if redis.call('HSETNX', prefix .. 'jobs', ARGV[1], ARGV[2]) == 1 then
-  redis.call('ZADD', prefix .. 'leases', now_ms() + ARGV[3], ARGV[1])
+if redis.call('HEXISTS', prefix .. 'jobs', ARGV[1]) == 0 then
+  redis.call('ZADD', prefix .. 'leases', now_ms() + ARGV[3], ARGV[1])  -- first: if it is damaged, nothing is entered
+  redis.call('HSET', prefix .. 'jobs', ARGV[1], ARGV[2])
 end
