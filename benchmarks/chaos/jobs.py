@@ -1,0 +1,175 @@
+"""The clients of background responses, and the rules for what they see."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from responses_mw.state.jobs import MAX_ATTEMPTS
+
+from .deployment import RUNNING, TERMINAL, WORDS, Deployment, event, events_of
+
+
+@dataclass
+class Job:
+    response_id: str
+    question: str
+    events: list[bytes] = field(default_factory=list)
+    """What its follower has read."""
+    cancelled: dict[str, Any] | None = None
+    """The answer to its cancellation."""
+    deleted: bool = False
+    damaged: str = ""
+    """Which of its keys was damaged."""
+    followed: bool = False
+    """Whether its follower has come to the end."""
+
+
+class Jobs:
+    """Jobs that are created, followed, perhaps cancelled or deleted."""
+
+    def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
+        self._deployment = deployment
+        self._client = client
+        self.jobs: list[Job] = []
+
+    async def create(self, number: int) -> None:
+        """Create a job and follow it to its end."""
+        draw = self._deployment.draw(f"job {number}")
+        question = f"question {number}"
+        while True:
+            with suppress(httpx.HTTPError):
+                body = {"model": "tiny", "input": question, "background": True}
+                answer = await self._client.post(draw.choice(self._deployment.replicas).url, json=body)
+                if answer.status_code == 200:
+                    break
+            question += "+"  # whether that one was created is not known: this is another
+            await asyncio.sleep(0.2)
+        job = Job(answer.json()["id"], question)
+        self.jobs.append(job)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.end_early(job, draw))
+            while not await self.follow(job, draw):  # noqa: ASYNC110 (what it waits for is in other processes)
+                await asyncio.sleep(0.1)
+        job.followed = True
+
+    async def end_early(self, job: Job, draw: random.Random) -> None:
+        """Cancel or delete a job, perhaps."""
+        what = draw.choices(["", "cancel", "delete"], [8, 2, 1])[0]
+        if not what:
+            return
+        await asyncio.sleep(draw.uniform(0, 2))
+        while not job.damaged:
+            with suppress(httpx.HTTPError):
+                url = f"{draw.choice(self._deployment.replicas).url}/{job.response_id}"
+                answer = await (self._client.post(f"{url}/cancel") if what == "cancel" else self._client.delete(url))
+                if what == "cancel" and answer.status_code == 200:
+                    job.cancelled = answer.json()
+                    break
+                if what == "delete" and answer.status_code in (200, 404):
+                    job.deleted = True
+                    break
+            await asyncio.sleep(0.1)
+        self._deployment.checked[what] += 1
+
+    async def follow(self, job: Job, draw: random.Random) -> bool:
+        """Return whether the stream came to an end. It continues after what has been read."""
+        params = {"stream": "true"} | ({"starting_after": str(len(job.events) - 1)} if job.events else {})
+        url = f"{draw.choice(self._deployment.replicas).url}/{job.response_id}"
+        with suppress(httpx.HTTPError):
+            async with self._client.stream("GET", url, params=params) as answer:
+                if answer.status_code != 200:
+                    return (answer.status_code == 404 and job.deleted) or (answer.status_code == 500 and bool(job.damaged))
+                pending = b""
+                async for data in answer.aiter_raw():
+                    *frames, pending = (pending + data).split(b"\n\n")
+                    job.events += [frame for frame in frames if frame.startswith(b"event:")]
+        return bool(job.events) and event(job.events[-1])["type"] in TERMINAL
+
+    @property
+    def ends(self) -> Counter[str]:
+        """How many jobs ended with which status."""
+        ended = [job for job in self.jobs if job.followed and job.events and not (job.deleted or job.damaged)]
+        return Counter(event(job.events[-1])["response"]["status"] for job in ended)
+
+    async def check(self) -> None:
+        problems = self._deployment.problems
+        for job in self.jobs:
+            self._deployment.checked["damaged jobs" if job.damaged else "jobs"] += 1
+            check = self._check_damaged if job.damaged else self._check_deleted if job.deleted else self._check_job
+            problems += [f"{job.response_id} {problem}" for problem in await check(job)]
+        asked = {question: times for question, times in self._deployment.upstream.asked.items() if times > MAX_ATTEMPTS}
+        problems += [f"{question} was asked {times} times" for question, times in asked.items()]
+        problems += self.unfinished()
+
+    async def _get(self, response_id: str, **params: str) -> httpx.Response:
+        return await self._client.get(f"{self._deployment.replicas[0].url}/{response_id}", params=params)
+
+    async def _check_job(self, job: Job) -> list[str]:
+        events = events_of((await self._get(job.response_id, stream="true")).content)
+        document = (await self._get(job.response_id)).json()
+        return _faults_of_job(job, events, document, self._deployment.upstream.asked[job.question])
+
+    async def _check_deleted(self, job: Job) -> list[str]:
+        events = [event(frame) for frame in job.events]
+        problems = []
+        if [one["sequence_number"] for one in events] != list(range(len(events))):
+            problems.append("is deleted, and its follower read numbers that are not contiguous")
+        if any(one["type"] in TERMINAL for one in events[:-1]):
+            problems.append("is deleted, and its follower read something after the end")
+        if (await self._get(job.response_id)).status_code != 404:
+            problems.append("is deleted, and found")
+        return problems
+
+    async def _check_damaged(self, job: Job) -> list[str]:
+        """Check that it has ended, or says that it is damaged."""
+        answer = await self._get(job.response_id)
+        if answer.status_code == 404 and job.deleted:
+            return []
+        content = answer.json()
+        is_damaged = answer.status_code == 500 and content["error"]["code"] == "state_damaged"
+        if is_damaged or (answer.status_code == 200 and content["status"] not in RUNNING):
+            return []
+        return [f"({job.damaged} is damaged) answers GET with {answer.status_code}: {answer.text[:200]}"]
+
+    def unfinished(self) -> list[str]:
+        """Return what is left of jobs, also of those whose creation has failed for its client."""
+        client = self._deployment.redis
+        damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
+        records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))
+        states = {record: client.hget(record, "status").decode() for record in records}  # type: ignore[union-attr]
+        queued = [job.decode() for key in client.scan_iter("rmw:{q*:jobs", _type="HASH") for job in client.hkeys(key)]  # type: ignore[union-attr]
+        problems = [f"{record!r} is {status}" for record, status in states.items() if status in RUNNING]
+        problems += [f"{job} is left in the queue" for job in queued]
+        credentials = set(client.scan_iter("rmw:*:k:*")) - damaged
+        problems += [f"{key!r} is left" for key in credentials if key.replace(b":k:", b":r:") not in damaged]
+        return problems + [f"the follower of {job.response_id} reads on" for job in self.jobs if not job.followed]
+
+
+def _faults_of_job(job: Job, log: list[dict[str, Any]], document: dict[str, Any], asked: int) -> list[str]:
+    problems = []
+    if [one["sequence_number"] for one in log] != list(range(len(log))):
+        problems.append("has a log that is not contiguous")
+    ends = [one["type"] for one in log if one["type"] in TERMINAL]
+    if len(ends) != 1 or log[-1]["type"] != ends[0]:
+        problems.append(f"has the ends {ends} in its log")
+    elif log[-1]["response"] != document:
+        problems.append("has another document in its last event")
+    if job.cancelled is not None and job.cancelled != document:
+        problems.append(f"had another document in the answer to its cancellation, which was {job.cancelled['status']}")
+    if [event(frame) for frame in job.events] != log:
+        problems.append("was read by its follower with other events than the log has")
+    words = "".join(one["delta"] for one in log if one["type"] == "response.output_text.delta")
+    text = "".join(part["text"] for item in document["output"] for part in item.get("content", []))
+    if words != text or (document["status"] == "completed" and len(words.split()) != WORDS):
+        problems.append(f"is {document['status']} with the text {text!r}, its events with {words!r}")
+    is_early = document["status"] == "failed" and not document["output"] and asked < MAX_ATTEMPTS
+    if is_early and "lost" not in document["error"]["message"]:  # its workers were killed
+        problems.append(f"failed without output, asked {asked} times: {document['error']}")
+    return problems
