@@ -185,7 +185,8 @@ class Worker:
         elif taken.job is not None:
             await write_end(self._state, taken)
         elif why == "settle" and taken.verdict != "done":
-            await self._state.queue.ready(response_id, first=True)
+            with suppress(Damaged):  # the job comes back when its lease in the queue expires
+                await self._state.queue.ready(response_id, first=True)
         else:
             await self._state.queue.drop(response_id)
 

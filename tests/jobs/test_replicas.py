@@ -277,6 +277,28 @@ async def test_a_stopping_worker_returns_jobs_without_output_to_the_queue(
     leaving.wait()
 
 
+async def test_a_job_that_is_returned_to_a_damaged_part_of_the_queue_runs_once_that_is_repaired(
+    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    leaving = run()
+    answer = upstream.stream(*HELLO, before=Signal())
+    async with aclosing(await leaving.ours()) as ours:
+        response_id = (await create(ours))["id"]
+    await answer.asked.wait()
+    with redis.Redis.from_url(database) as client:
+        clocks = [key.replace(b":jobs", b":clock") for key in client.keys("rmw:{q1p*:jobs") if client.hexists(key, response_id)]
+        client.delete(*clocks)
+        client.rpush(clocks[0], "another program's")
+        leaving.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(leaving.wait) == 0
+        client.delete(*clocks)
+        upstream.stream(*HELLO)
+        replica(jobs__lease=LEASE)
+        async with asyncio.timeout(60):
+            while client.hget(record(response_id), "status") != b"completed":  # nobody asks for it, which would queue it again
+                await asyncio.sleep(0.05)
+
+
 async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
     other, leaving = replica(jobs__concurrency=0), run(server__drain_timeout=0.2, jobs__lease=60)
     response_id = await begun(leaving, upstream)
