@@ -97,7 +97,8 @@ def _faults_of_answer(
 ) -> list[str]:
     """Check a foreground answer, during which there were `faults`; `before_drain`: seconds from its request to a SIGTERM."""
     if not whole:
-        is_refused = "drain" in faults and not status and before_drain < 2  # it may not have been accepted yet
+        is_young = "stall" in faults or before_drain < 2  # its connection may not have been accepted yet
+        is_refused = "drain" in faults and is_young and not status
         return [] if "kill" in faults or is_refused else [f"the answer breaks off ({faults}): {data[-200:]!r}"]
     if status != 200:
         error = orjson.loads(data).get("error", {})
