@@ -229,6 +229,17 @@ async def test_a_job_whose_history_is_damaged_while_it_is_queued_fails(
     assert upstream.requests == []
 
 
+async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstream: ScriptedUpstream, database: str) -> None:
+    response_id = (await create(replica(jobs__concurrency=0)))["id"]
+    with redis.Redis.from_url(database) as client:
+        key = f"rmw:{{{response_id[5:30]}}}:k:{response_id[30:]}"
+        client.delete(key)
+        client.rpush(key, "another program's")
+    document = await ended(replica(jobs__lease=60), response_id)
+    assert (document["status"], document["error"]["code"]) == ("failed", "server_error")
+    assert upstream.requests == []
+
+
 async def test_a_job_whose_conversation_is_damaged_while_it_runs_fails_and_is_stored(
     replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:

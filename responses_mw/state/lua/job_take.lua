@@ -41,7 +41,7 @@ elseif ARGV[5] == 'settle' then
 end
 
 local random = string.match(KEYS[1], '[a-z0-9]+$')
-local credential = redis.call('GET', prefix .. 'k:' .. random)
+local credential = redis.call('TYPE', prefix .. 'k:' .. random).ok == 'string' and redis.call('GET', prefix .. 'k:' .. random)
 if verdict ~= 'run' then free(prefix .. 'k:' .. random) end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', now + ARGV[3])
 if verdict == 'run' then
