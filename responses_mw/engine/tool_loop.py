@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError
+from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamUnreachable
 from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
@@ -26,6 +26,8 @@ T = TypeVar("T")
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
 """Seconds between two requests to an overloaded upstream that does not say how long to wait."""
+RESENDS = 1
+"""How often a turn is sent again whose connection broke off before the first output: its prompt may be what kills servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -108,15 +110,19 @@ class ToolLoop:
         """Return what `attempt` returns, repeating it while the upstream is overloaded, up to `upstream.overload_timeout`.
 
         Waits with exponential back-off, and at least as long as the upstream asks. Raises the overload at once if the run
-        does not wait for the upstream, or if the upstream asks to wait longer than the timeout.
+        does not wait for the upstream, or if the upstream asks to wait longer than the timeout. A connection that broke off
+        is an overload `RESENDS` times.
         """
         loop = asyncio.get_running_loop()
-        pause, deadline = FIRST_PAUSE, math.inf
+        pause, deadline, broken = FIRST_PAUSE, math.inf, 0
         while True:
             try:
                 return await attempt()
             except UpstreamError as error:
-                if not (error.is_overload and run.waits_for_upstream):
+                broke_off = not error.is_overload and isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+                broken += broke_off
+                may_pass = error.is_overload or (broke_off and broken <= RESENDS)
+                if not (may_pass and run.waits_for_upstream):
                     raise
                 deadline = min(deadline, loop.time() + self._overload_timeout)
                 left, wanted = deadline - loop.time(), error.retry_after or 0.0

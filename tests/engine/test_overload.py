@@ -99,19 +99,48 @@ async def test_a_stream_fails_at_the_end_of_its_patience(
     assert (len(upstream.requests) == 1) == (settings.get("upstream__overload_timeout") != 0.2)
 
 
-async def test_a_request_that_a_gateway_lost_a_server_over_is_sent_once(
-    late: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_a_stream_over_which_a_gateway_lost_a_server_is_sent_once_more(
+    late: Ours, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
     for module in (errors, client):
         monkeypatch.setattr(module, "CRASH_AFTER", 0.1)
-    held = Signal()
-    answer = upstream.whole(b"<html>502 Bad Gateway</html>", 502, before=held)
+    held = [Signal() for _ in range(losses)]
+    answers = [upstream.whole(b"<html>502 Bad Gateway</html>", 502, before=signal) for signal in held]
+    upstream.stream(*HELLO)
     request = asyncio.create_task(stream(late))
-    await answer.asked.wait()
-    await asyncio.sleep(0.2)
-    held.set()
-    assert (await request).terminal == "response.failed"
-    assert len(upstream.requests) == 1
+    for answer, signal in zip(answers, held, strict=True):
+        await answer.asked.wait()
+        await asyncio.sleep(0.2)
+        signal.set()
+    assert (await request).terminal == ("response.completed" if losses == 1 else "response.failed")
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+async def test_a_stream_without_output_survives_one_server_that_dies(
+    start_at: Start, serve: Serve, upstream: ScriptedUpstream, crashes: int
+) -> None:
+    asked = 0
+
+    async def dying(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        await asyncio.sleep(0.1)
+        if asked == crashes:
+            server.close()
+        writer.close()
+
+    port = free_port()
+    server = await asyncio.start_server(dying, "127.0.0.1", port)
+    ours = start_at("proxy", upstream=f"http://127.0.0.1:{port}", upstream__dialect="vllm", upstream__status_grace=0)
+    request = asyncio.create_task(stream(ours))
+    await server.wait_closed()
+    upstream.stream(*HELLO)
+    serve(upstream, port=port)
+    assert (await request).terminal == ("response.completed" if crashes == 1 else "response.failed")
+    assert asked == crashes
 
 
 async def test_an_exhausted_quota_is_not_waited_out(late: Ours, upstream: ScriptedUpstream) -> None:
