@@ -1,5 +1,6 @@
 """Starting, awaiting, observing and surely ending the processes of a benchmark."""
 
+import atexit
 import contextlib
 import http.client
 import os
@@ -25,6 +26,13 @@ CPUCLOCK_SCHED = 2
 
 
 _reservations: deque[socket.socket] = deque()
+
+
+@atexit.register
+def _release() -> None:
+    """Close what is left: a socket that is collected open gives a warning."""
+    while _reservations:
+        _reservations.pop().close()
 
 
 @dataclass(frozen=True, slots=True)
