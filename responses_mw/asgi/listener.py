@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
 
-END_TIMEOUT = 8.0
-"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent meanwhile."""
+END_TIMEOUT = 12.0
+"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent meanwhile, which
+takes up to 10 s while Redis is away."""
 
 _TRY_AGAIN_LATER = 1013
 
