@@ -304,10 +304,11 @@ async def test_a_background_response_begins_with_the_summary_too(start_at: Start
     assert SUMMARY in str(upstream.messages)
 
 
-async def test_a_summary_that_breaks_off_is_the_end_of_the_response(start_at: Start, upstream: Echo) -> None:
+async def test_a_summary_that_breaks_off_twice_is_the_end_of_the_response(start_at: Start, upstream: Echo) -> None:
     ours = start_at("proxy", upstream__status_grace=0)
     upstream.stream(text("x"), finish(), usage(prompt=2000))
-    upstream.stream(text("They sp"), BrokenOff(), done=False)
+    for _ in range(2):
+        upstream.stream(text("They sp"), BrokenOff(), done=False)
     streamed = await oracle.stream(ours, input=TALK, context_management=above(10))
     assert streamed.terminal == "response.failed"
     assert streamed.response["output"] == []

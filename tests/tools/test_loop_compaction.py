@@ -82,13 +82,14 @@ async def test_a_summary_that_fails_between_turns_is_the_end_of_the_response(
     assert [item["type"] for item in streamed.response["output"]] == ["mcp_list_tools", "mcp_call"]
 
 
-async def test_a_summary_that_breaks_off_between_turns_is_not_taken(
+async def test_a_summary_that_breaks_off_twice_between_turns_is_not_taken(
     ours: Ours, upstream: ScriptedUpstream, server: dict[str, Any]
 ) -> None:
     upstream.pages["/tokenize"] = {"count": 2000}
     upstream.stream(call('{"city": "Paris"}', name="get_weather", call_id="c"), finish("tool_calls"), usage(10, 5))
-    upstream.stream(text("Paris is"), BrokenOff(), done=False)
+    for _ in range(2):
+        upstream.stream(text("Paris is"), BrokenOff(), done=False)
     streamed = await stream(ours, tools=[server], context_management=ABOVE)
     assert streamed.terminal == "response.failed"
     assert [item["type"] for item in streamed.response["output"]] == ["mcp_list_tools", "mcp_call"]
-    assert len(upstream.requests) == 2
+    assert len(upstream.requests) == 3
