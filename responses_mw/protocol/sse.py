@@ -131,7 +131,7 @@ def _head(event: str) -> bytes:
 
 def encode(events: Iterable[Event]) -> bytes:
     """Return the frames of the events."""
-    return b"".join([frame(event.type, orjson.dumps(event.data)) for event in events])
+    return b"".join([_head(event.type) + orjson.dumps(event.data) + b"\n\n" for event in events])
 
 
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:

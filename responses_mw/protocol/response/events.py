@@ -6,7 +6,8 @@ WebSocket messages by `asgi.websocket`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -21,8 +22,9 @@ def terminal_type(document: Document) -> str:
     return event if event in TERMINAL else "response.failed"
 
 
-class Event(NamedTuple):
-    """One event of a response's stream. Its data does not change once the event exists, and must not be changed."""
+@dataclass(slots=True)  # made in half the time of a named tuple, for each token
+class Event:
+    """One event of a response's stream. Neither it nor its data must be changed once it exists."""
 
     type: str
     data: dict[str, Any]
@@ -30,15 +32,14 @@ class Event(NamedTuple):
 
 
 class DeltaTemplate:
-    """The members of a delta event that are the same for every delta of one part."""
+    """The members of a delta event, of which all but the text and the number are the same for every delta of one part."""
 
-    __slots__ = ("after", "before", "type")
+    __slots__ = ("members", "type")
 
     def __init__(self, event_type: str, place: dict[str, Any], after: dict[str, Any] | None = None) -> None:
         """`place` holds the item id and the indices; the members `after` follow the text."""
         self.type = event_type
-        self.before = {"type": event_type, **place}
-        self.after = after or {}
+        self.members = {"type": event_type, **place, "delta": "", **(after or {}), "sequence_number": 0}
 
 
 class Emitter:
@@ -57,7 +58,10 @@ class Emitter:
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
         """Add a delta event. This is the work done for each token."""
-        data = {**template.before, "delta": text, **template.after, "sequence_number": self._number()}
+        data = template.members.copy()
+        data["delta"] = text
+        data["sequence_number"] = number = self.next_number
+        self.next_number = number + 1
         self._events.append(Event(template.type, data))
 
     def _number(self) -> int:
