@@ -3,7 +3,7 @@
     context    facts about the current request or job
     turn       chat completions: client span, metrics of generative AI, messages by opt-in
     tracing    all other spans, and propagation of trace context
-    metrics    all metrics, for Prometheus and OpenTelemetry
+    metrics    all metrics, for Prometheus and OpenTelemetry; instruments: their kinds
     logs, sdk  set-up for our own commands
 
 No other module imports opentelemetry or prometheus_client. Spans, metrics and log records hold no prompt, answer, credential,
@@ -11,6 +11,7 @@ path or query.
 """
 
 from .context import annotate
+from .instruments import REGISTRY, exposition
 from .logs import set_up_logs
 from .metrics import (
     CACHE_LOOKUPS,
@@ -21,9 +22,7 @@ from .metrics import (
     LIMITS_UNCHECKED,
     QUEUE_AGE,
     QUEUE_DEPTH,
-    REGISTRY,
     UNSTORED,
-    exposition,
 )
 from .sdk import set_up_sdk
 from .tracing import (

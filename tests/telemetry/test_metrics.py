@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from responses_mw.asgi.admin import Admin
-from responses_mw.telemetry import TurnSpan, UpstreamServer, metrics
+from responses_mw.telemetry import TurnSpan, UpstreamServer, instruments, metrics
 from tests.support.queries import EMITTED
 from tests.support.scripted import HELLO, Signal, text
 
@@ -50,7 +50,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 reader = InMemoryMetricReader()
 set_meter_provider(MeterProvider([reader]))
 
-from responses_mw.telemetry import metrics
+from responses_mw.telemetry import instruments, metrics
 
 metrics.STATE_ERRORS.add(2, {"error.type": "ConnectionError"})
 metrics.ACTIVE_REQUESTS.add(3, {"http.request.method": "GET", "url.scheme": "http"})
@@ -63,7 +63,7 @@ for scoped in reader.get_metrics_data().resource_metrics[0].scope_metrics:
         for point in metric.data.data_points:
             value = getattr(point, "value", None) if hasattr(point, "value") else point.sum
             points[f"{metric.name} {sorted(dict(point.attributes).items())}"] = value
-print(json.dumps([points, metrics.exposition("")[0].decode()]))
+print(json.dumps([points, instruments.exposition("")[0].decode()]))
 """
 
 
@@ -93,14 +93,14 @@ import json
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from responses_mw.telemetry import metrics
+from responses_mw.telemetry import instruments, metrics
 
 metrics.STREAMS_OPEN.add(2)
 metrics.LEASES_LOST.add()
 metrics.QUEUE_DEPTH.set(7)
 host = CollectorRegistry()
 MultiProcessCollector(host)
-print(json.dumps([metrics.exposition("")[0].decode(), generate_latest(host).decode()]))
+print(json.dumps([instruments.exposition("")[0].decode(), generate_latest(host).decode()]))
 """
 
 
@@ -115,12 +115,12 @@ def test_a_host_in_multiprocess_mode_exports_our_metrics_too(tmp_path: Path) -> 
 
 def test_the_number_of_series_is_bounded() -> None:
     registry = CollectorRegistry()
-    counter = metrics.Counter("bounded", "1", "", ["n", "m"], registry=registry)
-    for number in range(metrics.MAX_SERIES + 500):
+    counter = instruments.Counter("bounded", "1", "", ["n", "m"], registry=registry)
+    for number in range(instruments.MAX_SERIES + 500):
         counter.add(1, {"n": number})
     [family] = registry.collect()
     samples = [sample for sample in family.samples if sample.name == "bounded_total"]
-    assert len(samples) == metrics.MAX_SERIES + 1
+    assert len(samples) == instruments.MAX_SERIES + 1
     assert registry.get_sample_value("bounded_total", {"n": "_OTHER", "m": "_OTHER"}) == 500
 
 
@@ -130,14 +130,14 @@ def test_an_attribute_that_is_not_a_label_is_an_error() -> None:
 
 
 def test_series_whose_labels_are_known_start_at_zero() -> None:
-    counter = metrics.Counter("zero", "1", "", ["kind"], ["a"], registry=(registry := CollectorRegistry()))
+    counter = instruments.Counter("zero", "1", "", ["kind"], ["a"], registry=(registry := CollectorRegistry()))
     assert registry.get_sample_value("zero_total", {"kind": "a"}) == 0
     counter.add(1, {"kind": "b"})
     assert registry.get_sample_value("zero_total", {"kind": "b"}) == 1
 
 
 def test_metrics_that_dashboards_and_alerts_query_are_exported() -> None:
-    assert set(EMITTED) <= parsed(metrics.exposition("")[0].decode()).keys()
+    assert set(EMITTED) <= parsed(instruments.exposition("")[0].decode()).keys()
 
 
 # -- turns ----------------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def document(output_tokens: int | None = None) -> dict[str, Any]:
 
 def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
     """Return the sums recorded for `provider`, by the labels that matter here."""
-    samples = parsed(metrics.exposition("")[0].decode())[name].samples
+    samples = parsed(instruments.exposition("")[0].decode())[name].samples
     wanted = ("gen_ai_request_model", "gen_ai_token_type", "error_type")
     return {
         tuple(one.labels[name] for name in wanted if one.labels.get(name)): one.value
@@ -186,7 +186,7 @@ def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_i
 
 
 def test_only_models_that_answered_are_label_values_and_their_number_is_bounded() -> None:
-    known = metrics.KnownNames(2)
+    known = instruments.KnownNames(2)
     assert known.known("a") == "_OTHER"
     for name in ("a", "b", "c"):
         known.admit(name)
@@ -195,7 +195,7 @@ def test_only_models_that_answered_are_label_values_and_their_number_is_bounded(
 
 def test_a_long_model_name_is_no_label_value() -> None:
     """Each of the many samples of a histogram repeats it."""
-    known = metrics.KnownNames(2)
+    known = instruments.KnownNames(2)
     known.admit("x" * 10_000)
     assert known.known("x" * 10_000) == "_OTHER"
 
