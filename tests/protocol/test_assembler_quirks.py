@@ -437,6 +437,37 @@ def test_logprobs_of_the_visible_text_are_kept_where_reasoning_is_within_it(size
     assert [one["token"] for one in part["logprobs"]] == ["He", "l", "lo", " <b", ">", "!"]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("message", "tokens", "kept"),
+    [
+        ({"reasoning": "Hello?", "content": "Hello"}, ["<think>", "Hel", "lo?", "</think>", "Hel", "lo", "<end>"], ["Hel", "lo"]),
+        ({"reasoning": "é", "content": "éa"}, [b"\xc3", b"\xa9", "\n", b"\xc3", b"\xa9", "a"], ["", "", "a"]),
+        ({"reasoning": "other", "content": "Hello"}, ["x", "Hel", "lo"], ["Hel", "lo"]),
+        ({"reasoning": "Hm.", "content": "changed"}, ["Hm.", "x"], []),
+        ({"content": "Hello", "tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}, ["Hello", "<f>"], ["Hello"]),
+    ],
+)  # fmt: skip
+def test_logprobs_are_those_of_the_text_where_a_chunk_has_more(
+    whole: bool, message: dict[str, Any], tokens: list[str | bytes], kept: list[str]
+) -> None:
+    entries = [
+        {"token": token, "logprob": -1.0} if isinstance(token, str) else {"token": "", "logprob": -1.0, "bytes": [*token]}
+        for token in tokens
+    ]
+    given = _whole(message, logprobs=_logprobs(*entries)) if whole else chunk(**message, logprobs=_logprobs(*entries))
+    items = respond(given, STOP, options=ResponseOptions(logprobs=True))["output"]
+    [part] = [part for item in items if item["type"] == "message" for part in item["content"]]
+    assert [token["token"] for token in part["logprobs"]] == kept
+
+
+def test_logprobs_of_a_whole_answer_end_with_its_text() -> None:
+    """vLLM reports the token that ends the answer, too, unless it streams."""
+    entries = [{"token": token, "logprob": -1.0, "bytes": [300]} for token in ("Hi", "<|im_end|>")]
+    [item] = respond(_whole({"content": "Hi"}, logprobs=_logprobs(*entries)), options=ResponseOptions(logprobs=True))["output"]
+    assert [token["token"] for token in item["content"][0]["logprobs"]] == ["Hi"]
+
+
 def test_logprobs_without_bytes_get_them() -> None:
     """TGI leaves them out."""
     entry = {"token": "é", "logprob": -1.0, "top_logprobs": None}

@@ -32,7 +32,17 @@ from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
 from .calls import CallRules, OpenCall, new_item
 from .document import add_usage, shown, usage_of_chat, with_tool_tokens
 from .events import Event
-from .text import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, OpenText, TextKind, ThinkingSplitter
+from .text import (
+    OPEN_REASONING_TEXT,
+    OUTPUT_TEXT,
+    REASONING_TEXT,
+    REFUSAL,
+    SUMMARY_TEXT,
+    OpenText,
+    TextKind,
+    ThinkingSplitter,
+    logprobs_of,
+)
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -157,7 +167,11 @@ class Assembler(ResponseBuilder):
             if reasoning:
                 self._text(self._reasoning, reasoning)
             if delta.get("content"):
-                self._content(delta["content"], choice.get("logprobs"))
+                logprobs = choice.get("logprobs")
+                # Those of a whole answer, and of a chunk with more than text, are of all its tokens.
+                if logprobs and self._options.logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
+                    logprobs = logprobs_of(delta["content"], logprobs, after=reasoning)
+                self._content(delta["content"], logprobs)
             if delta.get("refusal"):
                 self._text(REFUSAL, delta["refusal"])
             if delta.get("tool_calls"):

@@ -178,6 +178,29 @@ def _overlap(text: str, tag: str) -> int:
     return 0
 
 
+def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
+    """Keep the log probabilities of the tokens of `content`, which comes after the reasoning in `after`, if any.
+
+    Those of a whole answer (vLLM) also cover the reasoning, calls, and the token that ends the answer.
+    """
+    if not isinstance(content, str):
+        return logprobs
+    entries = _entries(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    tokens = [bytes(_token(entry)["bytes"]) for entry in entries]
+    whole, text = b"".join(tokens), content.encode(errors="replace")
+    reasoning = after.encode(errors="replace") if isinstance(after, str) else b""
+    at = whole.find(reasoning)
+    start = whole.find(text, at + len(reasoning)) if at >= 0 else whole.rfind(text)
+    if start < 0:  # the server changed the text
+        return None if reasoning else logprobs
+    kept, end = [], 0
+    for entry, token in zip(entries, tokens, strict=True):
+        begin, end = end, end + len(token)
+        if begin < start + len(text) and end > start:
+            kept.append(entry)
+    return {"content": kept}
+
+
 def _response_logprobs(logprobs: Any) -> list[dict[str, Any]]:
     """Convert ``choice.logprobs`` to the form of the Responses API. Some servers leave out the bytes (TGI)."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
@@ -194,6 +217,6 @@ def _entries(listed: Any) -> list[dict[str, Any]]:
 def _token(entry: dict[str, Any]) -> dict[str, Any]:
     token, logprob, data = entry.get("token"), entry.get("logprob"), entry.get("bytes")
     token = token if isinstance(token, str) else ""
-    if not isinstance(data, list):
+    if not (isinstance(data, list) and all(type(byte) is int and 0 <= byte < 256 for byte in data)):
         data = list(token.encode(errors="replace"))
     return {"token": token, "logprob": logprob if isinstance(logprob, int | float) else 0.0, "bytes": data}
