@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
+from math import inf
+from pathlib import Path
 
 import prometheus_client as prometheus
 
@@ -97,7 +100,13 @@ STATE_ERRORS = Counter(
 
 # -- of the process, for Prometheus alone: OpenTelemetry has resource attributes for it ----------------------------------------
 
-prometheus.ProcessCollector(registry=REGISTRY)
+
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return how many bytes this process may use: the limit of its container, or else the memory of the machine."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
+    files = (groups / "memory.max", groups / "memory" / "memory.limit_in_bytes")  # control groups, version 2 and 1
+    texts = [file.read_text().strip() for file in files if file.exists()]
+    return min([machine, *[int(text) for text in texts if text.isdigit()]])  # otherwise "max"
 
 
 def _version() -> str:
@@ -107,6 +116,10 @@ def _version() -> str:
         return "unknown"
 
 
+prometheus.ProcessCollector(registry=REGISTRY)
+prometheus.Gauge(
+    "responses_mw_memory_limit_bytes", "Memory that this process may use.", registry=REGISTRY, multiprocess_mode="livemax"
+).set(memory_limit())
 prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", registry=REGISTRY).info(
     {"version": _version(), "python_version": platform.python_version()}
 )

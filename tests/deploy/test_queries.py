@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_alerts_look_at_our_job_only_and_say_how_grave_and_what() -> None:
         assert 'job="responses-mw"' in rule["expr"], rule["alert"]
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert rule["annotations"]["summary"]
+
+
+def test_an_alert_links_to_its_section_of_the_guide() -> None:
+    page = (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"] + "/blob/main/docs/operations.md"
+    )
+    for rule in alerts():
+        assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"
 
 
 def test_the_guide_tells_of_every_alert_and_of_no_other_what_to_do() -> None:

@@ -86,8 +86,6 @@ def test_the_kinds_of_others_are_what_they_want() -> None:
     [scaled] = rendered.kind("ScaledObject")
     assert scaled["spec"]["scaleTargetRef"]["name"] == rendered("Deployment", "-worker")["metadata"]["name"]
     assert all(isinstance(value, str) for value in scaled["spec"]["triggers"][0]["metadata"].values())
-    [endpoint] = rendered.kind("ServiceMonitor")[0]["spec"]["endpoints"]
-    assert {"targetLabel": "job", "replacement": "responses-mw"} in endpoint["relabelings"]  # by which alerts ask
     [rules] = rendered.kind("PrometheusRule")
     assert [group["name"] for group in rules["spec"]["groups"]] == ["responses-mw"]
 

@@ -35,6 +35,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_limits_refused_total": {"limit"},
     "responses_mw_limits_unchecked_total": set(),
     "responses_mw_build_info": {"version"},
+    "responses_mw_memory_limit_bytes": set(),
     "process_cpu_seconds_total": set(),
     "process_resident_memory_bytes": set(),
 }
@@ -62,9 +63,7 @@ def queries() -> Iterator[tuple[str, str]]:
     [line] = [line for line in SCALING.read_text().splitlines() if line.strip().startswith("query:")]
     yield (
         "scaling",
-        line.partition("query:")[2]
-        .replace("{{ .Release.Namespace }}", "n")
-        .replace('{{ include "responses-mw.fullname" . }}', "f"),
+        line.partition("query:")[2].replace('{{- include "responses-mw.metrics" . -}}', 'namespace="n", service="s"'),
     )
 
 

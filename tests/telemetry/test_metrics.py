@@ -140,6 +140,18 @@ def test_metrics_that_dashboards_and_alerts_query_are_exported() -> None:
     assert set(EMITTED) <= parsed(instruments.exposition("")[0].decode()).keys()
 
 
+def test_the_memory_limit_is_that_of_the_container_or_else_of_the_machine(tmp_path: Path) -> None:
+    machine = metrics.memory_limit(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert metrics.memory_limit(tmp_path) == machine > 100_000_000
+    (tmp_path / "memory.max").write_text("67108864\n")
+    assert metrics.memory_limit(tmp_path) == 64 * 1024 * 1024
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # version 1 without a limit
+    assert metrics.memory_limit(tmp_path) == machine
+
+
 # -- turns ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 responses-mw/observed: "true"
 {{- end }}
 
+{{/* Selects the metrics of this release, by labels that the Prometheus operator sets for what a ServiceMonitor selects. */}}
+{{- define "responses-mw.metrics" -}}
+namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname" . }}-admin"
+{{- end }}
+
 {{- define "responses-mw.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "responses-mw.fullname" .) .Values.serviceAccount.name -}}
