@@ -253,6 +253,7 @@ def test_a_disruption_budget_stands_only_where_there_is_more_than_one_replica(va
     assert [one["metadata"]["name"] for one in found] == budgets
     for one in found:
         assert len(selected(one["spec"]["selector"]["matchLabels"], rendered)) == 1
+        assert one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_what_scales_has_no_fixed_number_of_replicas() -> None:
@@ -260,6 +261,12 @@ def test_what_scales_has_no_fixed_number_of_replicas() -> None:
     assert "replicas" not in rendered("Deployment")["spec"]
     assert "replicas" not in rendered("Deployment", "-worker")["spec"]
     assert rendered("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == NAME
+
+
+def test_replicas_are_added_at_seven_tenths_of_a_core_whatever_a_pod_requests() -> None:
+    rendered = render(EVERYTHING, {"resources": {"requests": {"cpu": "100m"}}})
+    [metric] = rendered("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["resource"] == {"name": "cpu", "target": {"type": "AverageValue", "averageValue": "700m"}}
 
 
 # -- who reaches whom

@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "extraVolumes": [{"name": "other", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "tmp", "mountPath": "/other"}],
     "autoscaling.minReplicas": 3,
+    "autoscaling.targetCPU": "500m",
     "worker.keda.minReplicas": 3,
 }
 
