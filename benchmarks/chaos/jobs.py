@@ -94,9 +94,10 @@ class Jobs:
 
     @property
     def ends(self) -> Counter[str]:
-        """How many jobs ended with which status."""
+        """How many jobs ended with which status or error."""
         ended = [job for job in self.jobs if job.followed and job.events and not (job.deleted or job.damaged)]
-        return Counter(event(job.events[-1])["response"]["status"] for job in ended)
+        documents = [event(job.events[-1])["response"] for job in ended]
+        return Counter((one["error"] or {}).get("message") or one["status"] for one in documents)
 
     async def check(self) -> None:
         problems = self._deployment.problems
@@ -144,11 +145,15 @@ class Jobs:
         damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
         records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))
         states = {record: client.hget(record, "status").decode() for record in records}  # type: ignore[union-attr]
-        queued = [job.decode() for key in client.scan_iter("rmw:{q*:jobs", _type="HASH") for job in client.hkeys(key)]  # type: ignore[union-attr]
+        queued = [job.decode() for key in client.scan_iter("rmw:{q1p?}:jobs", _type="HASH") for job in client.hkeys(key)]  # type: ignore[union-attr]
         problems = [f"{record!r} is {status}" for record, status in states.items() if status in RUNNING]
         problems += [f"{job} is left in the queue" for job in queued]
-        credentials = set(client.scan_iter("rmw:*:k:*")) - damaged
-        problems += [f"{key!r} is left" for key in credentials if key.replace(b":k:", b":r:") not in damaged]
+        for key in set(client.scan_iter("rmw:*", count=1000)) - damaged:
+            record = key.replace(b":k:", b":r:")
+            if record != key:
+                problems.append(f"{key!r} is left, its response is {states.get(record, 'gone')}")
+            if client.ttl(key) == -1 and not key.startswith(b"rmw:{q1p"):
+                problems.append(f"{key!r} never expires")
         return problems + [f"the follower of {job.response_id} reads on" for job in self.jobs if not job.followed]
 
 
