@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import MutableMapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -197,8 +197,7 @@ class JobRunner:
     async def _hand_back(self, claimed: ClaimedJob) -> None:
         await self._log_writer.last(claimed)
         await self._state.jobs.release(claimed.job)
-        with suppress(Damaged):  # the job comes back when its lease in the queue expires
-            await self._state.queue.ready(claimed.job.response_id, first=True)
+        await self._state.queue.ready(claimed.job.response_id, first=True)
 
 
 def secrets_purpose(response_id: str) -> str:

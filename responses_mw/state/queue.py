@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -34,7 +35,7 @@ class Backlog:
 class Queue:
     """A queue that is fair between owners within each of its ``partitions``. A job is the id of a response.
 
-    Every method raises StateUnavailable.
+    Every method raises StateUnavailable; ``reserve``, ``restore`` and ``claim`` raise Damaged for a damaged partition.
     """
 
     def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
@@ -47,8 +48,12 @@ class Queue:
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Make the job wait for a worker; ``first``: ahead of all others."""
-        await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
+        """Make the job wait for a worker; ``first``: ahead of all others.
+
+        In a damaged partition, it comes back when its lease ends.
+        """
+        with suppress(Damaged):
+            await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
 
     async def restore(self, job: str, owner: str) -> bool:
         """Queue a job again if a failover, or a change of ``partitions``, lost it; return whether it was lost.
@@ -76,8 +81,13 @@ class Queue:
         await self._client.scripts(_RENEW, calls, contained=True)
 
     async def drop(self, job: str) -> None:
-        """Remove a job that has ended, also from its owner's usage."""
-        owner: bytes | None = await self._client.script(_DROP, [self._partition(job).ready], [job])
+        """Remove a job that has ended, also from its owner's usage.
+
+        In a damaged partition, it comes back when its lease ends, and is removed then.
+        """
+        owner: bytes | None = None
+        with suppress(Damaged):
+            owner = await self._client.script(_DROP, [self._partition(job).ready], [job])
         if owner is not None:
             await self._usage.leave("background", owner.decode(), job)
 
