@@ -163,7 +163,7 @@ class Worker:
             await self._take(response_id, why)
         except Damaged as error:
             logger.warning("response %s leaves the queue: %s", response_id, error.message)
-            await self._drop(response_id)
+            await self._abandon(response_id)
         except StateUnavailable as error:
             logger.warning("response %s is left to its lease: %s", response_id, error.message)
         except (Deleted, Fenced):
@@ -171,8 +171,9 @@ class Worker:
         except Exception:
             logger.exception("a background response failed")
 
-    async def _drop(self, response_id: str) -> None:
+    async def _abandon(self, response_id: str) -> None:
         with suppress(StateUnavailable):  # then its lease ends, and a worker looks after it again
+            await self._state.jobs.abandon(response_id)
             await self._state.queue.drop(response_id)
 
     async def _take(self, response_id: str, why: str) -> None:
@@ -185,8 +186,7 @@ class Worker:
         elif taken.job is not None:
             await write_end(self._state, taken)
         elif why == "settle" and taken.verdict != "done":
-            with suppress(Damaged):  # the job comes back when its lease in the queue expires
-                await self._state.queue.ready(response_id, first=True)
+            await self._state.queue.ready(response_id, first=True)
         else:
             await self._state.queue.drop(response_id)
 

@@ -137,6 +137,10 @@ class Jobs:
         """Hand the job back as if it had not been taken."""
         await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
 
+    async def abandon(self, response_id: str) -> None:
+        """Delete the credential of a job whose record is damaged, so that nobody can run or end it."""
+        await self._client.command("DEL", _address(response_id).credential)
+
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
         """Hand the job back after an ``error`` of the upstream; False if another worker holds it now.
 

@@ -83,6 +83,10 @@ class Address:
         return f"rmw:{{{self.tag}}}:z:{self.random}"
 
     @property
+    def credential(self) -> str:
+        return f"rmw:{{{self.tag}}}:k:{self.random}"
+
+    @property
     def events(self) -> str:
         return f"rmw:{{{self.tag}}}:ev:{self.random}"
 
@@ -110,8 +114,8 @@ _KINDS = (
     (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:[ez]:"), "event log"),
     (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
-    (re.compile(r"rmw:\{q"), "queue partition"),
-    (re.compile(r"rmw:\{[lb]"), "account of an owner"),
+    (re.compile(r"rmw:\{q\d+p\d+\}:"), "queue partition"),
+    (re.compile(r"rmw:\{[lb][^}]+\}:(rate|streams|background|expires|sizes)$"), "account of an owner"),
 )
 
 

@@ -240,6 +240,41 @@ async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstrea
     assert upstream.requests == []
 
 
+@pytest.mark.parametrize("how", ["the record is lost", "the record has another type", "the document is no JSON"])
+async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, database: str, how: str) -> None:
+    response_id = (await create(replica(jobs__concurrency=0)))["id"]
+    record = f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}"
+    with redis.Redis.from_url(database) as client:
+        assert client.exists(record.replace(":r:", ":k:"))
+        if how == "the document is no JSON":
+            client.hset(record, "document", "Jx")
+        else:
+            client.delete(record)
+        if how == "the record has another type":
+            client.set(record, "another program's")
+        replica()
+        async with asyncio.timeout(60):
+            while client.exists(record.replace(":r:", ":k:")) or client.keys("rmw:{q1p*:jobs"):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_damaged_part_of_the_queue_takes_no_jobs_but_lets_them_end(
+    replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
+    ours = replica(jobs__lease=60)
+    answer = upstream.stream(text("Hello"), Signal(), finish())
+    response_id = (await create(ours))["id"]
+    await answer.asked.wait()
+    parts = [f"rmw:{{q1p{number}}}:leases" for number in range(8)]
+    with redis.Redis.from_url(database) as client:
+        client.delete(*parts)
+        client.mset(dict.fromkeys(parts, "another program's"))
+    refused = await ours.http.post("/v1/responses", json={"model": "m", "input": "Hi", "background": True})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (await cancel(ours, response_id)).json()["status"] == "cancelled"
+    await answer.left.wait()
+
+
 async def test_a_job_whose_conversation_is_damaged_while_it_runs_fails_and_is_stored(
     replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:

@@ -14,7 +14,7 @@ from fakeredis import FakeAsyncRedis
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Damaged, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.jobs import announced
-from responses_mw.state.keys import Address, response_address, stop_channel
+from responses_mw.state.keys import Address, kind_of, response_address, stop_channel
 from tests.support.cluster import cluster_url
 from tests.support.valkey import Server, wire
 
@@ -363,6 +363,14 @@ async def test_a_record_of_the_wrong_type_costs_no_other_job_its_lease(state: St
     assert (damaged.value.status, damaged.value.code) == (500, "state_damaged")
 
 
+async def test_a_log_that_is_begun_anew_expires_with_its_record(state: State) -> None:
+    job = await taken(state, await create(state))
+    await state.client.command("DEL", address_of(job).log)
+    assert await append(state, job, batch(2, 2))
+    log, record = [await state.client.command("PTTL", key) for key in (address_of(job).log, address_of(job).record)]
+    assert 0 < log <= record + 1
+
+
 async def test_a_response_whose_log_is_damaged_can_end(state: State) -> None:
     job = await taken(state, await create(state))
     await append(state, job, batch(2, 2))
@@ -387,6 +395,20 @@ async def test_a_damaged_partition_is_left_out_of_the_backlog(state: State) -> N
     await state.client.command("ZADD", others[0].ready, 1, "job")
     assert (await state.queue.backlog()).jobs == 1
     await state.client.pipeline([("DEL", partition.ready) for partition in (damaged, others[0])])
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("rmw:{q1p7}:leases", "queue partition"),
+        ("rmw:{l0ab1}:rate", "account of an owner"),
+        (f"rmw:{{q{'a' * 24}}}:r:b", "response"),
+        (f"rmw:{{q{'a' * 24}}}:k:b", "value"),  # a response's tag may begin with any letter
+        (f"rmw:{{l{'a' * 24}}}:x:b", "value"),
+    ],
+)
+def test_the_log_names_what_a_damaged_key_holds(key: str, kind: str) -> None:
+    assert kind_of(key) == kind
 
 
 def address_of(job: Job) -> Address:

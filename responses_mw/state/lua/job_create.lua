@@ -20,5 +20,4 @@ redis.call('HSET', KEYS[1], 'v', VERSION, 'owner', ARGV[1], 'made', ARGV[2], 'st
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('SET', prefix .. 'k:' .. random, ARGV[6], 'PX', ARGV[3])
 append_batch(KEYS[1], 0, ARGV[8] - 1, ARGV[7])
-redis.call('PEXPIRE', prefix .. 'e:' .. random, ARGV[3])
 return created()

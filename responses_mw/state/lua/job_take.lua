@@ -8,12 +8,14 @@
 --   as JSON, ms for which it is tried again}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
+local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
 local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
   -- Its creator failed after queueing it, or it was deleted. It must not be created any more.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
+  free(credential_key)  -- of a record that is lost
   return {'missing'}
 end
 if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
@@ -40,9 +42,8 @@ elseif ARGV[5] == 'settle' then
   return {'waiting', owner}
 end
 
-local random = string.match(KEYS[1], '[a-z0-9]+$')
-local credential = redis.call('TYPE', prefix .. 'k:' .. random).ok == 'string' and redis.call('GET', prefix .. 'k:' .. random)
-if verdict ~= 'run' then free(prefix .. 'k:' .. random) end
+local credential = redis.call('TYPE', credential_key).ok == 'string' and redis.call('GET', credential_key)
+if verdict ~= 'run' then free(credential_key) end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', now + ARGV[3])
 if verdict == 'run' then
   redis.call('HSET', KEYS[1], 'status', 'in_progress')

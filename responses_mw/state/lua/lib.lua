@@ -195,6 +195,7 @@ local function append_batch(record, first, last, batch, final)
   end
   if next_seq ~= first then return next_seq end
   if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
+  if redis.call('PTTL', log) == -1 then redis.call('PEXPIRE', log, redis.call('PTTL', record)) end  -- it is new
   redis.call('HSET', record, 'next_seq', last + 1)
   redis.call('HINCRBY', record, 'logged', #batch)
   local head = last .. (final and ' final' or '') .. '\n'
