@@ -103,6 +103,11 @@ def has_key(scope: Any) -> bool:
     return API_KEY in scope
 
 
+def key_in(scope: Any) -> str:
+    """Return the name of the API key in the request with this ASGI `scope`; empty if it has none."""
+    return str(scope.get(API_KEY, ""))
+
+
 def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 

@@ -38,6 +38,8 @@ class APIError(Exception):
     status: int = 500
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
+    upstream_status: int | None = None
+    """The HTTP status of the upstream that caused the error, or that its stream reported."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..errors import APIError
+from ..telemetry import annotate
 
 __all__ = ["ErrorResponse", "JSONResponse", "add_headers", "collect_headers", "error_response"]
 
@@ -35,10 +36,13 @@ class ErrorResponse(JSONResponse):
     A server without the extension for refusals with a body closes the WebSocket, which its client sees as a 403.
     """
 
-    def __init__(self, error: APIError) -> None:
+    def __init__(self, error: APIError, cause: Exception | None = None) -> None:
+        """`cause` is what has failed, if that is not for the client to see."""
         super().__init__(error.body(), error.status, error.headers)
+        self._cause = cause or error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        annotate(error=self._cause)
         if scope["type"] == "websocket":
             await receive()
             if _DENIAL not in scope.get("extensions", {}):
@@ -54,7 +58,7 @@ def error_response(error: Exception) -> ErrorResponse | None:
     if isinstance(error, ClientDisconnect):
         return None
     logger.error("a request failed", exc_info=error)
-    return ErrorResponse(APIError("The server had an error while processing your request."))
+    return ErrorResponse(APIError("The server had an error while processing your request."), error)
 
 
 def collect_headers(scope: Scope, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from ..auth import key_in
 from ..errors import RateLimited
 from ..ids import random_part
 from ..state import StateUnavailable
@@ -203,7 +204,7 @@ async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], call
     The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited`, and what `verify`
     raises.
     """
-    with websocket_request_span("response.create", caller.headers, caller.owner):
+    with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
         await verify(caller)
         await allowance_of(scope).request(caller.owner, partial(verify, caller))
         yield

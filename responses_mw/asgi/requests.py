@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 
-from ..auth import has_key, owner_in
+from ..auth import has_key, key_in, owner_in
 from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge
@@ -83,7 +83,7 @@ class Reader:
                 name = raw.decode()
                 headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
         owner = owner_in(request.scope, self._auth)
-        annotate(owner=owner)
+        annotate(owner=owner, key=key_in(request.scope))
         is_known = has_key(request.scope)
         return Caller(
             owner, headers, request.scope.get(HOST_SCOPE, request.scope), Standing(is_known=is_known, is_accepted=is_known)

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..auth import ANONYMOUS
 from ..telemetry.context import RequestContext, activated
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
+from ..telemetry.report import log_facts, report_failure
 from ..telemetry.tracing import (
     RequestSpan,
     activated_span,
@@ -33,7 +33,6 @@ CLIENT_LEFT = 499
 """The status recorded where the client left before the answer began, as nginx does."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
-_OWNER_LENGTH = 8
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -63,22 +62,24 @@ class TelemetryMiddleware:
         active = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
         span = _start_span(method, scope) if self._traced and is_tracing() else None
+        request.trace_id = trace_id(span) if span is not None else ""
         try:
             with activated(request), activated_span(span):
                 await self._app(scope, receive, answer.send)
-        except Exception:
+        except Exception as error:
             answer.status = answer.status or 500
+            request.fail(error)
             raise
         finally:
             duration = time.perf_counter() - started
             ACTIVE_REQUESTS.add(-1, active)
             if answer.is_stream:
                 STREAMS_OPEN.add(-1)
-            status = answer.status or CLIENT_LEFT
+            status, request.has_left = answer.status or CLIENT_LEFT, not answer.is_complete
             _measure(active, request, status, duration)
             if span is not None:
                 end_request_span(span, request, method, status)
-            _log(method, request, status, duration, span, client_left=not answer.is_complete)
+            _report(method, request, status, duration)
 
 
 class _Answer:
@@ -112,26 +113,26 @@ class _Answer:
 
 
 @contextmanager
-def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str) -> Iterator[None]:
+def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
     """Observe one request on a WebSocket, without the metrics of HTTP.
 
     `kind` is the type of the message, `headers` (names in lower case) are those of the connection.
     """
-    request = RequestContext(f"websocket {kind}", _new_id(), owner)
+    request = RequestContext(f"websocket {kind}", _new_id(), owner, key)
     started = time.perf_counter()
     span = start_request_span(request.route, headers)
+    request.trace_id = trace_id(span)
     STREAMS_OPEN.add(1)
     try:
         with request_span(request, span):
-            yield
+            try:
+                yield
+            except Exception as error:
+                request.fail(error)
+                raise
     finally:
         STREAMS_OPEN.add(-1)
-        _log("WS", request, 101, time.perf_counter() - started, span, client_left=False)
-
-
-def _short(owner: str) -> str:
-    """Shorten the hash of an owner."""
-    return owner if owner == ANONYMOUS else owner[:_OWNER_LENGTH]
+        _report("WS", request, 101, time.perf_counter() - started)
 
 
 def _request_id(scope: Scope) -> str:
@@ -164,29 +165,14 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
     attributes: dict[str, str | int] = {**active, "http.response.status_code": status}
     if request.route:
         attributes["http.route"] = request.route
-    if status >= 500:
-        attributes["error.type"] = str(status)
+    if error_type := request.error_type(status):
+        attributes["error.type"] = error_type
     REQUEST_DURATION.record(duration, attributes)
 
 
-def _log(
-    method: str, request: RequestContext, status: int, duration: float, span: RequestSpan | None, *, client_left: bool
-) -> None:
-    """Write the access line. It holds the route instead of the path, no query and no content."""
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    facts: dict[str, Any] = {
-        "method": method,
-        "route": request.route or "-",
-        "status": status,
-        "seconds": round(duration, 6),
-        "request": request.request_id or None,
-        "response": request.response_id or None,
-        "owner": _short(request.owner) or None,
-        "left": client_left or None,
-        "trace_id": trace_id(span),
-    }
-    shown = " ".join(f"{name}={facts[name]}" for name in ("request", "response", "owner", "trace_id") if facts[name])
-    ending = " (the client left)" if client_left else ""
-    text = f"{method} {facts['route']} {status} {duration:.3f}s {shown}".rstrip() + ending
-    logger.info("%s", text, extra={"facts": {name: value for name, value in facts.items() if value is not None}})
+def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
+    """Write the access line, and a warning if the run failed. They hold the route instead of the path, and no content."""
+    report_failure(request)
+    route = request.route or "-"
+    line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}
+    log_facts(logger, f"{method} {route} {status} {duration:.3f}s", request.facts(), line)

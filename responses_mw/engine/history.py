@@ -20,7 +20,7 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import ID_PREFIXES
 from ..protocol.types import Document, Item
 from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateUnavailable
-from ..telemetry import UNSTORED
+from ..telemetry import UNSTORED, annotate
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)
@@ -113,12 +113,16 @@ class History:
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
         """Whether the response of `request` should be stored and there is memory for it. Raises `OverQuota`."""
         if not request.store or self._state is None:
+            annotate(unstored="no_state" if request.store else "request")
             return False
         await self._state.quota.check(context.owner, request.size)
         try:
-            return not await self._state.nearly_full()
+            is_full = await self._state.nearly_full()
         except StateUnavailable:
             return True  # it may be back when the response is committed
+        if is_full:
+            annotate(unstored="memory")
+        return not is_full
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
         """Store the finished `document`. Set its `store` to false if the caller is not accepted or the state cannot store it.
@@ -129,6 +133,7 @@ class History:
             return
         if not await _passes(gate):
             document["store"] = False
+            annotate(unstored="credential")
             return
         try:
             await _commit(self._state, context, document)
@@ -137,6 +142,7 @@ class History:
         except (StateUnavailable, OverBound, OverQuota) as error:
             document["store"] = False
             UNSTORED.add(1, {"error.type": type(error).__name__})
+            annotate(unstored=type(error).__name__)
             if self._required:
                 raise
             logger.warning("response %s is not stored: %s", document["id"], error.message)
@@ -156,6 +162,7 @@ async def commit_job(state: State, context: RunContext, document: Document, last
 
 async def _commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
+    annotate(stored=True)
 
 
 async def _passes(gate: Gate) -> bool:

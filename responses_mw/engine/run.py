@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from .. import telemetry
 from ..cache import Hit, Miss
 from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
@@ -143,6 +144,10 @@ class Run:
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
+
+    def report(self) -> None:
+        """Add how the run ended, or the state in which it is cancelled, to the facts of the current request."""
+        telemetry.end_run(self.document, turns=self.turns, error=self.error)
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""

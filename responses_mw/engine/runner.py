@@ -131,6 +131,7 @@ class Runner:
             messages = self._compaction.user_messages(run)
             run.compacted = await self._compaction.compact(run)
         add_compaction(run)
+        telemetry.end_run({**run.document, "status": "completed"}, turns=1)
         return compaction.document(run.document, messages)
 
     async def check(self, run: Run) -> None:
@@ -176,7 +177,7 @@ class Runner:
     def _new_run(
         self, request: CreateResponse, caller: Caller, model: str, context: RunContext, created: Document, history: History
     ) -> Run:
-        telemetry.annotate(response=created)
+        telemetry.begin_run(created, streams=request.stream)
         assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
         headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
         gate = self._gate(caller)
@@ -309,6 +310,7 @@ class Runner:
         tasks = [*run.calls] if run.opening is None else [run.opening, *run.calls]
         for task in tasks:
             task.cancel()
+        run.report()
         with anyio.CancelScope(shield=True):  # the run may be cancelled, and each of these steps with it
             if tasks:
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -324,7 +326,9 @@ class Runner:
         except APIError as error:
             if mode is RunMode.WHOLE:
                 raise
+            run.error = error
             run.assembler.fail("server_error", error.message)
+        run.report()
         return run.assembler.terminal()
 
 

@@ -13,7 +13,7 @@ from ..protocol import sse
 from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
-from ..telemetry import LEASES_LOST
+from ..telemetry import LEASES_LOST, report_lost_job
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,15 @@ LOST = "The server that was making this response was lost before the response wa
 async def write_end(state: State, taken: Taken) -> Document:
     """Finalize a job that was taken as `lost`, `failed` or `cancelled`."""
     assert taken.job is not None
+    job, error, kind = taken.job, taken.job.error, ""
     if taken.verdict == "cancelled":
-        return await _write(state, taken.job, "cancelled", None)
-    if taken.verdict == "failed" and taken.job.error is not None:
-        return await _write(state, taken.job, "failed", taken.job.error)
-    LEASES_LOST.add()
-    return await write_failure(state, taken.job, LOST)
+        error = None
+    elif taken.verdict != "failed" or error is None:
+        LEASES_LOST.add()
+        error, kind = {"code": "server_error", "message": LOST}, "WorkerLost"
+    document = await _write(state, job, "failed" if error else "cancelled", error)
+    report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)
+    return document
 
 
 async def write_failure(state: State, job: Job, message: str, code: str = "server_error") -> Document:

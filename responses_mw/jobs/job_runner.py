@@ -16,12 +16,12 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..engine.history import commit_job
 from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
-from ..errors import APIError, Unauthorized, UpstreamError
+from ..errors import APIError, Unauthorized, Unavailable, UpstreamError
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
-from ..telemetry import JOBS_RETRIED, link_to_request
+from ..telemetry import JOBS_RETRIED, annotate, end_run, link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
@@ -73,12 +73,15 @@ class JobRunner:
                 raise
             if not await self._retry(claimed, error):
                 code, message = as_response_error(error)
-                await write_failure(self._state, job, message, code)
+                document = await write_failure(self._state, job, message, code)
+                end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
         if claimed.stopped == DRAINED and not claimed.has_begun:
             await self._hand_back(claimed)
-        elif claimed.stopped != LOST and not await self._retry(claimed, run.error):
+        elif claimed.stopped == LOST:
+            annotate(outcome="lost")
+        elif not await self._retry(claimed, run.error):
             await self._end(claimed, run)
 
     async def _resume(self, job: Job) -> Run:
@@ -121,7 +124,7 @@ class JobRunner:
         if not claimed.task.cancelled():
             claimed.task.result()
         elif claimed.stopped == SHUT_DOWN:
-            run.assembler.fail("server_error", _NOT_IN_TIME)
+            run.fail(Unavailable(_NOT_IN_TIME))
 
     async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
         number, counted = claimed.job.next_number, 0
@@ -145,6 +148,7 @@ class JobRunner:
 
     async def _end(self, claimed: ClaimedJob, run: Run) -> None:
         """Store the response together with the last events. Retry until the lease ends."""
+        annotate(outcome="lost")  # until it is stored
         await self._log_writer.last(claimed)
         number, rest = claimed.next_number, claimed.batch()
         before = rest.data if rest is not None else b""
@@ -164,6 +168,7 @@ class JobRunner:
             except (Deleted, Fenced):
                 break
             else:
+                run.report()
                 await self._state.queue.drop(claimed.job.response_id)
                 await compress_log(self._state, claimed.job.response_id)
                 break
@@ -183,6 +188,7 @@ class JobRunner:
         if claimed.has_begun or left <= 0:
             return False
         await self._log_writer.last(claimed)
+        annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
         # A request that broke the upstream would break it again and again.
         if await self._state.jobs.retry(
@@ -197,6 +203,7 @@ class JobRunner:
     async def _hand_back(self, claimed: ClaimedJob) -> None:
         await self._log_writer.last(claimed)
         await self._state.jobs.release(claimed.job)
+        annotate(outcome="requeued")
         await self._state.queue.ready(claimed.job.response_id, first=True)
 
 

@@ -18,7 +18,7 @@ from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
-from ..telemetry import with_trace_context
+from ..telemetry import annotate, with_trace_context
 from .finalize import write_end
 from .follower import Followers
 from .job_runner import secrets_purpose
@@ -97,6 +97,7 @@ class JobService:
             await self._state.queue.ready(document["id"])
         except StateUnavailable as error:  # it is stored: the check after _CREATION_TIMEOUT queues it
             logger.warning("response %s is queued later: %s", document["id"], error.message)
+        annotate(outcome="queued", stored=True)
         return document
 
     def follow(self, document: Document, *, after: int = -1) -> AsyncGenerator[Batch, None]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, MutableMapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from ..crypto import InvalidEnvelope, Sealer
@@ -22,7 +22,7 @@ from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
-from ..telemetry import job_span
+from ..telemetry import job_span, log_facts, report_failure
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end
 from .job_runner import JobRunner
@@ -197,7 +197,7 @@ class Worker:
         try:
             if self._stopping.is_set():
                 claimed.stop(DRAINED)
-            with job_span(job.response_id, job.owner):
+            with self._observed(claimed):
                 await self._jobs.run(claimed)
         except InvalidEnvelope:
             logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
@@ -205,6 +205,24 @@ class Worker:
         finally:
             if self._claimed.get(job.response_id) is claimed:  # a lost run may end after this worker has claimed the job again
                 del self._claimed[job.response_id]
+
+    @contextmanager
+    def _observed(self, claimed: ClaimedJob) -> Iterator[None]:
+        """Trace the job, and log its start and its end."""
+        job = claimed.job
+        facts = {"worker": self._name, "attempt": job.attempts + 1, "retries": job.retries}
+        with job_span(job.response_id, job.owner) as request:
+            log_facts(logger, f"job {job.response_id} starts", {**request.facts(), **facts})
+            try:
+                yield
+            except Exception as error:
+                request.fail(error)
+                request.outcome = "interrupted"
+                raise
+            finally:
+                facts["seconds"] = round(asyncio.get_running_loop().time() - claimed.began, 3)
+                report_failure(request, **facts)
+                log_facts(logger, f"job {job.response_id} ends", {**request.facts(), **facts})
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

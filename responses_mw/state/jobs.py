@@ -110,7 +110,7 @@ class Jobs:
             return Taken(verdict, unseen=reply[1].decode())
         if len(reply) == 1:
             return Taken(verdict)
-        _, number, head, packed, of, credential, before, retries, error, retry_ms = reply
+        _, number, head, packed, of, credential, before, retries, error, retry_ms, attempts = reply
         request = unpack(packed)
         job = Job(
             response_id=response_id,
@@ -125,6 +125,7 @@ class Jobs:
             retries=int(retries or 0),
             error=orjson.loads(error) if error is not None else None,
             retry_seconds=retry_ms / 1000,
+            attempts=attempts,
         )
         return Taken(verdict, job, worker=(before or b"").decode())
 

@@ -113,8 +113,9 @@ class Job:
     ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
     if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
 
-    A job that was put back after an error of the upstream has the number of ``retries``, the last ``error`` (code and message),
-    and ``retry_seconds``, the time that is left for more of them.
+    ``attempts`` is the number of workers that have begun it before. A job that was put back after an error of the upstream
+    has the number of ``retries``, the last ``error`` (code and message), and ``retry_seconds``, the time that is left for
+    more of them.
     """
 
     response_id: str
@@ -129,6 +130,7 @@ class Job:
     retries: int = 0
     error: dict[str, str] | None = None
     retry_seconds: float = 0.0
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

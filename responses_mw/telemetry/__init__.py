@@ -1,6 +1,7 @@
 """Spans, metrics and log records. Nothing here runs per token.
 
     context    facts about the current request or job
+    report     log lines made of them
     turn       chat completions: client span, metrics of generative AI, messages by opt-in
     tracing    all other spans, and propagation of trace context
     metrics    all metrics, for Prometheus and OpenTelemetry; instruments: their kinds
@@ -10,7 +11,7 @@ No other module imports opentelemetry or prometheus_client. Spans, metrics and l
 path or query.
 """
 
-from .context import annotate
+from .context import annotate, begin_run, end_run
 from .instruments import REGISTRY, exposition
 from .logs import set_up_logs
 from .metrics import (
@@ -24,6 +25,7 @@ from .metrics import (
     QUEUE_DEPTH,
     UNSTORED,
 )
+from .report import log_facts, report_failure, report_lost_job
 from .sdk import set_up_sdk
 from .tracing import (
     ToolCallSpan,
@@ -52,13 +54,18 @@ __all__ = [
     "TurnSpan",
     "UpstreamServer",
     "annotate",
+    "begin_run",
     "count_state_error",
+    "end_run",
     "exposition",
     "is_measuring",
     "is_tracing",
     "job_span",
     "link_to_request",
+    "log_facts",
     "redis_span",
+    "report_failure",
+    "report_lost_job",
     "set_up_logs",
     "set_up_sdk",
     "with_trace_context",

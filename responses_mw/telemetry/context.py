@@ -1,43 +1,153 @@
-"""The request or job that the current task works for.
+"""Facts about the request or job that the current task works for.
 
-Code that learns a fact about it calls `annotate` and need not know who reads the fact: the access line, spans and log records.
+Code that learns a fact calls `annotate`, `begin_run` or `end_run`, and need not know who reads it. The access line, the lines
+of jobs, the warning about a failed run, spans and metrics are made of the facts when the request ends: this module alone knows
+their names.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RequestContext", "annotate", "current_request"]
+from ..errors import APIError, UpstreamError
+
+__all__ = ["Failure", "RequestContext", "annotate", "begin_run", "current_request", "end_run", "kind_of_error"]
+
+_ENDS = frozenset({"completed", "incomplete", "failed"})
+_FAULTS = frozenset({"failed", "interrupted"})
+_REFUSALS = frozenset({401, 403})
+_HASH_LENGTH, _SHORT = 16, 8
+"""Length from which an owner is a hash, not a word, and how much of it is shown."""
+_MAX_TEXT = 128
+"""Maximum characters of a fact that a client or the upstream chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run failed or a request was refused."""
+
+    code: str
+    """The error's code, or else its type, as the client sees it."""
+    kind: str
+    """`error.type` in spans and metrics: the upstream's status, or else the class of the error."""
+    upstream_status: int | None = None
+    message: str = ""
+    """May quote the request."""
+
+    @classmethod
+    def of(cls, error: Exception, code: str | None = None) -> Failure:
+        if not isinstance(error, APIError):
+            return cls(code or APIError.type, kind_of_error(error))
+        return cls(code or error.code or error.type, kind_of_error(error), error.upstream_status, error.message)
+
+
+def kind_of_error(error: Exception) -> str:
+    """Return the upstream's status if it caused the `error`, or else the class."""
+    status = error.upstream_status if isinstance(error, APIError) else None
+    return str(status) if status is not None else type(error).__name__
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """Facts about one HTTP request, WebSocket message or background job.
-
-    `route` is the template of the path. `owner` is the hash that stored objects carry too. `stores` is false where the text of
-    the response must not be recorded anywhere.
-    """
+    """Facts about one HTTP request, WebSocket message or background job."""
 
     route: str = ""
+    """The template of the path."""
     request_id: str = ""
     owner: str = ""
+    """The hash that stored objects carry too."""
+    key: str = ""
+    """The name of the caller's API key."""
     response_id: str = ""
     conversation: str = ""
+    previous_response: str = ""
+    model: str = ""
+    streams: bool | None = None
+    """Whether the client asked for a stream; None for a request without a run."""
     stores: bool = False
+    """False where the text of the response must not be recorded anywhere."""
     cache: str = ""
+    cache_reason: str = ""
+    """Why the cache has no answer."""
+    outcome: str = ""
+    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client left), `refused` (4xx), `queued`; a job's
+    also `requeued`, `lost` (cancelled, or taken by another worker) or `interrupted`."""
+    failure: Failure | None = None
+    turns: int | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    first_chunk: float | None = None
+    """Seconds until the upstream's answer began."""
+    stored: bool | None = None
+    unstored: str = ""
+    """Why the response is not stored."""
+    has_left: bool = False
+    """Whether the client left before the answer was complete."""
+    trace_id: str = ""
+    started: float = field(default_factory=time.perf_counter)
 
-    def span_attributes(self) -> dict[str, str]:
+    @property
+    def has_failed(self) -> bool:
+        return self.outcome == "failed"
+
+    def fail(self, error: Exception) -> None:
+        """Record that `error` is the answer to the request."""
+        is_refusal = isinstance(error, APIError) and error.status < 500 and not isinstance(error, UpstreamError)
+        is_refusal = is_refusal or (isinstance(error, UpstreamError) and error.status in _REFUSALS)
+        self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
+
+    def error_type(self, status: int = 200) -> str:
+        """Return `error.type` of an answer with this HTTP status; empty if nothing failed on this side."""
+        if status >= 500:
+            return str(status)
+        return self.failure.kind if self.failure is not None and self.outcome in _FAULTS and status < 400 else ""
+
+    def span_attributes(self) -> dict[str, str | bool]:
         """Return the known facts about the response, named by OpenTelemetry's conventions."""
-        attributes = {
+        attributes: dict[str, str | bool | None] = {
             "gen_ai.response.id": self.response_id,
             "gen_ai.conversation.id": self.conversation,
+            "gen_ai.request.model": self.model,
+            "gen_ai.request.stream": self.streams or None,
+            "gen_ai.request.previous_response.id": self.previous_response,
             "responses_mw.cache.result": self.cache,
+            "responses_mw.outcome": self.outcome,
         }
         return {name: value for name, value in attributes.items() if value}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the known facts for logs, without content of the request."""
+        details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
+        failure = self.failure or Failure("", "")
+        facts: dict[str, Any] = {
+            "outcome": self.outcome,
+            "error_code": failure.code[:_MAX_TEXT],
+            "error_type": failure.kind,
+            "upstream_status": failure.upstream_status,
+            "model": self.model[:_MAX_TEXT],
+            "stream": self.streams,
+            "turns": self.turns,
+            "tokens_in": self.usage.get("input_tokens"),
+            "tokens_out": self.usage.get("output_tokens"),
+            "tokens_cached": details_in.get("cached_tokens"),
+            "tokens_reasoning": details_out.get("reasoning_tokens"),
+            "first_token": None if self.first_chunk is None else round(self.first_chunk, 4),
+            "cache": self.cache,
+            "cache_reason": self.cache_reason,
+            "stored": False if self.unstored else self.stored,
+            "unstored": self.unstored,
+            "request": self.request_id,
+            "response": self.response_id,
+            "key": self.key,
+            "owner": self.owner[:_SHORT] if len(self.owner) >= _HASH_LENGTH else self.owner,
+            "left": self.has_left or None,
+            "trace_id": self.trace_id,
+        }
+        return {name: value for name, value in facts.items() if value is not None and value != ""}
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("responses_mw.request", default=None)
@@ -57,19 +167,65 @@ def activated(request: RequestContext) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def annotate(*, route: str = "", owner: str = "", cache: str = "", response: Mapping[str, Any] | None = None) -> None:
+def annotate(
+    *,
+    route: str = "",
+    owner: str = "",
+    key: str = "",
+    cache: str = "",
+    cache_reason: str = "",
+    outcome: str = "",
+    stored: bool | None = None,
+    unstored: str = "",
+    error: Exception | None = None,
+    response: Mapping[str, Any] | None = None,
+) -> None:
     """Add facts to the current request, if there is one.
 
-    `cache` is the result of a lookup: `exact`, `semantic` or `miss`. `response` is the document being created or retrieved.
+    `cache` is the result of a lookup: `exact`, `semantic` or `miss`. `error` is the answer to the request. `response` is the
+    document being created or retrieved.
     """
     request = _CURRENT.get()
     if request is None:
         return
     request.route = route or request.route
     request.owner = owner or request.owner
+    request.key = key or request.key
     request.cache = cache or request.cache
+    request.cache_reason = cache_reason or request.cache_reason
+    request.stored = request.stored if stored is None else stored
+    request.unstored = unstored or request.unstored
+    if error is not None:
+        request.fail(error)
+    request.outcome = outcome or request.outcome
     if response is not None:
         conversation = response.get("conversation")
         request.response_id = response["id"]
         request.conversation = conversation["id"] if conversation else ""
         request.stores = bool(response.get("store"))
+
+
+def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
+    """Record that the current request makes the response `document`."""
+    request = _CURRENT.get()
+    if request is None:
+        return
+    annotate(response=document)
+    request.model, request.streams = str(document["model"]), streams
+    request.previous_response = document.get("previous_response_id") or ""
+
+
+def end_run(document: Mapping[str, Any], *, turns: int, error: Exception | None = None) -> None:
+    """Record the end of the current request's run, or the state in which it was cancelled.
+
+    A later call replaces an earlier one. `error` is what ended the run, if it is known. Runs that make a part of the response,
+    such as a summary, are ignored.
+    """
+    request = _CURRENT.get()
+    if request is None or document["id"] != request.response_id:
+        return
+    request.outcome = document["status"] if document["status"] in _ENDS else "cancelled"
+    request.turns, request.usage = turns, document.get("usage") or {}
+    fault = document.get("error") if request.has_failed else None
+    if fault:
+        request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], fault["code"])

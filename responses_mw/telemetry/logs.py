@@ -77,7 +77,7 @@ class JSONFormatter(_Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": getattr(record, "subject", None) or record.getMessage(),
             **_ids(),
             **getattr(record, "facts", {}),
         }

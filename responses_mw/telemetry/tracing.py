@@ -82,10 +82,10 @@ def activated_span(span: Span | None) -> AbstractContextManager[object]:
     return _NO_SPAN if span is None else use_span(span, record_exception=False, set_status_on_exception=False)
 
 
-def trace_id(span: Span | None = None) -> str | None:
-    """Return the trace id of `span`, by default of the current one."""
-    context = (span or get_current_span()).get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else None
+def trace_id(span: Span) -> str:
+    """Return the trace id of `span`; empty if it has none."""
+    context = span.get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else ""
 
 
 def mark_failed(span: Span, kind: str) -> None:
@@ -124,23 +124,26 @@ def end_request_span(span: Span, request: RequestContext, method: str, status: i
             span.update_name(f"{method} {request.route}")
             attributes["http.route"] = request.route
         span.set_attributes(attributes)
-    if status >= 500:
-        mark_failed(span, str(status))
+    if error_type := request.error_type(status):
+        mark_failed(span, error_type)
     span.end()
 
 
 @contextmanager
 def request_span(request: RequestContext, span: Span) -> Iterator[None]:
     """Make `request` and `span` current. On exit, set the facts of `request` on the span and end it."""
-    with ending(span), activated(request), activated_span(span):
-        try:
+    try:
+        with activated(request), activated_span(span):
             yield
-        finally:
-            span.set_attributes(request.span_attributes())
+    finally:
+        span.set_attributes(request.span_attributes())
+        if error_type := request.error_type():
+            mark_failed(span, error_type)
+        span.end()
 
 
 @contextmanager
-def job_span(response_id: str, owner: str) -> Iterator[None]:
+def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
     """Trace a job that runs in this task, in a trace of its own. `link_to_request` links the trace of the request."""
     span = TRACER.start_span(
         "process response",
@@ -149,9 +152,10 @@ def job_span(response_id: str, owner: str) -> Iterator[None]:
         {"messaging.operation.type": "process", "messaging.system": "redis"},
     )
     JOBS_RUNNING.add(1)
+    request = RequestContext(owner=owner, response_id=response_id, stores=True, trace_id=trace_id(span))
     try:
-        with request_span(RequestContext(owner=owner, response_id=response_id, stores=True), span):
-            yield
+        with request_span(request, span):
+            yield request
     finally:
         JOBS_RUNNING.add(-1)
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from opentelemetry.trace import SpanKind
 
-from ..errors import UpstreamError
-from .context import current_request
+from .context import current_request, kind_of_error
 from .metrics import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
@@ -81,6 +80,9 @@ class TurnSpan:
         self._first_read = time.perf_counter()
         names = {"gen_ai.response.id": first_chunk.get("id"), "gen_ai.response.model": first_chunk.get("model")}
         self._result = {name: value for name, value in names.items() if isinstance(value, str)}
+        request = current_request()
+        if request is not None and request.first_chunk is None and request.response_id == self._document["id"]:
+            request.first_chunk = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
         """Record the complete answer, which the document holds by now."""
@@ -101,7 +103,7 @@ class TurnSpan:
         """Record that there is no complete answer."""
         if self._is_ended:
             return
-        kind = str(error.status) if type(error) is UpstreamError else type(error).__name__
+        kind = kind_of_error(error)
         mark_failed(self._span, kind)
         OPERATION_DURATION.record(time.perf_counter() - self._started, {**self._metric_attributes(), "error.type": kind})
         self._end()

@@ -167,7 +167,9 @@ class Verification:
     async def _refusal(self, response: httpx.Response, caller: Caller) -> Unauthorized | UpstreamError:
         fault = await self._fault_of(response, caller)
         if fault.status in REFUSALS:
-            return Unauthorized(fault.message)
+            refusal = Unauthorized(fault.message)
+            refusal.upstream_status = fault.upstream_status
+            return refusal
         if fault.status < 500 and fault.status != 429:  # it concerns our probe, not the request
             return UpstreamError(f"The upstream does not say whether it accepts the credential: {fault.message}")
         return fault

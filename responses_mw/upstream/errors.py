@@ -69,6 +69,12 @@ def from_status(
 
     ``elapsed`` is the number of seconds that the answer took.
     """
+    error = _from_status(status, body, headers, own_key=own_key, elapsed=elapsed)
+    error.upstream_status = status
+    return error
+
+
+def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool, elapsed: float) -> UpstreamError:
     if status < 400:  # its target is not shown to callers
         return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
     fault = _members(_decoded(body))
@@ -111,8 +117,11 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
     message = fault["message"] or "The upstream reported an error in its stream."
     status = fault["status"]
     if status is None or not 400 <= status < 500:
-        return UpstreamError(message, status=502, code=fault["code"])
-    return _client_error(status, message, fault, {})
+        error = UpstreamError(message, status=502, code=fault["code"])
+    else:
+        error = _client_error(status, message, fault, {})
+    error.upstream_status = status
+    return error
 
 
 def _client_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str]) -> UpstreamError:

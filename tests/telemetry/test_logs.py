@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from responses_mw.asgi.json import ErrorResponse
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
-from responses_mw.telemetry import REGISTRY, annotate
+from responses_mw.errors import UpstreamError
+from responses_mw.telemetry import REGISTRY, annotate, begin_run
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
 from tests.support.scripted import HELLO
 
@@ -202,7 +204,45 @@ async def test_a_client_that_left_is_logged_as_such(caplog: pytest.LogCaptureFix
         scope = {"type": "http", "method": "GET", "headers": [], "path": "/"}
         await TelemetryMiddleware(app)(scope, _never, _forget)
     assert [json.loads(JSONFormatter().format(line))["status"] for line in caplog.records] == [499, 200]
-    assert all("(the client left)" in line.getMessage() for line in caplog.records)
+    assert all("left=true" in line.getMessage() for line in caplog.records)
+
+
+async def test_a_chosen_name_is_bounded_and_looks_like_no_other_fact(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "responses_mw.access")
+    model = "m owner=forged " + "x" * 1000
+
+    async def running(scope: Scope, receive: Receive, send: Send) -> None:
+        begin_run({"id": "resp_1", "model": model, "store": True}, streams=False)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    await asked(running)
+    [line] = caplog.records
+    assert f'model="{model[:128]}"' in line.getMessage()
+    assert json.loads(JSONFormatter().format(line))["model"] == model[:128]
+
+
+@pytest.mark.parametrize(("stores", "written"), [(True, True), (False, False)])
+async def test_the_upstreams_text_is_logged_at_debug_unless_the_response_is_not_stored(
+    caplog: pytest.LogCaptureFixture, stores: bool, written: bool
+) -> None:
+    caplog.set_level("DEBUG", "responses_mw.runs")
+    error = UpstreamError(f"{PROMPT}\n" + "x" * 1000)
+    error.upstream_status = 500
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        begin_run({"id": "resp_1", "model": "m", "store": stores}, streams=False)
+        await ErrorResponse(error)(scope, receive, send)
+
+    await asked(failing)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(
+        "response resp_1 failed outcome=failed error_code=server_error error_type=500 upstream_status=500"
+    )
+    assert PROMPT not in warning
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
+    assert bool(texts) is written
+    assert all(f"{PROMPT}\\n" in text and len(text) < 600 for text in texts)
 
 
 async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +252,11 @@ async def test_an_application_that_raises_is_a_500(caplog: pytest.LogCaptureFixt
         raise ValueError(PROMPT)
 
     await asked(failing)
-    assert " 500 " in caplog.records[0].getMessage()
+    warning, line = caplog.records
+    assert (warning.levelname, line.levelname) == ("WARNING", "INFO")
+    assert " 500 " in line.getMessage()
+    assert "outcome=failed" in line.getMessage()
+    assert "error_type=ValueError" in warning.getMessage()
     assert PROMPT not in caplog.text
 
 
@@ -239,7 +283,7 @@ async def test_a_servers_log_has_a_line_per_request_and_no_content(upstream: Scr
     log = await front.logged(" 400 ")
     assert PROMPT not in log
     assert "secret" not in log
-    assert log.count("POST /v1/responses 200") == log.count(f"response={created.id}") == 1
+    assert log.count("POST /v1/responses 200") == log.count(created.id) == 1
     assert log.count("GET * 404") == 1
     if form == "json":
         lines = [json.loads(line) for line in log.splitlines()]

@@ -240,7 +240,7 @@ async def test_the_admin_port_serves_metrics_without_a_collector(upstream: Scrip
         return total(families, name, **labels)
 
     assert value("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="tiny") == 2
-    assert value("gen_ai_client_operation_duration_seconds_count", error_type="502") == 1
+    assert value("gen_ai_client_operation_duration_seconds_count", error_type="500") == 1
     assert value("gen_ai_client_token_usage_sum", gen_ai_token_type="output") == 2
     assert value("http_server_request_duration_seconds_count", http_route="/v1/responses", http_response_status_code="200") == 2
     assert value("responses_mw_events_appended_total") >= 1

@@ -5,7 +5,7 @@
 -- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue was not
 --   checked for long} for a worker; or
 --   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, worker before, retries, its last error
---   as JSON, ms for which it is tried again}
+--   as JSON, ms for which it is tried again, attempts before}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
@@ -51,4 +51,4 @@ if verdict == 'run' then
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
 local texts = redis.call('HMGET', KEYS[1], 'document', 'job')
-return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now}
+return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts)}

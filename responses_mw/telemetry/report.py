@@ -1,0 +1,58 @@
+"""Log lines made of facts: those of requests and jobs, and the warning about a failed run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .context import Failure, RequestContext
+
+__all__ = ["log_facts", "report_failure", "report_lost_job"]
+
+logger = logging.getLogger("responses_mw.runs")
+
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
+_MAX_MESSAGE = 500
+
+
+def log_facts(
+    to: logging.Logger, subject: str, facts: Mapping[str, Any], named: Mapping[str, Any] = {}, level: int = logging.INFO
+) -> None:
+    """Log `subject` and the facts: as `name=value` in text, as members in JSON. The subject has those in `named` already."""
+    if not to.isEnabledFor(level):
+        return
+    shown = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+    to.log(level, "%s", f"{subject} {shown}".rstrip(), extra={"facts": {**named, **facts}, "subject": subject})
+
+
+def report_failure(request: RequestContext, **more: Any) -> None:
+    """Log a warning if the run of `request` failed. `more` are further facts.
+
+    The text of the error, which may quote the request, is logged at `debug` alone, and never if the response is not stored.
+    """
+    failure = request.failure
+    if not request.has_failed or failure is None:
+        return
+    subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
+    log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
+    if request.stores and failure.message:
+        logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, failure.message)
+
+
+def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
+    """Log the end of a job that another process than its worker has written."""
+    request = RequestContext(owner=owner, response_id=response_id, outcome=outcome)
+    request.failure = Failure(code, kind or code) if code else None
+    log_facts(logger, f"job {response_id} ended without its worker", request.facts())
+    report_failure(request)
+
+
+def _shown(value: Any) -> str:
+    """Return a value that no reader mistakes for the next fact."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
