@@ -122,7 +122,10 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
 
 async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | None:
     if settings.redis.url is not None:
-        client = connect(settings.redis.url.get_secret_value(), timeout=settings.redis.timeout)
+        try:
+            client = connect(settings.redis.url.get_secret_value(), timeout=settings.redis.timeout)
+        except ValueError as error:
+            raise StartupError(f"redis.url is not valid: {error}") from None
         stack.push_async_callback(client.aclose)
         return client
     from .state.embedded import embedded

@@ -27,10 +27,9 @@ from ..errors import (
     RequestTimeout,
     Unavailable,
     UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
 )
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
+from ..upstream.errors import from_transport
 from .access import PassablePaths, check_path
 from .inbound import BODY_TIMEOUT
 from .json import ErrorResponse
@@ -343,6 +342,4 @@ async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, se
 def _unanswered(error: httpx.TransportError) -> APIError:
     if isinstance(error, httpx.LocalProtocolError):
         return BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE)
-    if isinstance(error, httpx.TimeoutException):
-        return UpstreamTimeout("The upstream did not answer in time")
-    return UpstreamUnreachable("The upstream cannot be reached")
+    return from_transport(error)

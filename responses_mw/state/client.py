@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .. import telemetry
+from ..unreachable import explain
 from .cancellation import cancellations, raise_lost_cancellation
 from .errors import Damaged, StateUnavailable
 from .keys import kind_of
@@ -74,6 +75,8 @@ def _is_damage(error: Exception) -> bool:
 
 def _unavailable(error: Exception) -> StateUnavailable:
     _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
+    if reason.endswith("cannot be reached") and (why := explain(error)):
+        reason = f"{reason}: {why}"
     return StateUnavailable(reason, passing=passing)
 
 

@@ -12,7 +12,7 @@ are for the Sentinels themselves.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis, RedisCluster, Sentinel, SSLConnection
 from redis.asyncio.cluster import ClusterNode
@@ -57,7 +57,7 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
 def _server(url: str, options: dict[str, Any]) -> Client:
     # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and read of it besides.
     # (Clients with several nodes to try need them: one that hangs must leave time for the next.)
-    from_url = {**options, **parse_url(url)}
+    from_url = {**options, **_parse(url)}
     return Client(
         Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
         timeout=options["socket_timeout"],
@@ -95,6 +95,21 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     )
 
 
+def _parse(url: str) -> dict[str, Any]:
+    """Return redis-py's options in a URL. Raises ValueError, without a part of the URL that may belong to the password."""
+    try:
+        options: dict[str, Any] = {**parse_url(url)}
+    except ValueError:
+        message = "it must be redis://[user:password@]host[:port][/database], with special characters of the password as %XX"
+        raise ValueError(message) from None
+    try:
+        pool = ConnectionPool(**{name: value for name, value in options.items() if not name.startswith("sentinel_")})
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError:
+        raise ValueError(f"it has an unknown option ({', '.join(parse_qs(urlsplit(url).query))})") from None
+    return options
+
+
 def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
     """The options of a pool with a further connection, for a probe while all others wait for answers."""
     return {**options, "max_connections": options["max_connections"] + 1}
@@ -105,7 +120,7 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]
-    options: dict[str, Any] = dict(parse_url(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}"))
+    options: dict[str, Any] = _parse(f"{scheme}://{credentials}{at}{hosts.split(',')[0]}{path}?{parts.query}")
     options["ssl"] = options.pop("connection_class", None) is SSLConnection
     options.pop("host", None)
     options.pop("port", None)

@@ -50,8 +50,12 @@ def locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
     if data_dir is None:
         yield ()
         return
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "lock").open("w") as file:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("w")
+    except OSError as error:
+        raise EmbeddedFailed(f"redis.data_dir {data_dir} cannot be used: {error.strerror}.") from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

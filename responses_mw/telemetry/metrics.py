@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from math import inf
 from pathlib import Path
 
 import prometheus_client as prometheus
 
+from ..version import VERSION
 from .instruments import REGISTRY, Counter, Gauge, Histogram, KnownNames, UpDownCounter
 
 # -- of the model ----------------------------------------------------------------------------------------------------------
@@ -109,17 +109,10 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
     return min([machine, *[int(text) for text in texts if text.isdigit()]])  # otherwise "max"
 
 
-def _version() -> str:
-    try:
-        return metadata.version("responses-mw")
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
-
-
 prometheus.ProcessCollector(registry=REGISTRY)
 prometheus.Gauge(
     "responses_mw_memory_limit_bytes", "Memory that this process may use.", registry=REGISTRY, multiprocess_mode="livemax"
 ).set(memory_limit())
 prometheus.Info("responses_mw_build", "Version of responses-mw and of Python.", registry=REGISTRY).info(
-    {"version": _version(), "python_version": platform.python_version()}
+    {"version": VERSION, "python_version": platform.python_version()}
 )

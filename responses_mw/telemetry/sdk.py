@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider, set_tracer_provider
+
+from ..version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def _exporters(signal: str, names: list[str]) -> Iterator[Any]:
 
 
 def _resource_attributes() -> dict[str, str]:
-    attributes = {"service.version": version("responses-mw")}
+    attributes = {"service.version": VERSION}
     if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
         attributes["service.name"] = "responses-mw"
     return attributes

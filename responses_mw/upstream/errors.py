@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -10,6 +12,7 @@ import httpx
 import orjson
 
 from ..errors import APIError, BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..unreachable import explain
 
 ERROR_CODES = frozenset(
     {
@@ -34,6 +37,8 @@ ERROR_CODES = frozenset(
 CONTEXT_LENGTH = "context_length_exceeded"
 """A code that the SDKs do not list, but Codex and other clients recover on."""
 
+_MAX_TEXT = 1000
+_TITLE = re.compile(r"<title[^>]*>([^<]*)</title", re.IGNORECASE)
 _RENAMED_CODES = {"invalid_base64": "invalid_base64_image"}
 _PARAMS = {
     "messages": "input",
@@ -149,7 +154,14 @@ def _decoded(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body[:1000].decode(errors="replace").strip()
+        text = body[:_MAX_TEXT].decode(errors="replace").strip()
+        return _page_title(text) if text[:1] == "<" else text
+
+
+def _page_title(page: str) -> str:
+    """Return the title of a page of HTML, as proxies send them; nothing of a page without one."""
+    title = _TITLE.search(page)
+    return " ".join(html.unescape(title[1]).split()) if title else ""
 
 
 def _members(data: Any) -> dict[str, Any]:
@@ -191,9 +203,15 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         failure = UpstreamTimeout("The upstream did not answer in time.")
     else:
-        failure = UpstreamUnreachable(f"The upstream cannot be reached ({type(error).__name__}).")
+        failure = UpstreamUnreachable(f"The upstream cannot be reached: {_why(error)}.")
     failure.is_overload = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)  # nothing was sent
     return failure
+
+
+def _why(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.RemoteProtocolError):
+        return "its answer is not valid HTTP (an https:// server needs an https:// URL)"
+    return explain(error) or type(error).__name__
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:

@@ -63,7 +63,7 @@ async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
         ):
             with pytest.raises(StateUnavailable) as away:
                 await asking
-            assert (away.value.status, away.value.reason) == (503, "it cannot be reached")
+            assert (away.value.status, away.value.reason) == (503, "it cannot be reached: the connection was refused")
             assert int(away.value.headers["retry-after"]) >= 1
         assert time.monotonic() - before < 10
 

@@ -56,6 +56,19 @@ def test_a_retry_after_may_be_a_date() -> None:
     assert from_status(503, b"", httpx.Headers({"retry-after": formatdate(0, usegmt=True)})).retry_after == 0
 
 
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (b"<html><head><title>502 Bad\n Gateway</title></head><body>" + b"x" * 5000, "502 Bad Gateway"),
+        (b"<!DOCTYPE html>\n<TITLE lang=en>Oops &amp; sorry</TITLE>", "Oops & sorry"),
+        (b"<html><body>" + b"x" * 5000, "The upstream answered with status 502."),
+        (b"upstream connect error", "upstream connect error"),
+    ],
+)
+def test_of_a_page_of_html_only_its_title_is_shown(page: bytes, message: str) -> None:
+    assert from_status(502, page, httpx.Headers()).message == message
+
+
 def test_a_connection_that_was_never_made_is_an_overload_and_a_broken_one_is_not() -> None:
     assert from_transport(httpx.ConnectError("refused")).is_overload
     assert from_transport(httpx.ConnectTimeout("refused")).is_overload

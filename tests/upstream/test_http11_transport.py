@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.processes import free_port
+from responses_mw.upstream.errors import from_transport
 from responses_mw.upstream.transports import connections as pool_module
 from responses_mw.upstream.transports import http11
 from responses_mw.upstream.transports.http11 import NetworkTransport
@@ -1035,6 +1036,32 @@ async def test_a_certificate_for_another_name_is_a_connect_error(tls: TLS) -> No
     async with NetworkTransport(1, tls[1]) as transport, listening(forever, ssl=tls[0]) as url:
         with pytest.raises(httpx.ConnectError, match="localhost"):
             await ask(transport, url.replace("127.0.0.1", "localhost"))
+
+
+async def test_why_a_server_cannot_be_reached_is_said_without_its_name(transport: NetworkTransport, tls: TLS) -> None:
+    async def hello(reader: Reader, writer: Writer) -> None:
+        writer.write(b"220 welcome\r\n")
+
+    async with (
+        NetworkTransport(1, tls[1]) as trusting,
+        listening(forever, ssl=tls[0]) as secure,
+        listening(hello) as plain,
+    ):
+        for client, url, reason in (
+            (transport, f"http://127.0.0.1:{free_port()}", "the connection was refused"),
+            (transport, "http://nowhere.invalid", "its name is not known"),
+            (transport, "http://" + "a" * 64, "its name is not valid"),
+            (transport, secure, "its certificate is not trusted"),
+            (trusting, secure.replace("127.0.0.1", "localhost"), "its certificate is for another name"),
+            (transport, plain.replace("http:", "https:"), "it does not speak TLS"),
+            (transport, secure.replace("https:", "http:"), "its answer is not valid HTTP"),
+        ):
+            with pytest.raises(httpx.TransportError) as failed:
+                await ask(client, url)
+            message = from_transport(failed.value).message
+            assert message.startswith(f"The upstream cannot be reached: {reason}"), (url, message)
+            assert "127.0.0.1" not in message
+            assert "localhost" not in message
 
 
 async def test_a_server_that_does_not_speak_tls_in_time_is_a_connect_timeout(transport: NetworkTransport) -> None:

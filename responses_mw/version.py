@@ -1,0 +1,10 @@
+"""The version of the installed package."""
+
+from importlib import metadata
+
+__all__ = ["VERSION"]
+
+try:
+    VERSION = metadata.version("responses-mw")
+except metadata.PackageNotFoundError:  # run from its sources
+    VERSION = "unknown"
