@@ -1,0 +1,245 @@
+"""The commands. A command ``uses`` the settings that match its patterns; without patterns, all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import signal
+import sys
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
+
+from .. import sandbox
+from ..app import open_core, open_state
+from ..asgi.admin import checks, open_admin
+from ..auth import InvalidKeys
+from ..cache import Entries
+from ..errors import APIError, StartupError
+from ..jobs import Worker
+from ..sandbox import SandboxSettings
+from ..settings import Settings, unknown_variables, variables
+from ..telemetry import set_up_logs, set_up_sdk
+from .check import check, no_app
+from .flags import FLAGS
+
+logger = logging.getLogger(__name__)
+
+_LOGGING = ("config", "server.log_level", "server.log_format")
+_REDIS = ("redis.url", "redis.timeout", "redis.allow_eviction")
+
+
+class Serve(Settings):
+    """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it:
+
+        responses-mw serve --upstream http://vllm:8000
+
+    Every flag is also an environment variable (--cache.mode is RESPONSES_MW_CACHE_MODE) and a key of the --config file.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw serve", **FLAGS)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    check: CliImplicitFlag[bool] = Field(
+        False, description="check the settings, the upstream and Redis, print what was found, and exit"
+    )
+
+    def cli_cmd(self) -> None:
+        if self.check and self.upstream.url is not None:
+            set_up_logs("error", self.server.log_format)  # the check prints what matters
+            sys.exit(asyncio.run(check(self, _unknown_variables())))
+        _log(self)
+        if self.upstream.url is None:
+            sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")
+        serve(self)
+
+
+class Work(Settings):
+    """Run background responses of servers that have the same Redis and the same auth.secret_keys, without serving HTTP.
+
+    Every flag is also an environment variable (--jobs.lease is RESPONSES_MW_JOBS_LEASE) and a key of the --config file.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw worker", **FLAGS)
+    uses: ClassVar[tuple[str, ...]] = (
+        *_LOGGING,
+        "server.admin_*",
+        "server.drain_timeout",
+        "server.reasoning_events",
+        "upstream.*",
+        *_REDIS,
+        "state.*",
+        "auth.secret_keys",
+        "jobs.*",
+        "tools.*",
+        "search.*",
+        "compaction.*",
+        "limits.*_bytes",
+    )
+
+    def cli_cmd(self) -> None:
+        _log(self)
+        required = {
+            "upstream.url": self.upstream.url,
+            "redis.url": self.redis.url,
+            "auth.secret_keys": self.auth.secret_keys,
+            "jobs.concurrency": self.jobs.concurrency,
+        }
+        missing = [name for name, value in required.items() if not value]
+        if missing:
+            sys.exit(f"responses-mw: a worker needs {', '.join(missing)}: see responses-mw worker --help.")
+        try:
+            asyncio.run(work(self))
+        except StartupError as error:
+            sys.exit(f"responses-mw: {error}")
+
+
+class CacheOf(Settings):
+    """Print the size of the response cache (stats), or empty it (purge), for one owner or for all.
+
+    Every flag is also an environment variable (--redis is RESPONSES_MW_REDIS_URL) and a key of the --config file.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **FLAGS)
+    uses: ClassVar[tuple[str, ...]] = (*_LOGGING, *_REDIS, "cache.max_owner_bytes", "owner")
+    arguments: ClassVar[str] = "{stats,purge} "
+
+    action: CliPositionalArg[Literal["stats", "purge"]] = Field(description="stats or purge")
+    owner: str | None = Field(None, description="owner, as the hash in the keys of Redis (unset: all owners)")
+
+    def cli_cmd(self) -> None:
+        _log(self)
+        if self.redis.url is None:
+            sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS_URL.")
+        sys.exit(asyncio.run(run_cache_command(self)))
+
+
+class Demo(BaseSettings):
+    """Start a demo upstream and a server in front of it, and show a tour with the official openai client."""
+
+    model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **FLAGS)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port to listen on; 0 takes a free one (unset: 8080, or a free one if it is in use)",
+    )
+    once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if it succeeded")
+
+    def cli_cmd(self) -> None:
+        from ..demo import run
+
+        sys.exit(run(once=self.once, host=self.host, port=self.port))
+
+
+class Sandbox(SandboxSettings):
+    """Run the sandbox of the code interpreter, which is an MCP server.
+
+    Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ and its name in capitals.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **FLAGS)
+
+    def cli_cmd(self) -> None:
+        _warn_of_unknown_variables()
+        sandbox.serve(self)
+
+
+COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "cache": CacheOf, "sandbox": Sandbox, "demo": Demo}
+
+
+def _log(settings: Settings) -> None:
+    set_up_logs(settings.server.log_level, settings.server.log_format)
+    _warn_of_unknown_variables()
+
+
+def _warn_of_unknown_variables() -> None:
+    if unknown := _unknown_variables():
+        logger.warning("unknown settings in the environment: %s", ", ".join(unknown))
+
+
+def _unknown_variables() -> list[str]:
+    return unknown_variables(name for command in COMMANDS.values() for name in variables(command))
+
+
+def serve(settings: Serve) -> None:
+    """Serve until a signal stops the process."""
+    import uvicorn
+
+    from ..app import create_app
+    from ..asgi.inbound import Inbound
+    from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
+
+    set_up_sdk()
+    # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream.url}", flush=True)
+    try:
+        app = create_app(settings)
+    except InvalidKeys as error:
+        sys.exit(f"responses-mw: {error}")
+
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=HTTPProtocol,
+        log_config=None,  # set_up_logs has configured logging
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
+        ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
+        ws_max_size=settings.limits.max_request_bytes,
+        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
+        ws_per_message_deflate=False,  # costs more than everything else that a token does
+        server_header=False,
+        date_header=False,
+    )
+    server = DrainingServer(config, app, settings.server.drain_timeout)
+    server.run()
+    if not server.started:
+        sys.exit(3)  # as uvicorn does
+
+
+async def work(settings: Settings) -> None:
+    """Run background responses until a signal stops the process."""
+    set_up_sdk()
+    stopping = asyncio.Event()
+    async with open_core(no_app, settings) as (upstream, state, sealer, runner, _):
+        assert state is not None
+        worker = Worker(runner, state, sealer, settings.jobs, settings.redis, drain_timeout=settings.server.drain_timeout)
+
+        def stop() -> None:
+            stopping.set()
+            worker.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        async with open_admin(settings.server, checks(upstream, state, lambda: not stopping.is_set()), state):
+            print(f"responses-mw: working for {settings.upstream.url}", flush=True)
+            await worker.run()
+
+
+async def run_cache_command(settings: CacheOf) -> int:
+    """Run ``stats`` or ``purge``, and return the exit status."""
+    try:
+        async with open_state(settings) as state:
+            assert state is not None
+            entries = Entries(state.client, settings.cache)
+            if settings.action == "purge":
+                print(f"cache: {await entries.purge(settings.owner)} entries removed")
+                return 0
+            stats = await entries.stats(settings.owner)
+    except (APIError, StartupError, ValueError) as error:
+        print(f"cache: {error}", file=sys.stderr)
+        return 1
+    print(f"cache: {stats.entries} entries of {stats.owners} owners, in {stats.partitions} partitions, {stats.bytes} bytes")
+    return 0

@@ -1,0 +1,134 @@
+"""What ``responses-mw`` answers to those who type: help, suggestions, and errors in a line."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import pytest
+
+from responses_mw.cli import COMMANDS, main
+from responses_mw.settings import Settings, groups
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOBODY = "--upstream=http://127.0.0.1:1"
+SECRET = "--auth.secret-keys=a secret that all the replicas of the deployment have"
+FLAGS_OF_A_SERVER = [
+    "--port",
+    "--server.cors-origins",
+    "--auth.api-keys",
+    "--cache.mode",
+    "--redis.data-dir",
+    "--limits.streams",
+]
+
+
+def run(*arguments: str) -> str | int | None:
+    """The status or message that the command ends with."""
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"responses-mw {version('responses-mw')}\n"
+
+
+def test_help_lists_the_commands_and_helps_with_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("help") == 0
+    overview = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in overview
+        assert run("help", command) == 0
+        assert capsys.readouterr().out.startswith(f"usage: responses-mw {command} ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["srve"], "unknown command 'srve' (did you mean serve?)"),
+        (["help", "wroker"], "unknown command 'wroker' (did you mean worker?)"),
+        (["xyz"], "unknown command 'xyz'\n"),
+        ([NOBODY], "the command comes before its flags"),
+    ],
+)
+def test_an_unknown_command_is_an_error_with_the_nearest_one(typed: list[str], said: str) -> None:
+    message = run(*typed)
+    assert isinstance(message, str)
+    assert said in message
+    assert "responses-mw help" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--upstrem", "http://x"], "unknown flag --upstrem (did you mean --upstream?)"),
+        (["--redi=redis://:secret@x"], "unknown flag --redi (did you mean --redis?)"),
+        (["--cache.mod", "exact"], "unknown flag --cache.mod (did you mean --cache.mode?)"),
+        (["--server.log_level", "error"], "(did you mean --server.log-level?)"),
+        (["--xyz"], "unknown flag --xyz\n"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_an_unknown_flag_is_an_error_with_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
+) -> None:
+    assert run("serve", NOBODY, *typed) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "secret" not in message
+    assert message.endswith("Run responses-mw serve --help for its options.\n")
+
+
+@pytest.mark.parametrize("command", ["worker", "cache"])
+def test_a_command_shows_only_flags_that_it_uses_and_refuses_the_others(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--redis URL, --redis.url URL" in shown
+    for flag in FLAGS_OF_A_SERVER:
+        assert f" {flag} " not in shown
+        assert run(command, *(["stats"] if command == "cache" else []), flag, "1") == 2
+        assert flag in capsys.readouterr().err
+    names = {name for line in shown.splitlines() for name in line.split() if line.lstrip().startswith("--")}
+    assert (command == "worker") == ("--jobs.concurrency" in names)
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS.values() if hasattr(one, "uses")])
+def test_every_pattern_of_a_command_names_a_setting(command: type[Settings]) -> None:
+    from fnmatch import fnmatchcase
+
+    known = [f"{group}.{name}" for group, kind in groups(Settings).items() for name in kind.model_fields]
+    for pattern in command.uses:  # type: ignore[attr-defined]
+        assert any(fnmatchcase(name, pattern) for name in [*known, *command.model_fields]), pattern
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "it must be redis://"),
+        ("redis://:pa/ss@host:6379", "special characters of the password as %XX"),
+        ("redis://127.0.0.1:1?frobnicate=1", "it has an unknown option (frobnicate)"),
+        ("redis+cluster://127.0.0.1:1?frobnicate=1", "it has an unknown option (frobnicate)"),
+        ("redis+ring://127.0.0.1:1", "unknown kind"),
+    ],
+)
+def test_a_redis_url_that_is_none_is_said_without_its_password(capfd: pytest.CaptureFixture[str], url: str, said: str) -> None:
+    message = run("worker", NOBODY, SECRET, f"--redis={url}")
+    assert isinstance(message, str)
+    assert message.startswith("responses-mw: redis.url is not valid: ")
+    assert said in message
+    assert "pa" not in message.replace("password", "")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_data_directory_that_cannot_be_made_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run("serve", NOBODY, f"--redis.data-dir={tmp_path}/file/data", "--check") == 1
+    assert f"state:    redis.data_dir {tmp_path}/file/data cannot be used: Not a directory." in capsys.readouterr().err
