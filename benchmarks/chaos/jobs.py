@@ -114,7 +114,10 @@ class Jobs:
 
     async def _check_job(self, job: Job) -> list[str]:
         events = events_of((await self._get(job.response_id, stream="true")).content)
-        document = (await self._get(job.response_id)).json()
+        answer = await self._get(job.response_id)
+        if answer.status_code != 200:
+            return [f"answers GET with {answer.status_code}: {answer.text[:200]}"]
+        document = answer.json()
         return _faults_of_job(job, events, document, self._deployment.upstream.asked[job.question])
 
     async def _check_deleted(self, job: Job) -> list[str]:

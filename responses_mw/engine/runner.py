@@ -143,6 +143,10 @@ class Runner:
             await self._loop.offer_tools(run)
             await self._backend.check(run.turn_request())
 
+    async def probe(self, caller: Caller) -> None:
+        """Raise `UpstreamError` if the upstream is away."""
+        await self._upstream.probe(caller)
+
     # -- preparation --------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: CreateResponse, caller: Caller, history: History | None = None) -> Run:

@@ -91,6 +91,8 @@ class JobRunner:
         # Items that define tools are checked by parsing them; the run uses the stored ones, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
+        if job.retries or self.breaker.is_open:  # only an upstream that is up can be broken by the request
+            await self._runner.probe(caller)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
         return await self._runner.resume(request, caller, dict(job.document), job.token)
@@ -190,7 +192,7 @@ class JobRunner:
         await self._log_writer.last(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # A request that broke the upstream would break it again and again.
+        # A request that broke an upstream that was up would break it again and again.
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=why == "broken"
         ):

@@ -20,13 +20,13 @@ def reason(error: Exception | None) -> str | None:
     """Return why a job that failed with `error` should be tried again; None if it should not."""
     if not isinstance(error, UpstreamError):
         return None
-    if isinstance(error, UpstreamBrokeOff):
+    has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+    if error.is_overload:
+        return "unreachable" if has_broken or isinstance(error, UpstreamTimeout) else str(error.status)
+    if has_broken:
         return "broken"
-    if isinstance(error, UpstreamUnreachable):
-        return "unreachable" if error.is_overload else "broken"
-    if isinstance(error, UpstreamTimeout):  # an upstream that hangs after it got the request is not asked to do it twice
-        return "unreachable" if error.is_overload else None
-    return str(error.status) if error.is_overload or error.status == 504 else None
+    # An upstream that hangs after it got the request is not asked to do it twice.
+    return "504" if error.status == 504 and not isinstance(error, UpstreamTimeout) else None
 
 
 def delay(retries: int, error: UpstreamError) -> float:

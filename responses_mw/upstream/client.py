@@ -17,7 +17,7 @@ from ..protocol.types import ChatRequest
 from ..settings import UpstreamSettings
 from .caller import REFUSALS, Caller, Verification
 from .detection import detect
-from .errors import CRASH_AFTER, from_status, from_transport
+from .errors import CRASH_AFTER, OVERLOAD, from_status, from_transport
 from .stream import ChatStream, ResponsesStream
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for connecting to the upstream. A server that is up accepts a connection at once, however busy it is."""
+PROBE_TIMEOUT = 10.0
+"""Seconds in which the upstream must list its models to count as up."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Maximum bytes that the upstream and tools may send for a response: some 400,000 tokens, as a chunk has about 300 bytes."""
 
@@ -123,6 +125,24 @@ class Upstream:
         ``Unauthorized``, or ``UpstreamError`` if neither is known.
         """
         await self._verification.verify(caller)
+
+    async def probe(self, caller: Caller) -> None:
+        """Return if the upstream answers a request that costs it nothing, whatever it says.
+
+        Raises ``UpstreamError`` (an overload) if it is away. A proxy may accept connections for an upstream that is down.
+        """
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                response = await self._ask("GET", "/v1/models", caller)
+            if response.status_code in OVERLOAD or response.status_code == 504:
+                raise await self._fault(response, caller)
+        except TimeoutError as error:
+            failure = from_transport(error)
+            failure.is_overload = True
+            raise failure from error
+        except UpstreamError as error:
+            error.is_overload = True
+            raise
 
     async def open(self, stream: ChatStream, caller: Caller, model: str) -> None:
         """Open ``stream`` and record whether the upstream accepted its caller. Raises ``UpstreamError``."""

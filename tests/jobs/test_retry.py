@@ -108,6 +108,31 @@ async def test_jobs_outlive_an_upstream_that_refuses_connections(
     assert {(await ended(front, job))["status"] for job in jobs} == {"completed"}
 
 
+async def test_jobs_outlive_an_upstream_that_is_down_behind_a_proxy_that_accepts_connections(
+    fast: None, away: tuple[Ours, str], replica: Replica, upstream: ScriptedUpstream, serve: Serve
+) -> None:
+    front, url = away
+    resets = 0
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal resets
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        resets += 1
+
+    port = int(url.rpartition(":")[2])
+    job = (await create(front))["id"]
+    async with await asyncio.start_server(reset, "127.0.0.1", port):
+        replica(upstream=url, upstream__status_grace=0, upstream__dialect="vllm")
+        async with asyncio.timeout(60):
+            while resets < 8 and (await get(front, job))["status"] != "failed":
+                await asyncio.sleep(0.02)
+    assert (await get(front, job))["status"] in ("queued", "in_progress")
+    upstream.stream(*HELLO)
+    serve(upstream, port=port)
+    assert (await ended(front, job))["status"] == "completed"
+
+
 async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
