@@ -25,9 +25,9 @@ class Dialect:
     # How to force a function: object, name (a bare string), only (offer only that one with "required"), refused.
     tool_choice: str = "object"
     # Whether tools are sent with tool_choice "none". That keeps the prefix cache, if the server leaves them in the prompt and
-    # prevents calls. Others do not prevent them: a call comes as text (vLLM, llama.cpp), is dropped so that the answer is empty
-    # (some parsers of vLLM), or is a call (Ollama). SGLang and TGI remove the tools from the prompt themselves, as vLLM does with
-    # --exclude-tools-when-tool-choice-none.
+    # prevents calls. Others do not prevent them: a call comes as text (vLLM, llama.cpp), is dropped so that the answer is
+    # empty (some parsers of vLLM), or is a call (Ollama). SGLang and TGI remove the tools from the prompt themselves, as vLLM
+    # does with --exclude-tools-when-tool-choice-none.
     tools_with_none: bool = False
     parallel_tool_calls: bool = True  # whether the parameter is supported. It is enforced on the answer in any case
     response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused

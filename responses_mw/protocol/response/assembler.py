@@ -167,17 +167,20 @@ class Assembler(ResponseBuilder):
             if reasoning:
                 self._text(self._reasoning, reasoning)
             if delta.get("content"):
-                logprobs = choice.get("logprobs")
-                # Those of a whole answer, and of a chunk with more than text, are of all its tokens.
-                if logprobs and self._options.logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
-                    logprobs = logprobs_of(delta["content"], logprobs, after=reasoning)
-                self._content(delta["content"], logprobs)
+                self._content(delta["content"], self._logprobs(choice, delta, reasoning))
             if delta.get("refusal"):
                 self._text(REFUSAL, delta["refusal"])
             if delta.get("tool_calls"):
                 self._calls(delta["tool_calls"])
         if choice.get("finish_reason"):
             self.finish_reason = str(choice["finish_reason"])
+
+    def _logprobs(self, choice: dict[str, Any], delta: dict[str, Any], reasoning: Any) -> Any:
+        """The log probabilities of the content. A whole answer, or a chunk with more than text, has those of all its tokens."""
+        logprobs = choice.get("logprobs") if self._options.logprobs else None
+        if logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
+            return logprobs_of(delta["content"], logprobs, after=reasoning)
+        return logprobs
 
     def end_turn(self) -> list[Event]:
         """Close open items up to the first call in ``asked``. ``finish_reason`` is kept until the next turn."""
@@ -281,7 +284,7 @@ class Assembler(ResponseBuilder):
             return
         if not isinstance(content, str):
             malformed("delta")
-        self._split(self._splitter.feed(content, logprobs if self._options.logprobs else None))
+        self._split(self._splitter.feed(content, logprobs))
 
     def _split(self, pieces: Iterable[tuple[bool, str, Any]]) -> None:
         for thinking, piece, logprobs in pieces:
@@ -292,7 +295,7 @@ class Assembler(ResponseBuilder):
             malformed("delta")
         current = self._open
         if isinstance(current, OpenText) and current.kind is kind:
-            current.add(text, logprobs if self._options.logprobs else None)
+            current.add(text, logprobs)
             return
         if self._late or not self._is_over():
             self._late.append((kind, text, logprobs))
@@ -311,7 +314,7 @@ class Assembler(ResponseBuilder):
         part = self._open
         if not (isinstance(part, OpenText) and part.kind is kind):
             part = self._open_part(kind)
-        part.add(text, logprobs if self._options.logprobs else None)
+        part.add(text, logprobs)
 
     def _open_part(self, kind: TextKind) -> OpenText:
         """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
