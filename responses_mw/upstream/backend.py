@@ -151,6 +151,11 @@ class Backend(ABC):
         """Decrypt a compaction item; None if it is another server's."""
         return unseal(self._sealer, envelope, purpose=COMPACTION, owner=owner)
 
+    def _open_reasoning(self, owner: str, envelope: str) -> str | None:
+        """Decrypt the text of a reasoning item; None if it is another server's."""
+        text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
+        return text.decode() if text is not None else None
+
 
 def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes | None:
     """Open an envelope; None if it is another server's or another owner's."""

@@ -23,7 +23,7 @@ from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item
 from ..settings import UpstreamSettings
 from ..threads import by_size
-from .backend import REASONING, Backend, OpenTurn, TurnRequest, unseal
+from .backend import REASONING, Backend, OpenTurn, TurnRequest
 from .client import Upstream
 from .context_window import ContextWindow, count_tokens, is_text
 
@@ -114,11 +114,6 @@ class ChatBackend(Backend):
             first_turn=turn.number <= 1,
             results=turn.results,
         )
-
-    def _open_reasoning(self, owner: str, envelope: str) -> str | None:
-        """Decrypt the text of a reasoning item; None if it is another server's."""
-        text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
-        return text.decode() if text is not None else None
 
 
 def builder_options(

@@ -19,7 +19,9 @@ from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
+from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.passthrough import ResponsesPassthrough
+from ..protocol.response.summaries import readable
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings
@@ -82,15 +84,18 @@ class ResponsesBackend(Backend):
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> ResponsesPassthrough:
-        return ResponsesPassthrough(document, ids, self._echo, open_reasoning=self._reasoning_is_open)
+        options = self._options(request, owner, used_call_ids)
+        return ResponsesPassthrough(document, ids, self._echo, options)
 
     def replay_builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
     ) -> Assembler:
-        options = builder_options(
-            request, owner, used_call_ids, self._sealer, think_tag=None, open_reasoning=self._reasoning_is_open
-        )
-        return Assembler(document, ids, replace(options, seal=None))
+        """A cached answer has no encrypted reasoning."""
+        return Assembler(document, ids, replace(self._options(request, owner, used_call_ids), seal=None))
+
+    def _options(self, request: CreateResponse, owner: str, used_call_ids: frozenset[str]) -> ResponseOptions:
+        is_open = self._reasoning_is_open
+        return builder_options(request, owner, used_call_ids, self._sealer, think_tag=None, open_reasoning=is_open)
 
     def cached_summary(self, request: CreateResponse) -> bool:
         return request.wants_summary
@@ -102,28 +107,45 @@ class ResponsesBackend(Backend):
         return []
 
     def items(self, turn: TurnRequest) -> list[Item]:
-        """Decrypt only the summaries made here: other encrypted content is the upstream's."""
-        open_ = partial(self._open_summary, turn.caller.owner)
-        return compaction.open_last([*turn.history, *turn.input, *turn.document["output"]], open_, keeps_foreign=True)
+        """Decrypt only what was encrypted here: other encrypted content is the upstream's."""
+        owner = turn.caller.owner
+        items = [self._opened(item, owner) for item in (*turn.history, *turn.input, *turn.document["output"])]
+        return compaction.open_last(items, partial(self._open_summary, owner), keeps_foreign=True)
+
+    def _opened(self, item: Item, owner: str) -> Item:
+        if item["type"] != "reasoning" or not item.get("encrypted_content"):
+            return item
+        text = self._open_reasoning(owner, item["encrypted_content"])
+        if text is None:
+            return item
+        plain = {name: value for name, value in item.items() if name != "encrypted_content"}
+        return plain if item.get("content") else {**plain, "content": [{"type": "reasoning_text", "text": text}]}
 
     async def begin(self, turn: TurnRequest) -> OpenTurn:
-        return await self._open(turn, self._body(turn, self.items(turn)), "openai", self._upstream.responses)
+        return await self._open(turn, await self._body(turn, self.items(turn)), "openai", self._upstream.responses)
 
     async def count(self, turn: TurnRequest) -> int:
-        return await count_input(self._upstream, self._body(turn, self.items(turn)), turn.caller)
+        return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
 
     async def check(self, turn: TurnRequest) -> None:
         """The upstream checks what it is sent."""
 
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
-        body = self._body(turn, items)
+        body = await self._body(turn, items)
         encoded = orjson.dumps(body)
         if len(encoded) <= tokens and not any(kind in encoded for kind in _NOT_TEXT):  # a token has at least one byte
             return False
         return await count_input(self._upstream, body, turn.caller) > tokens
 
-    def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
+    async def _body(self, turn: TurnRequest, items: Sequence[Item]) -> dict[str, Any]:
+        if any(map(_is_summary, items)) and (await self._upstream.dialect(turn.caller)).reasoning_field:
+            items = [readable(item) if _is_summary(item) else item for item in items]
         return to_responses(turn.request, items, model=turn.model)
+
+
+def _is_summary(item: Item) -> bool:
+    """Whether an item has only a summary, which is the reasoning itself with a server whose reasoning is readable."""
+    return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
 
 
 def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
+from responses_mw.protocol.response.builder import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.passthrough import ResponsesPassthrough
 from responses_mw.upstream.responses_backend import to_responses
@@ -26,7 +27,11 @@ Events = list[dict[str, Any]]
 def relayed(**request: Any) -> ResponsesPassthrough:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
-    return ResponsesPassthrough(created, CountedIds(), lambda tools: [{**tool, "echoed": True} for tool in tools])
+    options = ResponseOptions(
+        summary=parsed.wants_summary,
+        seal="sealed {}".format if "reasoning.encrypted_content" in parsed.include else None,
+    )
+    return ResponsesPassthrough(created, CountedIds(), lambda tools: [{**tool, "echoed": True} for tool in tools], options)
 
 
 def run(events: Events, **request: Any) -> list[Event]:
@@ -294,7 +299,7 @@ def test_the_events_of_reasoning_have_one_name_however_the_upstream_calls_them(
 ) -> None:
     item = {"id": "rs_theirs", "type": "reasoning", "summary": [], "status": "in_progress"}
     thought = {**delta("Hm", "rs_theirs"), "type": f"{theirs}.delta"}
-    relaying = ResponsesPassthrough(relayed().response, CountedIds(), list, open_reasoning=open_reasoning)
+    relaying = ResponsesPassthrough(relayed().response, CountedIds(), list, ResponseOptions(open_reasoning=open_reasoning))
     events = relaying.feed(added(item), thought, {**thought, "type": f"{theirs}.done", "text": "Hm"})
     assert [event["type"] for event in decoded(events)][2:] == [f"{ours}.delta", f"{ours}.done"]
     relaying.fail("server_error", "It broke off.")
@@ -428,3 +433,77 @@ def test_reasoning_goes_back_sealed_without_an_id_and_open_with_one() -> None:
     neither = {"id": "rs_3", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
     items = sent(sealed, openly, neither)["input"][:-1]
     assert items == [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, openly]
+
+
+# -- what a request asks of reasoning, and servers of open models ignore -----------------------------------------------------------
+
+THOUGHT: dict[str, Any] = {
+    "id": "rs_theirs",
+    "type": "reasoning",
+    "summary": [],
+    "content": None,
+    "encrypted_content": None,
+    "status": "in_progress",
+}
+THOUGHT_DONE = {**THOUGHT, "content": [{"type": "reasoning_text", "text": "Hm."}], "status": "completed"}
+_AT = {"item_id": "rs_theirs", "output_index": 0, "content_index": 0}
+VLLM_THINKS = numbered(
+    CREATED,
+    added(THOUGHT),
+    {"type": "response.content_part.added", **_AT, "part": {"type": "reasoning_text", "text": ""}},
+    {"type": "response.reasoning_text.delta", **_AT, "delta": "H"},
+    {"type": "response.reasoning_text.delta", **_AT, "delta": "m."},
+    {"type": "response.reasoning_text.done", **_AT, "text": "Hm."},
+    {"type": "response.content_part.done", **_AT, "part": {"type": "reasoning_text", "text": "Hm."}},
+    done(THOUGHT_DONE),
+    completed(THOUGHT_DONE),
+)
+LLAMACPP_THINKS = [
+    CREATED,
+    {"type": "response.output_item.added", "item": {**THOUGHT, "content": [], "encrypted_content": ""}},
+    {"type": "response.reasoning_text.delta", "item_id": "rs_theirs", "delta": "H"},
+    {"type": "response.reasoning_text.delta", "item_id": "rs_theirs", "delta": "m."},
+    {"type": "response.output_item.added", "item": message()},
+    {"type": "response.output_text.delta", "item_id": "msg_theirs", "delta": "Hi"},
+    {"type": "response.output_item.done", "item": {**THOUGHT_DONE, "encrypted_content": ""}},
+    {"type": "response.output_item.done", "item": message(text="Hi")},
+    completed({**THOUGHT_DONE, "encrypted_content": ""}, message(text="Hi")),
+]
+WHOLE_THOUGHT = [completed(THOUGHT_DONE)]
+SUMMARY: Any = {"reasoning": {"summary": "auto"}}
+SEALED: Any = {"include": ["reasoning.encrypted_content"]}
+
+
+@pytest.mark.parametrize("theirs", [VLLM_THINKS, LLAMACPP_THINKS], ids=["vllm", "llamacpp"])
+def test_readable_reasoning_streams_as_the_summary_that_was_asked_for(theirs: Events) -> None:
+    events = run(theirs, **SUMMARY)
+    oracle.check(sse.encode(events) + sse.DONE_FRAME)
+    shown = [event for event in decoded(events) if "summary_index" in event]
+    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in shown]
+    assert kinds == ["part.added", "text.delta", "text.delta", "text.done", "part.done"]
+    assert b"reasoning_text" not in sse.encode(events)
+
+
+@pytest.mark.parametrize("theirs", [VLLM_THINKS, LLAMACPP_THINKS, WHOLE_THOUGHT], ids=["vllm", "llamacpp", "whole"])
+def test_readable_reasoning_is_summarized_and_encrypted_if_that_was_asked_for(theirs: Events) -> None:
+    item = ended(theirs, **SEALED)["output"][0]
+    assert (item["encrypted_content"], item["content"][0]["text"]) == ("sealed Hm.", "Hm.")
+    item = ended(theirs, **SUMMARY)["output"][0]
+    assert ("content" in item, item["summary"]) == (False, [{"type": "summary_text", "text": "Hm."}])
+    assert not item["encrypted_content"]
+    item = ended(theirs, **SUMMARY, **SEALED)["output"][0]
+    assert (item["encrypted_content"], item["summary"][0]["text"]) == ("sealed Hm.", "Hm.")
+
+
+def test_reasoning_that_the_upstream_summarized_and_encrypted_is_left_alone() -> None:
+    theirs = {**THOUGHT, "summary": [{"type": "summary_text", "text": "In short."}], "encrypted_content": "gAAA"}
+    [item] = ended([completed(theirs)], **SUMMARY, **SEALED)["output"]
+    assert item == {**theirs, "id": item["id"]}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"content": "Hm."}, {"content": [1]}, {"content": [{"type": "reasoning_text"}]}, {"summary": 3}]
+)
+def test_malformed_reasoning_does_no_harm(odd: dict[str, Any]) -> None:
+    [item] = ended([completed({**THOUGHT, **odd})], **SUMMARY, **SEALED)["output"]
+    assert not item["encrypted_content"]

@@ -231,6 +231,53 @@ async def test_the_cache_is_ours(start: Start, upstream: ScriptedResponses) -> N
     assert again.response["id"] != first.response["id"]
 
 
+# -- reasoning that the upstream shows in clear --------------------------------------------------------------------------------
+
+THOUGHT = {"id": "rs_theirs", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+CARRIED: Any = {"include": ["reasoning.encrypted_content"], "store": False}
+
+
+def carried(document: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """The reasoning of a response, as a client sends it back that keeps only what is encrypted."""
+    return {"type": "reasoning", "summary": [], "encrypted_content": document["output"][0]["encrypted_content"], **members}
+
+
+@pytest.mark.parametrize("plain", [{}, {"content": [{"type": "reasoning_text", "text": "Hm."}]}], ids=["envelope", "both"])
+async def test_reasoning_encrypted_here_goes_back_in_clear(
+    start: Start, upstream: ScriptedResponses, plain: dict[str, Any]
+) -> None:
+    ours = start(upstream__api="responses", auth__secret_keys=["k" * 40])
+    upstream.whole(response(THOUGHT, item()))
+    thought = carried(await oracle.whole(ours, **CARRIED), **plain)
+    upstream.whole(response(item()))
+    await oracle.whole(ours, input=[{"role": "user", "content": "Hi"}, thought, {"role": "user", "content": "And?"}])
+    sent = upstream.requests[1].json["input"][1]
+    assert (sent["content"][0]["text"], "encrypted_content" in sent) == ("Hm.", False)
+
+
+async def test_encrypted_reasoning_that_was_not_made_here_goes_back_as_it_is(
+    relaying: Ours, upstream: ScriptedResponses
+) -> None:
+    theirs = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
+    upstream.whole(response(item()))
+    await oracle.whole(relaying, input=[theirs, {"role": "user", "content": "And?"}])
+    assert upstream.requests[0].json["input"][0] == theirs
+
+
+@pytest.mark.parametrize(("dialect", "goes_back"), [("vllm", True), ("openai", False)])
+async def test_a_summary_goes_back_to_a_server_whose_reasoning_is_readable(
+    start: Start, upstream: ScriptedResponses, dialect: str, goes_back: bool
+) -> None:
+    ours = start(upstream__api="responses", upstream__dialect=dialect)
+    upstream.whole(response(THOUGHT, item()))
+    first = await oracle.whole(ours, reasoning={"summary": "auto"})
+    assert first["output"][0]["summary"] == [{"type": "summary_text", "text": "Hm."}]
+    upstream.whole(response(item()))
+    await oracle.whole(ours, input="And?", previous_response_id=first["id"])
+    thoughts = [one for one in upstream.requests[1].json["input"] if one["type"] == "reasoning"]
+    assert [one["content"] for one in thoughts] == ([THOUGHT["content"]] if goes_back else [])
+
+
 # -- token counts and compaction -------------------------------------------------------------------------------------------------
 
 KEYS = ["k" * 40]

@@ -126,6 +126,24 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def usage_of_responses(given: Any) -> dict[str, Any] | None:
+    """Return the usage of an upstream's response with all details that the SDKs require; None if it does not count."""
+    if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("input_tokens", "output_tokens")):
+        return None
+    total = given.get("total_tokens")
+    return {
+        **given,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **_details(given, "input_tokens_details")},
+        "output_tokens_details": {"reasoning_tokens": 0, **_details(given, "output_tokens_details")},
+        "total_tokens": total if type(total) is int else given["input_tokens"] + given["output_tokens"],
+    }
+
+
+def _details(usage: dict[str, Any], name: str) -> dict[str, Any]:
+    details = usage.get(name)
+    return {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}
+
+
 def with_tool_tokens(usage: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Add the tokens of tool results to the usage of a turn that follows the turn ``before``.
 

@@ -10,6 +10,7 @@
    begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here
    each ends before the next begins, and what comes for it afterwards is dropped.
 5. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
+   Readable reasoning is a summary if the request asks for one (`summaries`), and is encrypted here if the upstream does not.
 6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...errors import TooLarge, UpstreamBrokeOff, UpstreamError
@@ -28,10 +30,11 @@ from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Part, Tool
-from .builder import IdSource, ResponseBuilder, ResponseOptions
-from .document import add_usage
+from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
+from .document import add_usage, usage_of_responses
 from .events import Event
 from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay, ending
+from .summaries import text_of, with_summary
 
 OURS = frozenset(
     {
@@ -69,10 +72,10 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's own. A run is one turn of it."""
 
-    def __init__(self, document: Document, ids: IdSource, echo: Echo, *, open_reasoning: bool = False) -> None:
+    def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions = DEFAULTS) -> None:
         """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
-        super().__init__(document, ids, ResponseOptions(include=INCLUDABLE, open_reasoning=open_reasoning))
-        self._names = _OPEN_NAMES if open_reasoning else _OPENAI_NAMES
+        super().__init__(document, ids, replace(options, include=INCLUDABLE))
+        self._names = _OPEN_NAMES if options.open_reasoning else _OPENAI_NAMES
         self._echo = echo
         self._output = OutputReplay(document["output"])
         self._places: dict[int, int] = {}
@@ -145,7 +148,7 @@ class ResponsesPassthrough(ResponseBuilder):
             checks.depth(event, _MAX_DEPTH)
         except TooLarge:
             raise UpstreamError(f"The upstream sent an event nested deeper than {_MAX_DEPTH} levels.") from None
-        self._STEPS.get(kind, ResponsesPassthrough._pass)(self, event)
+        self._STEPS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
 
     def _pass(self, event: dict[str, Any]) -> None:
         """Forward an event with its ids and its index replaced, and what it lacks filled in."""
@@ -251,7 +254,7 @@ class ResponsesPassthrough(ResponseBuilder):
         response = event.get("response")
         if not isinstance(response, dict):
             malformed("response")
-        used = _usage(response.get("usage"))
+        used = usage_of_responses(response.get("usage"))
         if used is not None:
             self.response["usage"] = add_usage(self.response["usage"], used)
         listed = [] if response.get("output") is None else response["output"]
@@ -306,7 +309,7 @@ class ResponsesPassthrough(ResponseBuilder):
 
     def _add_whole(self, item: Item, index: Any) -> None:
         place = len(self._output.items)
-        item = self._named(item, index)
+        item = self._sealed(self._named(item, index))
         begun = {**item, "status": "in_progress"} if "status" in item else item
         self._emit_item({"type": ADDED, "output_index": place, "item": begun})
         self._emit_item({"type": DONE, "output_index": place, "item": item})
@@ -316,9 +319,16 @@ class ResponsesPassthrough(ResponseBuilder):
         ours = self._output.items[place]["id"]
         if isinstance(item.get("id"), str):
             self._known[item["id"]] = ours
-        item = {**self._renamed(item), "id": ours}
+        item = self._sealed({**self._renamed(item), "id": ours})
         self._end_parts(place, self._unfinished[place])
         self._emit_item({**(event or {"type": DONE}), "output_index": place, "item": item})
+
+    def _sealed(self, item: Item) -> Item:
+        """Encrypt the text of reasoning, if that is requested and the upstream has not done so (vLLM, llama.cpp)."""
+        seal = self._options.seal
+        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := text_of(item)):
+            return item
+        return {**item, "encrypted_content": seal(text)}
 
     def _emit_item(self, event: dict[str, Any]) -> None:
         self._emit(event)
@@ -374,21 +384,3 @@ def _error(ending: Document) -> tuple[str, str]:
         code if isinstance(code, str) else "server_error",
         message if isinstance(message, str) and message else "The upstream aborted its answer.",
     )
-
-
-def _usage(given: Any) -> dict[str, Any] | None:
-    """Return the upstream's counts with all details that the SDKs require; None if it does not count."""
-    if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("input_tokens", "output_tokens")):
-        return None
-    total = given.get("total_tokens")
-    return {
-        **given,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **_details(given, "input_tokens_details")},
-        "output_tokens_details": {"reasoning_tokens": 0, **_details(given, "output_tokens_details")},
-        "total_tokens": total if type(total) is int else given["input_tokens"] + given["output_tokens"],
-    }
-
-
-def _details(usage: dict[str, Any], name: str) -> dict[str, Any]:
-    details = usage.get(name)
-    return {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}

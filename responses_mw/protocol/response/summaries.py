@@ -1,0 +1,77 @@
+"""Turn the reasoning of an upstream's own Responses API into a summary, where the request asks for one.
+
+Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary`` and send the reasoning as content all the same. Many
+clients show only summaries, so content becomes a summary, as for Chat Completions. An item that has a summary stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..types import Item, Part
+from .replay import ADDED, DONE
+from .text import OPEN_REASONING_TEXT, REASONING_TEXT, SUMMARY_TEXT
+
+_TEXTS = {
+    f"response.{kind.events}.{step}": step for kind in (REASONING_TEXT, OPEN_REASONING_TEXT) for step in ("delta", "done")
+}
+_PARTS = {f"response.{REASONING_TEXT.part_events}.{step}": step for step in ("added", "done")}
+
+
+def with_summary(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event of the upstream with its content of reasoning as a summary."""
+    kind = event["type"]
+    if kind in _TEXTS:
+        return _renamed(event, f"response.{SUMMARY_TEXT.events}.{_TEXTS[kind]}")
+    if kind in _PARTS and _is_reasoning(event.get("part")):
+        return {**_renamed(event, f"response.{SUMMARY_TEXT.part_events}.{_PARTS[kind]}"), "part": _part(event["part"])}
+    if kind in (ADDED, DONE):
+        return {**event, "item": summarized(event.get("item"))}
+    response = event.get("response")
+    if isinstance(response, dict) and isinstance(response.get("output"), list):
+        return {**event, "response": {**response, "output": [summarized(item) for item in response["output"]]}}
+    return event
+
+
+def summarized(item: Any) -> Any:
+    """Return a reasoning item with its content as its summary, and anything else unchanged."""
+    if not isinstance(item, dict) or item.get("type") != "reasoning" or item.get("summary"):
+        return item
+    content = item.get("content") or []
+    if not isinstance(content, list) or not all(map(_is_reasoning, content)):
+        return item
+    return {**_without(item, "content"), "summary": [_part(part) for part in content]}
+
+
+def readable(item: Item) -> Item:
+    """Return a reasoning item with its summary as its content, as the upstream sent it."""
+    return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": text_of(item)}]}
+
+
+def text_of(item: Item) -> str:
+    """Return the text of an upstream's reasoning item, which may be malformed: its content, otherwise its summary."""
+    for name in (REASONING_TEXT.parts, SUMMARY_TEXT.parts):
+        parts = item.get(name)
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if text := "\n".join(text for text in texts if isinstance(text, str)):
+            return text
+    return ""
+
+
+def _is_reasoning(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == REASONING_TEXT.part
+
+
+def _part(part: Part) -> Part:
+    return {**part, "type": SUMMARY_TEXT.part}
+
+
+def _renamed(event: dict[str, Any], kind: str) -> dict[str, Any]:
+    renamed = {**_without(event, REASONING_TEXT.index), "type": kind}
+    if REASONING_TEXT.index in event:
+        renamed[SUMMARY_TEXT.index] = event[REASONING_TEXT.index]
+    return renamed
+
+
+def _without(value: dict[str, Any], name: str) -> dict[str, Any]:
+    return {member: held for member, held in value.items() if member != name}
