@@ -1,7 +1,8 @@
 """The admin port: `/livez`, `/readyz` and `/metrics`, separate from the public port.
 
 `/livez` answers 200 while the event loop runs. `/readyz` answers 200 if every check passes, else 503, so that load balancers
-skip replicas that cannot serve. No credential is needed, and no answer contains data of a request.
+skip replicas that cannot serve; the `warnings` in its body are for the operator. No credential is needed, and no answer
+contains data of a request.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.responses import PlainTextResponse, Response
 
 from .. import telemetry
 from ..errors import APIError, StartupError, UpstreamError
-from ..state import StateUnavailable, server_group
+from ..state import server_group
 from ..upstream import Caller
 from .json import JSONResponse
+from .monitor import monitoring
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -35,14 +37,19 @@ __all__ = ["Admin", "Check", "checks", "open_admin"]
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[], Awaitable[str | None]]
-"""Return why the replica cannot serve, as a short sentence, or None."""
+
+class Finding(NamedTuple):
+    """The result of a check, in short sentences."""
+
+    fault: str = ""
+    """Why the replica cannot serve; empty if it can."""
+    warnings: tuple[str, ...] = ()
+
+
+Check = Callable[[], Awaitable[Finding]]
 
 CHECK_TIMEOUT = 3.0
 """Seconds until a check fails, less than the timeout of the Kubernetes probes in the Helm chart."""
-
-QUEUE_INTERVAL = 10.0
-"""Seconds between two measurements of the queue."""
 
 _GONE = frozenset({502, 503, 504})
 
@@ -72,24 +79,25 @@ class Admin:
         await response(scope, receive, send)
 
     async def _ready(self) -> Response:
-        faults = await asyncio.gather(*(_fault(check) for check in self._checks.values()))
-        results = {name: fault or "ok" for name, fault in zip(self._checks, faults, strict=True)}
-        ready = not any(faults)
-        return JSONResponse({"ready": ready, "checks": results}, 200 if ready else 503)
+        findings = await asyncio.gather(*(_finding(check) for check in self._checks.values()))
+        results = {name: found.fault or "ok" for name, found in zip(self._checks, findings, strict=True)}
+        ready = not any(found.fault for found in findings)
+        warnings = [warning for found in findings for warning in found.warnings]
+        return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
 
 
 def _accept(scope: Scope) -> str:
     return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
 
 
-async def _fault(check: Check) -> str | None:
+async def _finding(check: Check) -> Finding:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
             return await check()
     except APIError as error:
-        return error.message
+        return Finding(error.message)
     except TimeoutError:
-        return "It did not answer in time."
+        return Finding("It did not answer in time.")
 
 
 # -- checks --------------------------------------------------------------------------------------------------------------
@@ -100,36 +108,36 @@ def checks(
 ) -> dict[str, Check]:
     """Return the checks for what a replica needs: the upstream, and the state and a worker if it has them. During the `drain`,
     a server is not ready."""
-    found: dict[str, Check] = {"upstream": partial(_upstream_fault, upstream)}
+    found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
-        found["redis"] = partial(_state_fault, state)
+        found["redis"] = partial(_check_state, state)
     if is_working is not None:
-        found["worker"] = partial(_worker_fault, is_working)
+        found["worker"] = partial(_check_worker, is_working)
     if drain is not None:
-        found["server"] = partial(_drain_fault, drain)
+        found["server"] = partial(_check_drain, drain)
     return found
 
 
-async def _upstream_fault(upstream: Upstream) -> str | None:
+async def _check_upstream(upstream: Upstream) -> Finding:
     """Call the upstream with the operator's key or none. A refusal of the credential proves that it is alive."""
     try:
         await upstream.models(Caller())
     except UpstreamError as error:
-        return error.message if error.status in _GONE else None
-    return None
+        return Finding(error.message if error.status in _GONE else "")
+    return Finding()
 
 
-async def _state_fault(state: State) -> str | None:
+async def _check_state(state: State) -> Finding:
     health = await state.check()
-    return " ".join(health.errors) or None
+    return Finding(" ".join(health.errors), health.warnings)
 
 
-async def _worker_fault(is_working: Callable[[], bool]) -> str | None:
-    return None if is_working() else "It is not taking background responses."
+async def _check_worker(is_working: Callable[[], bool]) -> Finding:
+    return Finding("" if is_working() else "It is not taking background responses.")
 
 
-async def _drain_fault(drain: Drain) -> str | None:
-    return "It is shutting down." if drain.begun.is_set() else None
+async def _check_drain(drain: Drain) -> Finding:
+    return Finding("It is shutting down." if drain.begun.is_set() else "")
 
 
 # -- the port ------------------------------------------------------------------------------------------------------------
@@ -137,34 +145,20 @@ async def _drain_fault(drain: Drain) -> str | None:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port, if configured, and measure the queue, if metrics are exposed. Raises `StartupError`."""
+    """Serve the admin port, if configured, and measure, if metrics are exposed. Raises `StartupError`."""
     async with AsyncExitStack() as stack:
-        if state is not None and (settings.admin_port or telemetry.is_measuring()):
-            await stack.enter_async_context(_measuring_queue(state))
+        if settings.admin_port or telemetry.is_measuring():
+            upstream = checks.get("upstream")
+            is_up = partial(_passes, upstream) if upstream is not None else None
+            await stack.enter_async_context(monitoring(state, is_up))
         listener = _listener(settings.admin_host, settings.admin_port) if settings.admin_port else None
         if listener is not None:
             await stack.enter_async_context(_serving(Admin(checks), listener))
         yield
 
 
-@asynccontextmanager
-async def _measuring_queue(state: State) -> AsyncIterator[None]:
-    """Measure the queue until the context exits."""
-
-    async def measure() -> None:
-        while True:
-            with suppress(StateUnavailable):
-                found = await state.queue.backlog()
-                telemetry.QUEUE_DEPTH.set(found.jobs)
-                telemetry.QUEUE_AGE.set(found.seconds)
-            await asyncio.sleep(QUEUE_INTERVAL)
-
-    task = asyncio.create_task(measure())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def _passes(check: Check) -> bool:
+    return not (await _finding(check)).fault
 
 
 def _listener(host: str, port: int) -> socket.socket | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..telemetry.context import RequestContext, activated
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
-from ..telemetry.report import log_facts, report_failure
+from ..telemetry.report import count_response, log_facts, report_failure
 from ..telemetry.tracing import (
     RequestSpan,
     activated_span,
@@ -171,7 +171,8 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
 
 
 def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
-    """Write the access line, and a warning if the run failed. They hold the route instead of the path, and no content."""
+    """Count the response. Write the access line, and a warning if the run failed, with the route instead of the path."""
+    count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
     route = request.route or "-"
     line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}

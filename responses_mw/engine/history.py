@@ -19,8 +19,8 @@ from ..ids import RunIds, random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import ID_PREFIXES
 from ..protocol.types import Document, Item
-from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateUnavailable
-from ..telemetry import UNSTORED, annotate
+from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateFull, StateUnavailable
+from ..telemetry import annotate
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class History:
         if state.client.away_for:  # `nearly_full` may answer from memory
             await state.check()
         if await state.nearly_full():
-            raise StateUnavailable("its memory is nearly full")
+            raise StateFull("its memory is nearly full")
 
     async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> RunContext:
         """Read the history of a background response for which `begin` was called before. Raises the same errors."""
@@ -121,7 +121,7 @@ class History:
         except StateUnavailable:
             return True  # it may be back when the response is committed
         if is_full:
-            annotate(unstored="memory")
+            annotate(unstored=StateFull.unstored)
         return not is_full
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
@@ -141,8 +141,7 @@ class History:
             raise NotFound(error.message) from None
         except (StateUnavailable, OverBound, OverQuota) as error:
             document["store"] = False
-            UNSTORED.add(1, {"error.type": type(error).__name__})
-            annotate(unstored=type(error).__name__)
+            annotate(unstored=error.unstored)
             if self._required:
                 raise
             logger.warning("response %s is not stored: %s", document["id"], error.message)

@@ -22,7 +22,7 @@ from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
-from ..telemetry import job_span, log_facts, report_failure
+from ..telemetry import count_response, job_span, log_facts, report_failure
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end
 from .job_runner import JobRunner
@@ -221,6 +221,7 @@ class Worker:
                 raise
             finally:
                 facts["seconds"] = round(asyncio.get_running_loop().time() - claimed.began, 3)
+                count_response(request, "background")
                 report_failure(request, **facts)
                 log_facts(logger, f"job {job.response_id} ends", {**request.facts(), **facts})
 

@@ -16,6 +16,7 @@ from .errors import (
     NotChainable,
     OverBound,
     OverQuota,
+    StateFull,
     StateUnavailable,
 )
 from .health import Health
@@ -47,6 +48,7 @@ __all__ = [
     "Page",
     "Reservation",
     "State",
+    "StateFull",
     "StateUnavailable",
     "Stored",
     "Taken",

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from .. import telemetry
 from ..unreachable import explain
 from .cancellation import cancellations, raise_lost_cancellation
-from .errors import Damaged, StateUnavailable
+from .errors import Damaged, StateFull, StateUnavailable
 from .keys import kind_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (exceptions.AuthenticationError, "it refused our credentials", False),
     (exceptions.AuthorizationError, "it refused our credentials", False),
     (exceptions.NoPermissionError, "our user may not do that there", False),
-    (exceptions.OutOfMemoryError, "its memory is full", False),
     (exceptions.ReadOnlyError, "it is read-only", True),
     (exceptions.ClusterDownError, "the cluster is down", True),
     (exceptions.MovedError, "it is a cluster (use redis+cluster://)", False),
@@ -74,6 +73,8 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _unavailable(error: Exception) -> StateUnavailable:
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return StateFull()
     _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
     if reason.endswith("cannot be reached") and (why := explain(error)):
         reason = f"{reason}: {why}"
@@ -164,13 +165,15 @@ class Client:
         """Return what ``ask`` returns; ``operation`` and ``script`` name the span, ``key`` tells the node in a cluster."""
         if self._probes and (probe := self._probes.get(self._node(key))):
             await probe.check()
-        before = cancellations()
+        before, began = cancellations(), time.perf_counter()
         try:
             # redis-py's pools raise an error when all connections are in use: wait for one here.
             with telemetry.redis_span(operation, script):
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
+            telemetry.measure_round_trip(operation, time.perf_counter() - began)
         except _FAILURES as error:
+            telemetry.measure_round_trip(operation, time.perf_counter() - began, error)
             await raise_lost_cancellation(before)
             if _is_damage(error):
                 raise self.damage(key, str(error)) from error

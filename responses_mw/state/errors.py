@@ -7,8 +7,11 @@ APIError
 ├── OverBound            413  a response, chain or conversation exceeds its bound
 ├── OverQuota            429  the owner may not store more
 └── StateUnavailable     503  Redis is away, slow, full, read-only or loading; see ``reason``
+    ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
     └── Damaged          500  a key has the wrong type, or a value that this server has not written
+
+Errors that may keep a finished response from being stored name the reason in the metric: ``unstored``.
 
 Fenced                   (internal) another worker owns this response: write nothing more
 EmbeddedFailed           (at start) the embedded server cannot run
@@ -28,6 +31,7 @@ __all__ = [
     "NotChainable",
     "OverBound",
     "OverQuota",
+    "StateFull",
     "StateUnavailable",
 ]
 
@@ -60,6 +64,8 @@ class NotChainable(BadRequest):
 class OverBound(TooLarge):
     """More than the settings allow to be stored: nothing was written."""
 
+    unstored = "size"
+
 
 class OverQuota(APIError):
     """The owner has stored as much as it may: nothing was written."""
@@ -67,6 +73,7 @@ class OverQuota(APIError):
     status = 429
     type = "insufficient_quota"
     default_code = "storage_quota_exceeded"
+    unstored = "quota"
 
     def __init__(self, maximum: int) -> None:
         message = (
@@ -81,12 +88,22 @@ class StateUnavailable(Unavailable):
     """Redis cannot serve this now. Nothing is half-written, but the write may have happened: every script is idempotent."""
 
     default_code = "state_unavailable"
+    unstored = "redis_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
         """``passing``: it may be over in a moment (a restart, a failover), so a commit should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
+
+
+class StateFull(StateUnavailable):
+    """Redis has no memory left, or keeps the rest for what is stored already."""
+
+    unstored = "redis_full"
+
+    def __init__(self, reason: str = "its memory is full") -> None:
+        super().__init__(reason)
 
 
 class NewerRecord(StateUnavailable):
@@ -101,6 +118,7 @@ class Damaged(StateUnavailable):
 
     status = 500
     default_code = "state_damaged"
+    unstored = "damaged"
 
     def __init__(self, kind: str) -> None:
         """``kind``: what the key holds, such as ``event log``."""

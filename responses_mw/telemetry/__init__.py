@@ -16,6 +16,7 @@ from .instruments import REGISTRY, exposition
 from .logs import set_up_logs
 from .metrics import (
     CACHE_LOOKUPS,
+    EVENT_LOOP_LAG,
     EVENTS_APPENDED,
     JOBS_RETRIED,
     LEASES_LOST,
@@ -23,9 +24,12 @@ from .metrics import (
     LIMITS_UNCHECKED,
     QUEUE_AGE,
     QUEUE_DEPTH,
-    UNSTORED,
+    REDIS_MEMORY_MAX,
+    REDIS_MEMORY_USED,
+    UPSTREAM_UP,
+    WEBSOCKETS_OPEN,
 )
-from .report import log_facts, report_failure, report_lost_job
+from .report import count_response, log_facts, report_failure, report_lost_job
 from .sdk import set_up_sdk
 from .tracing import (
     ToolCallSpan,
@@ -34,6 +38,7 @@ from .tracing import (
     is_tracing,
     job_span,
     link_to_request,
+    measure_round_trip,
     redis_span,
     with_trace_context,
 )
@@ -42,19 +47,24 @@ from .turn import TurnSpan, UpstreamServer
 __all__ = [
     "CACHE_LOOKUPS",
     "EVENTS_APPENDED",
+    "EVENT_LOOP_LAG",
     "JOBS_RETRIED",
     "LEASES_LOST",
     "LIMITS_REFUSED",
     "LIMITS_UNCHECKED",
     "QUEUE_AGE",
     "QUEUE_DEPTH",
+    "REDIS_MEMORY_MAX",
+    "REDIS_MEMORY_USED",
     "REGISTRY",
-    "UNSTORED",
+    "UPSTREAM_UP",
+    "WEBSOCKETS_OPEN",
     "ToolCallSpan",
     "TurnSpan",
     "UpstreamServer",
     "annotate",
     "begin_run",
+    "count_response",
     "count_state_error",
     "end_run",
     "exposition",
@@ -63,6 +73,7 @@ __all__ = [
     "job_span",
     "link_to_request",
     "log_facts",
+    "measure_round_trip",
     "redis_span",
     "report_failure",
     "report_lost_job",

@@ -21,6 +21,11 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+_ROUND_TRIP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+STATUSES = ("completed", "incomplete", "failed", "cancelled")
+UNSTORED_REASONS = ("redis_full", "redis_unavailable", "damaged", "quota", "size")
+
 _TURN = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port")
 
 OPERATION_DURATION = Histogram(
@@ -38,6 +43,18 @@ TIME_PER_OUTPUT_TOKEN = Histogram(
 MODELS = KnownNames(64)
 """Clients choose the model's name: only names of models that have answered become label values."""
 
+TURNS_ACTIVE = UpDownCounter(
+    "responses_mw.upstream.active_requests", "{request}", "Turns of the model in progress at the upstream."
+)
+UPSTREAM_UP = Gauge("responses_mw.upstream.up", "1", "Whether the upstream answered when it was last asked for its models.")
+TOOL_DURATION = Histogram(
+    "gen_ai.execute_tool.duration",
+    "s",
+    "Duration of calls of server-side tools, by kind of tool and configured MCP server.",
+    ("responses_mw.tool.kind", "responses_mw.tool.server", "error.type"),
+    _OPERATION,
+)
+
 # -- of requests -----------------------------------------------------------------------------------------------------------
 
 _HTTP = ("http.request.method", "url.scheme")
@@ -51,6 +68,7 @@ REQUEST_DURATION = Histogram(
 )
 ACTIVE_REQUESTS = UpDownCounter("http.server.active_requests", "{request}", "HTTP requests in progress.", _HTTP)
 STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open streams to clients.")
+WEBSOCKETS_OPEN = UpDownCounter("responses_mw.websockets.open", "{connection}", "Open WebSockets.")
 LIMITS_REFUSED = Counter(
     "responses_mw.limits.refused",
     "{request}",
@@ -83,12 +101,28 @@ JOBS_RETRIED = Counter(
     ["unreachable", "broken", "429", "502", "503", "504"],
 )
 EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
+RESPONSES = Counter(
+    "responses_mw.responses",
+    "{response}",
+    "Responses that ended, by status and by the way in which they were asked for.",
+    ["status", "kind"],
+    [(status, kind) for status in STATUSES for kind in ("json", "stream", "websocket", "background")],
+)
 UNSTORED = Counter(
     "responses_mw.responses.unstored",
     "{response}",
-    "Responses that were answered but could not be stored, by class of error.",
-    ["error.type"],
-    ["OverBound", "OverQuota", "StateUnavailable"],
+    "Responses that were answered but could not be stored, by reason.",
+    ["reason"],
+    UNSTORED_REASONS,
+)
+REDIS_MEMORY_USED = Gauge("responses_mw.redis.memory.used", "By", "Memory that Redis uses; of a cluster, its fullest primary.")
+REDIS_MEMORY_MAX = Gauge("responses_mw.redis.memory.max", "By", "Memory that it may use (maxmemory); 0 for no limit.")
+REDIS_DURATION = Histogram(
+    "db.client.operation.duration",
+    "s",
+    "Duration of round trips to Redis, including the wait for a connection.",
+    ("db.system.name", "db.operation.name", "error.type"),
+    _ROUND_TRIP,
 )
 STATE_ERRORS = Counter(
     "responses_mw.state.errors",
@@ -96,6 +130,12 @@ STATE_ERRORS = Counter(
     "Failed round trips to Redis, by class of error.",
     ["error.type"],
     ["ConnectionError", "TimeoutError", "Damaged"],
+)
+
+# -- of the process ---------------------------------------------------------------------------------------------------------
+
+EVENT_LOOP_LAG = Histogram(
+    "responses_mw.event_loop.lag", "s", "How late the event loop runs what is due, sampled.", (), _ROUND_TRIP
 )
 
 # -- of the process, for Prometheus alone: OpenTelemetry has resource attributes for it ----------------------------------------

@@ -1,4 +1,4 @@
-"""Log lines made of facts: those of requests and jobs, and the warning about a failed run."""
+"""Log lines and counts made of facts about requests and jobs, and the warning about a failed run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .context import Failure, RequestContext
+from .metrics import RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
 
-__all__ = ["log_facts", "report_failure", "report_lost_job"]
+__all__ = ["count_response", "log_facts", "report_failure", "report_lost_job"]
 
 logger = logging.getLogger("responses_mw.runs")
 
@@ -26,6 +27,19 @@ def log_facts(
         return
     shown = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
     to.log(level, "%s", f"{subject} {shown}".rstrip(), extra={"facts": {**named, **facts}, "subject": subject})
+
+
+def count_response(request: RequestContext, kind: str) -> None:
+    """Count the response that `request` has made, if it has.
+
+    `kind` is how it was asked for: `json`, `stream`, `websocket` or `background`, which is a job and always makes one.
+    """
+    makes_response = request.streams is not None or kind == "background"
+    if not makes_response or request.outcome not in STATUSES:
+        return
+    RESPONSES.add(1, {"status": request.outcome, "kind": kind})
+    if request.unstored in UNSTORED_REASONS:
+        UNSTORED.add(1, {"reason": request.unstored})
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
@@ -48,6 +62,7 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
     request.failure = Failure(code, kind or code) if code else None
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
     report_failure(request)
+    count_response(request, "background")
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
@@ -37,7 +38,7 @@ from opentelemetry.trace import (
 )
 
 from .context import RequestContext, activated, current_request
-from .metrics import JOBS_RUNNING, STATE_ERRORS
+from .metrics import JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 RequestSpan: TypeAlias = Span
 """The span of a request, for the ASGI middleware, which does not know OpenTelemetry."""
@@ -187,17 +188,28 @@ def _redis_span(operation: str, script: str) -> Iterator[None]:
         yield
 
 
+def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
+    """Record the duration of a round trip to Redis."""
+    attributes = {"db.system.name": "redis", "db.operation.name": operation}
+    REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, "error.type": type(error).__name__})
+
+
 def count_state_error(error: Exception) -> None:
     """Count a failed round trip to Redis."""
     STATE_ERRORS.add(1, {"error.type": type(error).__name__})
 
 
 class ToolCallSpan:
-    """A context manager that traces a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children."""
+    """A context manager that traces and measures a call of the tool `name` with `arguments` (JSON).
 
-    def __init__(self, name: str, arguments: str) -> None:
+    Spans of the MCP SDK become children.
+    """
+
+    def __init__(self, name: str, arguments: str, *, kind: str, server: str) -> None:
+        """`kind` and `server` are labels of the metric: neither may be a client's choice."""
         self._name = name
         self._arguments = arguments
+        self._measured = {"responses_mw.tool.kind": kind, "responses_mw.tool.server": server}
 
     def __enter__(self) -> Self:
         attributes = {
@@ -210,12 +222,13 @@ class ToolCallSpan:
             attributes["responses_mw.response.id"] = request.response_id
         self._span = TRACER.start_span(f"execute_tool {self._name}", kind=SpanKind.INTERNAL, attributes=attributes)
         self._token = attach(set_span_in_context(self._span))
+        self._started = time.perf_counter()
         return self
 
     def result(self, content: Any, *, failed: bool) -> None:
         """Record what the call returned. A tool's failure is a result too."""
         if failed:
-            mark_failed(self._span, "tool_error")
+            self._fail("tool_error")
         request = current_request()
         if self._span.is_recording() and captures_content(stores=request is not None and request.stores):
             self._span.set_attribute("gen_ai.tool.call.arguments", self._arguments)
@@ -225,5 +238,10 @@ class ToolCallSpan:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         detach(self._token)
         if kind is not None:
-            mark_failed(self._span, kind.__name__)
+            self._fail(kind.__name__)
+        TOOL_DURATION.record(time.perf_counter() - self._started, self._measured)
         self._span.end()
+
+    def _fail(self, kind: str) -> None:
+        self._measured["error.type"] = kind
+        mark_failed(self._span, kind)

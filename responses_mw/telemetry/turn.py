@@ -14,7 +14,7 @@ from typing import Any
 from opentelemetry.trace import SpanKind
 
 from .context import current_request, kind_of_error
-from .metrics import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE
+from .metrics import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE, TURNS_ACTIVE
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
 # Members of a chat request, and their names in the conventions.
@@ -69,6 +69,7 @@ class TurnSpan:
         if is_tracing():
             attributes |= {"gen_ai.request.model": self._model, **_request_attributes(chat), **_response_attributes(document)}
         self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
+        TURNS_ACTIVE.add(1)
         self._started = time.perf_counter()
 
     def with_trace_context(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -116,6 +117,7 @@ class TurnSpan:
 
     def _end(self) -> None:
         self._is_ended = True
+        TURNS_ACTIVE.add(-1)
         self._span.set_attributes(self._result)
         self._span.end()
 

@@ -128,7 +128,7 @@ class CodeInterpreter(ToolEntry):
             ends=("code_interpreter_call.completed",),
             served=True,
         )
-        return [ServedFunction(OfferedFunction(_FUNCTION, form), self._call_with)]
+        return [ServedFunction(OfferedFunction(_FUNCTION, form), self._call_with, "code_interpreter")]
 
     async def _call_with(self, arguments: str) -> ToolResult:
         parsed = parse_arguments(arguments)

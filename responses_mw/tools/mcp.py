@@ -197,6 +197,12 @@ class MCPServers:
         limits = MCPLimits(timeout=self._settings.timeout, output_bytes=self._settings.max_output_bytes)
         return MCPConnection(target, limits, resolve=self._resolve)
 
+    def configured_label(self, tool: Tool) -> str:
+        """Return the operator's name for the server; empty for a server that the request brings."""
+        if _configured(tool, self._settings) is None:
+            return ""
+        return str(tool.get("connector_id") or tool["server_label"])
+
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
         """Return whether request and operator allow the server's tool ``name``."""
         server = _configured(tool, self._settings)

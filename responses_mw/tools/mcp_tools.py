@@ -24,6 +24,7 @@ class MCPEntry(ToolEntry):
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         self.label = str(tool["server_label"])
         self._access = MCPAccess.of(tool, context)
+        self._server = context.servers.configured_label(tool) or "_OTHER"
 
     @property
     def listing(self) -> Item | None:
@@ -42,7 +43,7 @@ class MCPEntry(ToolEntry):
             return None
         form = self._form(request["name"], approval_request_id=request["id"])
         call = partial(self._call, request["name"], approved=True)
-        return ServedFunction(OfferedFunction({"type": "function", "name": name}, form), call)
+        return ServedFunction(OfferedFunction({"type": "function", "name": name}, form), call, "mcp", self._server)
 
     async def aclose(self) -> None:
         await self._access.aclose()
@@ -53,7 +54,8 @@ class MCPEntry(ToolEntry):
         if tool.get("description"):
             function["description"] = tool["description"]
         form = self._approval_form(name) if self._access.needs_approval(name) else self._form(name)
-        return ServedFunction(OfferedFunction(function, form), partial(self._call, name, approved=False))
+        call = partial(self._call, name, approved=False)
+        return ServedFunction(OfferedFunction(function, form), call, "mcp", self._server)
 
     def _form(self, name: str, **members: Any) -> CallForm:
         return CallForm(

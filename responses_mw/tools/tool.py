@@ -45,6 +45,10 @@ class ServedFunction:
 
     offered: OfferedFunction
     call: Callable[[str], Awaitable[ToolResult]]
+    kind: str
+    """The kind of tool, for metrics."""
+    server: str = ""
+    """The label of its MCP server if the operator configured it, for metrics: a client's own label is ``_OTHER``."""
 
 
 @dataclass(frozen=True, slots=True)

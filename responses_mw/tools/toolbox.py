@@ -154,7 +154,8 @@ class Toolbox:
         """Call the function that was offered with this ``form``."""
         await self._gate()
         served = self._serving[id(form)]
-        with telemetry.ToolCallSpan(form.members.get("name", served.offered.name), arguments) as call:
+        name = form.members.get("name", served.offered.name)
+        with telemetry.ToolCallSpan(name, arguments, kind=served.kind, server=served.server) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
         return result

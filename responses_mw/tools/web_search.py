@@ -226,7 +226,7 @@ class WebSearchEntry(ToolEntry):
             ends=("web_search_call.completed",),
             served=True,
         )
-        return [ServedFunction(OfferedFunction(self._search.definition(), form), self._search.call)]
+        return [ServedFunction(OfferedFunction(self._search.definition(), form), self._search.call, "web_search")]
 
     async def aclose(self) -> None:
         if self._access is not None:

@@ -16,6 +16,7 @@ from ...engine.runner import Runner
 from ...errors import APIError, RateLimited, Unavailable
 from ...settings import CacheSettings, LimitSettings, ServerSettings
 from ...state import State
+from ...telemetry import WEBSOCKETS_OPEN
 from ...upstream import Caller, Upstream
 from ..access import Origins
 from ..json import ErrorResponse
@@ -104,9 +105,11 @@ class WebSockets:
         if self._open.total() >= self._max_connections:
             raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
         self._open[owner] += 1
+        WEBSOCKETS_OPEN.add(1)
         try:
             yield
         finally:
+            WEBSOCKETS_OPEN.add(-1)
             self._open[owner] -= 1
             if not self._open[owner]:
                 del self._open[owner]

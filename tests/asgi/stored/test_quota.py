@@ -35,7 +35,7 @@ def refusals() -> float:
 
 
 def unstored() -> float:
-    return REGISTRY.get_sample_value("responses_mw_responses_unstored_total", {"error_type": "OverQuota"}) or 0
+    return REGISTRY.get_sample_value("responses_mw_responses_unstored_total", {"reason": "quota"}) or 0
 
 
 def bearer(owner: str) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""Measures what no request measures: the queue, the memory of Redis, the upstream, the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .. import telemetry
+from ..state import StateUnavailable
+
+if TYPE_CHECKING:
+    from ..state import State
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 10.0
+"""Seconds between two measurements of Redis and of the upstream."""
+LAG_INTERVAL = 0.5
+"""Seconds between two measurements of the event loop."""
+
+
+@asynccontextmanager
+async def monitoring(state: State | None, is_upstream_up: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[None]:
+    """Measure until the context exits."""
+    measuring = [_measure_lag()]
+    if state is not None:
+        measuring.append(_repeat(partial(_measure_state, state)))
+    if is_upstream_up is not None:
+        measuring.append(_repeat(partial(_measure_upstream, is_upstream_up)))
+    tasks = [asyncio.create_task(each) for each in measuring]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _repeat(measure: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await measure()
+        await asyncio.sleep(INTERVAL)
+
+
+async def _measure_state(state: State) -> None:
+    try:
+        found = await state.queue.backlog()
+        telemetry.QUEUE_DEPTH.set(found.jobs)
+        telemetry.QUEUE_AGE.set(found.seconds)
+        await state.check()  # reports the memory
+    except StateUnavailable as error:  # counted where it failed
+        logger.debug("Redis is not measured: %s", error.message)
+
+
+async def _measure_upstream(is_up: Callable[[], Awaitable[bool]]) -> None:
+    telemetry.UPSTREAM_UP.set(int(await is_up()))
+
+
+async def _measure_lag() -> None:
+    """Measure how late a timer wakes up: everything else in this process waits as long."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_INTERVAL
+        await asyncio.sleep(LAG_INTERVAL)
+        telemetry.EVENT_LOOP_LAG.record(max(0.0, loop.time() - due), {})

@@ -1,0 +1,66 @@
+"""What is measured although no request measures it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from responses_mw.asgi.monitor import LAG_INTERVAL, monitoring
+from responses_mw.telemetry import REGISTRY
+from tests.support.scripted import HELLO, Signal, text
+from tests.support.websocket import UVICORN, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Start
+
+
+def value(name: str) -> float:
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_the_health_of_the_upstream_is_measured() -> None:
+    answers = [True]
+
+    async def ask() -> bool:
+        return answers[0]
+
+    async with monitoring(None, ask):
+        await until(lambda: value("responses_mw_upstream_up") == 1)
+    answers[0] = False
+    async with monitoring(None, ask):
+        await until(lambda: value("responses_mw_upstream_up") == 0)
+
+
+async def test_a_held_up_event_loop_shows_in_its_lag() -> None:
+    def lag() -> float:
+        return value("responses_mw_event_loop_lag_seconds_sum")
+
+    before = lag()
+    async with monitoring(None, None):
+        await asyncio.sleep(0)  # the measurement begins
+        time.sleep(LAG_INTERVAL + 0.3)  # noqa: ASYNC251 (it is to be held up)
+        await until(lambda: lag() - before >= 0.29)
+
+
+async def test_turns_and_websockets_in_progress_are_counted(start_at: Start, upstream: ScriptedUpstream) -> None:
+    turns, sockets = value("responses_mw_upstream_active_requests"), value("responses_mw_websockets_open")
+    held, ours = Signal(), start_at("proxy", uvicorn=UVICORN)
+    upstream.stream(text("a"), held, *HELLO)
+    async with opened(ours) as socket:
+        answering = asyncio.create_task(socket.response("hi"))
+        await until(lambda: value("responses_mw_upstream_active_requests") == turns + 1)
+        assert value("responses_mw_websockets_open") == sockets + 1
+        held.set()
+        await answering
+        await until(lambda: value("responses_mw_upstream_active_requests") == turns)
+    await until(lambda: value("responses_mw_websockets_open") == sockets)
