@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
+from ..telemetry import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Health", "Memory", "check"]
 
+logger = logging.getLogger(__name__)
+
 OLDEST = (7, 0)
+NEARLY_FULL = 0.9
+"""Part of maxmemory above which no new responses are stored. The rest is for those that are being made, and for deletes."""
+_WARN_INTERVAL = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class Health:
     """What a Redis reports about itself; for a cluster, its worst primary. Sizes are in bytes.
 
     ``max_memory`` 0 means no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
+    ``fault`` is a warning too: why new responses are not stored now; empty if they are.
     """
 
     server: str
@@ -32,6 +40,7 @@ class Health:
     used_memory: int
     max_memory: int
     persistent: bool
+    fault: str
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
 
@@ -39,7 +48,8 @@ class Health:
 async def check(client: Client) -> Health:
     """Query the server, or every primary of the cluster. Raises StateUnavailable."""
     nodes = await _info(client)
-    worst = max(nodes, key=_fill)
+    worst = _fullest(nodes)
+    fault = _fullness(worst)
     policies = {str(node.get("maxmemory_policy", "unknown")) for node in nodes}
     cluster = any(int(node.get("cluster_enabled", 0)) for node in nodes)
     return Health(
@@ -49,29 +59,37 @@ async def check(client: Client) -> Health:
         used_memory=int(worst.get("used_memory", 0)),
         max_memory=int(worst.get("maxmemory", 0)),
         persistent=all(int(node.get("aof_enabled", 0)) for node in nodes),
-        warnings=tuple(dict.fromkeys(warning for node in nodes for warning in _warnings(node))),
+        fault=fault,
+        warnings=tuple(dict.fromkeys([*filter(None, [fault]), *(warning for node in nodes for warning in _warnings(node))])),
         errors=tuple(dict.fromkeys(error for node in nodes for error in _errors(node, client))),
     )
 
 
 class Memory:
-    """Whether memory is nearly full, queried at most once in ``every`` seconds."""
+    """Whether memory is nearly full, queried at most once in ``every`` seconds. Logs it once a minute, and when it is over."""
 
-    def __init__(self, client: Client, *, share: float = 0.9, every: float = 5.0) -> None:
-        """``share`` is the part of maxmemory above which a node is nearly full."""
+    def __init__(self, client: Client, *, every: float = 5.0) -> None:
         self._client = client
-        self._share = share
         self._every = every
-        self._asked = float("-inf")
-        self._full = False
+        self._asked = self._warned = float("-inf")
+        self._fault = ""
 
     async def nearly_full(self) -> bool:
         """Return whether new responses should not be stored. Raises StateUnavailable if a due query fails."""
         now = time.monotonic()
         if now - self._asked >= self._every:
             self._asked = now  # before the wait: concurrent requests use the last answer
-            self._full = any(_fill(node) > self._share for node in await _info(self._client))
-        return self._full
+            self._note(_fullness(_fullest(await _info(self._client))), now)
+        return bool(self._fault)
+
+    def _note(self, fault: str, now: float) -> None:
+        if self._fault and not fault:
+            logger.info("Redis has memory again: new responses are stored")
+            self._warned = float("-inf")
+        if fault and now - self._warned >= _WARN_INTERVAL:
+            self._warned = now
+            logger.warning("%s", fault)
+        self._fault = fault
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
@@ -86,6 +104,22 @@ async def _info(client: Client) -> list[dict[str, Any]]:
         if isinstance(error.__cause__, ResponseError):
             return [{}]
         raise
+
+
+def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the node that uses most of its memory, and report how much."""
+    node = max(nodes, key=_fill)
+    REDIS_MEMORY_USED.set(int(node.get("used_memory", 0)))
+    REDIS_MEMORY_MAX.set(int(node.get("maxmemory", 0)))
+    return node
+
+
+def _fullness(node: dict[str, Any]) -> str:
+    """Return that the node is nearly full, as a sentence; empty if it is not."""
+    if _fill(node) <= NEARLY_FULL:
+        return ""
+    sizes = f"{int(node['used_memory']) >> 20} of {int(node['maxmemory']) >> 20} MiB"
+    return f"Redis uses {_fill(node):.0%} of maxmemory ({sizes}): new responses are answered, but not stored."
 
 
 def _fill(node: dict[str, Any]) -> float:

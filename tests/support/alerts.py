@@ -1,0 +1,57 @@
+"""Whether an alert of the chart fires, given what ``/metrics`` showed before and after a failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from responses_mw.telemetry import exposition
+from tests.support.queries import FILES, alerts, asked_for
+
+_MINUTES = 30
+Samples = dict[str, tuple[str, float]]
+"""The type and value of each series."""
+
+
+def scrape() -> Samples:
+    """Return the metrics of this process."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(exposition("")[0].decode()):
+        for sample in family.samples:
+            labels = {"job": "responses-mw", "instance": "one", **sample.labels}
+            shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+            found[f"{sample.name}{{{shown}}}"] = family.type, sample.value
+    return found
+
+
+def assert_fires(name: str, before: Samples, after: Samples) -> None:
+    """Assert that the alert fires if the failure goes on: what grew once grows every minute, what changed stays so.
+
+    Without Prometheus' ``promtool``, assert that the alert looks at a metric that the failure changed.
+    """
+    [rule] = [rule for rule in alerts() if rule["alert"] == name]
+    changed = {series.partition("{")[0] for series, value in after.items() if before.get(series) != value}
+    assert any(metric in changed or f"{metric}_count" in changed for metric in asked_for(rule["expr"])), (name, changed)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        return
+    firing = f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) > bool 0'
+    expected = [{"expr": firing, "eval_time": f"{_MINUTES}m", "exp_samples": [{"labels": "{}", "value": 1}]}]
+    case = {"interval": "1m", "input_series": list(_series(before, after)), "promql_expr_test": expected}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test.yaml"  # JSON is YAML
+        path.write_text(json.dumps({"rule_files": [str(FILES / "alerts.yaml")], "tests": [case]}))
+        done = subprocess.run([promtool, "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{name} does not fire: {done.stdout}{done.stderr}"
+
+
+def _series(before: Samples, after: Samples) -> Iterator[dict[str, str]]:
+    for series, (kind, value) in after.items():
+        step = value - before.get(series, ("", 0.0))[1] if kind in ("counter", "histogram") else 0.0
+        yield {"series": series, "values": f"{value}{step:+}x{_MINUTES}"}
