@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -80,6 +82,32 @@ def _rendered(values: str) -> str:
     )
 
 
+def render_all(cases: list[dict[str, Any]]) -> list[Rendered]:
+    """Render the chart for each of these values. Raises `RenderingFailed`.
+
+    Twenty at a time are dependencies of one chart, which takes a third of the time of as many runs.
+    """
+    return [one for at in range(0, len(cases), 20) for one in _render_together(cases[at : at + 20])]
+
+
+def _render_together(cases: list[dict[str, Any]]) -> list[Rendered]:
+    names = [f"case{number}x" for number in range(len(cases))]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "charts").mkdir()
+        (Path(folder) / "charts" / "responses-mw").symlink_to(CHART)
+        dependencies = [{"name": "responses-mw", "version": "*", "alias": name} for name in names]
+        chart = {"apiVersion": "v2", "name": "all", "version": "1.0.0", "dependencies": dependencies}
+        (Path(folder) / "Chart.yaml").write_text(yaml.safe_dump(chart))
+        values = {name: {"nameOverride": "responses-mw", **case} for name, case in zip(names, cases, strict=True)}
+        text = run_helm(["template", "responses", folder, "--namespace", "llm", "--kube-version", KUBERNETES], values)
+    objects: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for document in text.split("\n---\n"):
+        if found := re.search(r"^# Source: all/charts/(\w+)/", document, re.MULTILINE):
+            one = document.replace(f"helm.sh/chart: {found[1]}", "helm.sh/chart: responses-mw")  # the alias is the chart's name
+            objects[found[1]].append(yaml.load(one, _Loader))
+    return [Rendered(objects[name]) for name in names]
+
+
 def merged(values: list[dict[str, Any]]) -> dict[str, Any]:
     """One over the other, as Helm does with several files."""
     whole: dict[str, Any] = {}
@@ -92,8 +120,10 @@ def merged(values: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run_helm(command: list[str], values: dict[str, Any]) -> str:
     """Runs Helm with these values on its standard input; what it printed."""
+    environment = {**os.environ, "GOGC": "off"}  # it ends before it has to collect garbage
+    given = yaml.safe_dump(values)
     done = subprocess.run(
-        [str(helm()), *command, "--values", "-"], input=yaml.safe_dump(values), capture_output=True, text=True, check=False
+        [str(helm()), *command, "--values", "-"], input=given, capture_output=True, text=True, check=False, env=environment
     )
     if done.returncode:
         raise RenderingFailed(done.stderr.strip())

@@ -27,7 +27,11 @@ EVERYTHING: dict[str, Any] = {
     **REQUIRED,
     "imagePullSecrets": [{"name": "registry"}],
     "autoscaling": {"enabled": True},
-    "ingress": {"enabled": True, "hosts": ["a.example.com", "b.example.com"], "tlsSecret": "tls"},
+    "ingress": {
+        "enabled": True,
+        "hosts": ["a.example.com", "b.example.com"],
+        "tls": [{"secretName": "tls", "hosts": ["a.example.com"]}],
+    },
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
     "worker": {"enabled": True, "keda": {"enabled": True, "prometheus": "http://prometheus:9090"}},
     "sandbox": {"enabled": True, "isolation": "namespaces"},
@@ -48,7 +52,9 @@ LEAST: dict[str, Any] = {
     "topologySpread": {"enabled": False},
     "settings": {"server": {"log_format": "human"}},
 }
-SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST}
+TRYOUT: dict[str, Any] = {"upstream": REQUIRED["upstream"], "tryout": {"enabled": True}}
+REF = {"name": "mine", "key": "secret"}
+SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST, "tryout": TRYOUT}
 
 
 def check(objects: list[dict[str, Any]]) -> None:
@@ -102,6 +108,13 @@ def test_lint_finds_nothing(values: Any) -> None:
         ({"redis": REQUIRED["redis"]}, "upstream.url is required"),
         ({"upstream": REQUIRED["upstream"]}, "redis.url is required"),
         ({**REQUIRED, "existingSecret": "mine"}, "existingSecret takes the place of redis.url"),
+        ({**REQUIRED, "secretRefs": {"redis": {"url": REF}}}, "secretRefs.redis.url takes the place"),
+        ({**REQUIRED, "secretRefs": {"upstream": {"url": REF}}}, "secretRefs.upstream"),
+        ({**REQUIRED, "prompts": {"files": {"a.toml": ""}, "existingConfigMap": "mine"}}, "prompts.existingConfigMap takes"),
+        ({**REQUIRED, "tryout": {"enabled": True}}, "brings a Valkey of its own"),
+        ({**TRYOUT, "replicaCount": 2}, "tryout.enabled is for one replica"),
+        ({**TRYOUT, "autoscaling": {"enabled": True}}, "tryout.enabled is for one replica"),
+        ({**TRYOUT, "worker": {"enabled": True}}, "tryout.enabled is for one replica"),
         ({**REQUIRED, "ingress": {"enabled": True}}, "ingress.enabled needs ingress.hosts"),
         ({**REQUIRED, "httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
         ({**REQUIRED, "worker": {"keda": {"enabled": True}}}, "worker.keda.enabled needs worker.enabled"),

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, merged, render
-from tests.helm.test_examples import EVERYTHING
+from tests.helm.rendering import CHART, merged, render, render_all
+from tests.helm.test_examples import EVERYTHING, LEAST
 from tests.support.paths import ROOT
 
-# Everything is on, and nothing is drawn at random.
-BASE = merged([EVERYTHING, {"secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])
+# Everything but the dashboard, which takes time, is on, and nothing is drawn at random.
+BASE = merged([EVERYTHING, {"dashboard": {"enabled": False}, "secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])
 # Where it stands instead of another.
+ALONE: dict[str, Any] = {
+    "replicaCount": 1,
+    "autoscaling": {"enabled": False},
+    "worker": {"enabled": False, "keda": {"enabled": False}},
+}
+REF = {"name": "mine", "key": "url"}
 INSTEAD: dict[str, dict[str, Any]] = {
-    "replicaCount": {"autoscaling": {"enabled": False}},
     "worker.enabled": {"worker": {"keda": {"enabled": False}}},
     "worker.replicaCount": {"worker": {"keda": {"enabled": False}}},
+    "replicaCount": {"autoscaling": {"enabled": False}},
     "existingSecret": {"redis": {"url": ""}, "secretKeys": [], "mcpServers": None, "existingSecret": "mine"},
+    "prompts.existingConfigMap": {"prompts": {"files": None, "existingConfigMap": "mine"}},
+    "dashboard.labels.grafana_dashboard": {"dashboard": {"enabled": True}},
+    "tryout.image": {"tryout": {"enabled": True}, "redis": {"url": ""}, **ALONE},
     "sandbox.existingSecret": {"sandbox": {"token": "", "existingSecret": "mine"}},
 }
 # What a value is changed to, where its type does not tell.
 OTHER: dict[str, Any] = {
+    "replicaCount": 3,
+    "secretRefs": {"upstream": {"api_key": REF}},
+    "prompts.files": {"other.toml": "instructions = 'Be brief.'"},
+    "readiness.require": ["redis"],
+    "ingress.paths": ["/other"],
+    "ingress.pathType": "Exact",
+    "ingress.tls": [{"secretName": "other"}],
+    "httpRoute.paths": ["/other"],
+    "httpRoute.filters": [{"type": "RequestMirror"}],
+    "securityContext.capabilities.drop": ["KILL"],
+    "extraEnv": [{"name": "OTHER", "value": "other"}],
+    "extraEnvFrom": [{"secretRef": {"name": "other"}}],
+    "initContainers": [{"name": "other", "image": "other"}],
+    "sidecars": [{"name": "other", "image": "other"}],
     "image.digest": "sha256:" + "a" * 64,
     "image.pullPolicy": "Always",
     "imagePullSecrets": [{"name": "other"}],
@@ -97,35 +120,55 @@ def value_paths() -> list[tuple[str, Any]]:
     return leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
 
 
-def effect(path: str, value: Any) -> bool:
-    base = merged([BASE, INSTEAD.get(path, {})])
+def with_another(path: str, value: Any) -> dict[str, Any]:
+    base = base_of(path)
     current: Any = base
     for name in path.split("."):
         current = current.get(name, value) if isinstance(current, dict) else value
-    before, after = render(base), render(merged([base, nested(path, changed(path, current))]))
-    return before.objects != after.objects
+    return merged([base, nested(path, changed(path, current))])
+
+
+def base_of(path: str) -> dict[str, Any]:
+    return merged([BASE, INSTEAD.get(path, {})])
 
 
 def test_every_value_changes_what_is_rendered() -> None:
-    paths = value_paths()
-    with ThreadPoolExecutor(4) as pool:
-        effects = list(pool.map(lambda leaf: effect(*leaf), paths))
-    assert [path for (path, _), effective in zip(paths, effects, strict=True) if not effective] == []
+    leaves = [leaf for leaf in value_paths() if leaf[0] != "tryout.enabled"]  # which needs the absence of others
+    bases = ["", *INSTEAD]
+    rendered = render_all([*map(base_of, bases), *[with_another(path, value) for path, value in leaves]])
+    before = dict(zip(bases, rendered, strict=False))
+    after = {path: one for (path, _), one in zip(leaves, rendered[len(bases) :], strict=True)}
+    assert [path for path, one in after.items() if one.objects == before.get(path, before[""]).objects] == []
+
+
+def test_cases_that_are_rendered_together_give_what_they_give_alone() -> None:
+    assert render_all([LEAST, BASE])[1].objects == render(BASE).objects
 
 
 def test_the_schema_knows_every_value_and_no_other() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["$schema"] == "http://json-schema.org/draft-07/schema#"
 
+    written = {"settings", "secretSettings", "secretRefs", "sandbox.settings"}  # by scripts/chart-settings
+
     def known(part: dict[str, Any], before: str = "") -> set[str]:
         found: set[str] = set()
         for name, below in part.get("properties", {}).items():
-            deeper = below.get("properties") and f"{before}{name}" not in {"settings", "secretSettings", "sandbox.settings"}
+            deeper = below.get("properties") and f"{before}{name}" not in written
             found |= known(below, f"{before}{name}.") if deeper else {before + name}
         return found
 
-    open_maps = {"settings", "resources", "worker.resources", "sandbox.resources", "dashboard.labels"}
+    open_maps = {
+        "settings",
+        "podSecurityContext",
+        "securityContext",
+        "resources",
+        "worker.resources",
+        "sandbox.resources",
+        "dashboard.labels",
+    }
     given = {next((whole for whole in open_maps if path.startswith(whole + ".")), path) for path, _ in value_paths()}
+    given = {re.sub(r"^(probes\.\w+)\..*", r"\1", path) for path in given}
     assert known(schema) - {"global"} == given
 
 

@@ -4,11 +4,10 @@
 {{- if not $values.upstream.url -}}
 {{- fail "upstream.url is required: the Chat Completions server, e.g. --set upstream.url=http://vllm:8000" -}}
 {{- end -}}
-{{- if and (not $values.redis.url) (not $values.existingSecret) -}}
-{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
-{{- end -}}
-{{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
-{{- fail "existingSecret takes the place of redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
+{{- include "responses-mw.checkSecrets" . -}}
+{{- include "responses-mw.checkTryout" . -}}
+{{- if and $values.prompts.files $values.prompts.existingConfigMap -}}
+{{- fail "prompts.existingConfigMap takes the place of prompts.files" -}}
 {{- end -}}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
 {{- fail "ingress.enabled needs ingress.hosts" -}}
@@ -35,5 +34,36 @@
 {{- end -}}
 {{- if hasPrefix "unix:" $values.redis.url -}}
 {{- fail "redis.url must be a server's: a socket is not shared by pods" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.checkSecrets" -}}
+{{- $values := .Values -}}
+{{- $redis := hasKey ($values.secretRefs.redis | default dict) "url" -}}
+{{- if not (or $values.redis.url $values.existingSecret $redis $values.tryout.enabled) -}}
+{{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or secretRefs.redis.url; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
+{{- end -}}
+{{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
+{{- fail "existingSecret takes the place of redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
+{{- end -}}
+{{- $held := fromYaml (include "responses-mw.secrets" .) -}}
+{{- range $group, $settings := $values.secretRefs -}}
+{{- range $name, $_ := $settings -}}
+{{- if hasKey $held (include "responses-mw.variable" (list $group $name)) -}}
+{{- fail (printf "secretRefs.%s.%s takes the place of the same secret in these values" $group $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "responses-mw.checkTryout" -}}
+{{- $values := .Values -}}
+{{- if $values.tryout.enabled -}}
+{{- if or $values.redis.url $values.existingSecret $values.secretRefs.redis -}}
+{{- fail "tryout.enabled brings a Valkey of its own: leave out redis.url, existingSecret and secretRefs.redis" -}}
+{{- end -}}
+{{- if or (gt (int (include "responses-mw.replicas" .)) 1) $values.autoscaling.enabled $values.worker.enabled -}}
+{{- fail "tryout.enabled is for one replica: each has a Valkey of its own. Set redis.url for replicaCount, autoscaling and worker" -}}
+{{- end -}}
 {{- end -}}
 {{- end }}

@@ -21,6 +21,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* The metadata of an object. In: root, and what it has: name or suffix (of the release's name), component, labels, annotations. */}}
+{{- define "responses-mw.metadata" -}}
+name: {{ .name | default (printf "%s%s" (include "responses-mw.fullname" .root) (.suffix | default "")) }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- $labels := include "responses-mw.labels" .root | fromYaml }}
+  {{- with .component }}
+  {{- $_ := set $labels "app.kubernetes.io/component" . }}
+  {{- end }}
+  {{- merge $labels (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "responses-mw.selector" -}}
 app.kubernetes.io/name: {{ include "responses-mw.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -45,11 +61,14 @@ namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname
 {{- end }}
 
 {{- define "responses-mw.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image -}}
+{{- with .registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .repository -}}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end -}}
 {{- end -}}
+{{- end }}
+
+{{- define "responses-mw.replicas" -}}
+{{- .Values.replicaCount | default (ternary 1 2 .Values.tryout.enabled) -}}
 {{- end }}
 
 {{- define "responses-mw.sandboxSecret" -}}

@@ -2,20 +2,19 @@
 {{- define "responses-mw.pod" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
-{{- $name := include "responses-mw.fullname" $root -}}
 metadata:
   labels:
     {{- include "responses-mw.selector" $root | nindent 4 }}
     {{- include "responses-mw.observed" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
-    {{- with $values.podLabels }}
+    {{- with merge (dict) $values.podLabels $values.commonLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
     checksum/config: {{ printf "%s%s" (include "responses-mw.settings" $root) (include "responses-mw.telemetry" $root) | sha256sum }}
     {{- $held := or (include "responses-mw.secrets" $root | trim) $values.sandbox.token }}
     {{- include "responses-mw.secretRevision" (dict "root" $root "held" $held) | nindent 4 }}
-    {{- with $values.podAnnotations }}
+    {{- with merge (dict) $values.podAnnotations $values.commonAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
@@ -30,100 +29,46 @@ spec:
   {{- with $values.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
+  {{- with $values.podSecurityContext }}
   securityContext:
-    {{- include "responses-mw.podSecurity" $root | nindent 4 }}
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.initContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: {{ .component }}
-      image: {{ include "responses-mw.image" $root | quote }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
-      args: {{ toJson .arguments }}
-      envFrom:
-        - configMapRef:
-            name: {{ $name }}
-        {{- if $values.existingSecret }}
-        - secretRef:
-            name: {{ $values.existingSecret }}
-        {{- else }}
-        {{- if not $values.secretKeys }}
-        - secretRef:
-            name: {{ $name }}-keys
-        {{- end }}
-        - secretRef:
-            name: {{ $name }}
-        {{- end }}
-      {{- if or $values.sandbox.enabled (eq .component "worker") }}
-      env:
-        {{- if eq .component "worker" }}
-        - name: RESPONSES_MW_JOBS_CONCURRENCY
-          value: {{ $values.worker.concurrency | quote }}
-        {{- end }}
-        {{- if $values.sandbox.enabled }}
-        - name: RESPONSES_MW_TOOLS_SANDBOX_TOKEN
-          valueFrom:
-            secretKeyRef:
-              name: {{ include "responses-mw.sandboxSecret" $root }}
-              key: token
-        {{- end }}
-      {{- end }}
-      ports:
-        {{- if .http }}
-        - name: http
-          containerPort: 8080
-        {{- end }}
-        - name: admin
-          containerPort: {{ $values.adminPort }}
-      startupProbe:
-        httpGet:
-          path: /livez
-          port: admin
-        periodSeconds: 2
-        failureThreshold: 30
-      livenessProbe:
-        httpGet:
-          path: /livez
-          port: admin
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 6
-      readinessProbe:
-        httpGet:
-          path: /readyz
-          port: admin
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: 2
-      {{- if .preStop }}
-      lifecycle:
-        preStop:
-          exec:
-            command: ["sleep", {{ $values.preStopSeconds | toString | quote }}]
-      {{- end }}
-      resources:
-        {{- toYaml .resources | nindent 8 }}
-      securityContext:
-        {{- include "responses-mw.containerSecurity" $root | nindent 8 }}
-      volumeMounts:
-        - name: tmp
-          mountPath: /tmp
-        {{- if $values.apiKeys.existingSecret }}
-        - name: api-keys
-          mountPath: /etc/responses-mw
-          readOnly: true
-        {{- end }}
-        {{- with $values.extraVolumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+      {{- include "responses-mw.container" . | nindent 6 }}
+    {{- if $values.tryout.enabled }}
+    - name: valkey
+      {{- include "responses-mw.valkey" $root | nindent 6 }}
+    {{- end }}
+    {{- with $values.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: tmp
       emptyDir:
         sizeLimit: 64Mi
-    {{- if $values.apiKeys.existingSecret }}
+    {{- with $values.apiKeys }}
+    {{- if .existingSecret }}
     - name: api-keys
       secret:
-        secretName: {{ $values.apiKeys.existingSecret }}
+        secretName: {{ .existingSecret }}
         items:
-          - key: {{ $values.apiKeys.key }}
-            path: {{ $values.apiKeys.key }}
+          - key: {{ .key }}
+            path: {{ .key }}
+    {{- end }}
+    {{- end }}
+    {{- with include "responses-mw.prompts" $root }}
+    - name: prompts
+      configMap:
+        name: {{ . }}
+    {{- end }}
+    {{- if $values.tryout.enabled }}
+    - name: valkey
+      emptyDir: {}
     {{- end }}
     {{- with $values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
@@ -153,24 +98,4 @@ spec:
           app.kubernetes.io/component: {{ $component }}
     {{- end }}
   {{- end }}
-{{- end }}
-
-{{- define "responses-mw.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
-{{- end }}
-
-{{- define "responses-mw.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-runAsUser: 65532
-capabilities:
-  drop: [ALL]
-seccompProfile:
-  type: RuntimeDefault
 {{- end }}

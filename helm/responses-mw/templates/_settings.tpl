@@ -14,7 +14,14 @@
 {{/* The server's settings that are no secrets, as NAME: "value". */}}
 {{- define "responses-mw.settings" -}}
 {{- $settings := dict "upstream" (dict "url" .Values.upstream.url) -}}
-{{- $_ := set $settings "server" (dict "admin_host" "0.0.0.0" "admin_port" .Values.adminPort) -}}
+{{- $server := dict "admin_host" "0.0.0.0" "admin_port" .Values.adminPort -}}
+{{- if include "responses-mw.prompts" . -}}
+{{- $_ := set $server "prompts_dir" "/etc/responses-mw-prompts" -}}
+{{- end -}}
+{{- $_ := set $settings "server" $server -}}
+{{- if .Values.tryout.enabled -}}
+{{- $_ := set $settings "redis" (dict "url" "redis://127.0.0.1:6379/0") -}}
+{{- end -}}
 {{- if .Values.worker.enabled -}}
 {{- $_ := set $settings "jobs" (dict "concurrency" 0) -}}
 {{- end -}}
@@ -29,13 +36,30 @@ RESPONSES_MW_PORT: "8080"
 {{- include "responses-mw.variables" (merge (deepCopy .Values.settings) $settings) }}
 {{- end }}
 
+{{/* The environment variable of a setting. In: its group and name. */}}
+{{- define "responses-mw.variable" -}}
+RESPONSES_MW_{{ first . | upper }}_{{ last . | upper }}
+{{- end }}
+
 {{/* Settings by group and name, as NAME: "value". */}}
 {{- define "responses-mw.variables" -}}
 {{- range $group, $settings := . }}
 {{- range $name, $value := $settings }}
-RESPONSES_MW_{{ upper $group }}_{{ upper $name }}: {{ include "responses-mw.value" $value | quote }}
+{{ include "responses-mw.variable" (list $group $name) }}: {{ include "responses-mw.value" $value | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The ConfigMap that has the prompts; empty without prompts. */}}
+{{- define "responses-mw.prompts" -}}
+{{- .Values.prompts.existingConfigMap | default (ternary "" (printf "%s-prompts" (include "responses-mw.fullname" .)) (empty .Values.prompts.files)) -}}
+{{- end }}
+
+{{/* Whether the secret key is made here: not empty, if so. */}}
+{{- define "responses-mw.makesKeys" -}}
+{{- if not (or .Values.existingSecret .Values.secretKeys (hasKey (.Values.secretRefs.auth | default dict) "secret_keys")) -}}
+yes
+{{- end -}}
 {{- end }}
 
 {{/* The settings that are secrets, as NAME: "value". */}}
