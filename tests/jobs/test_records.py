@@ -367,7 +367,7 @@ async def test_a_log_that_is_begun_anew_expires_with_its_record(state: State) ->
     job = await taken(state, await create(state))
     await state.client.command("DEL", address_of(job).log)
     assert await append(state, job, batch(2, 2))
-    log, record = [await state.client.command("PTTL", key) for key in (address_of(job).log, address_of(job).record)]
+    record, log = [await state.client.command("PTTL", key) for key in (address_of(job).record, address_of(job).log)]
     assert 0 < log <= record + 1
 
 
