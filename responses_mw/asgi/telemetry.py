@@ -11,6 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..telemetry.context import RequestContext, activated
+from ..telemetry.conventions import (
+    CLIENT_ADDRESS,
+    ERROR_TYPE,
+    HTTP,
+    PROTOCOL_VERSION,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    URL_PATH,
+    URL_SCHEME,
+)
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
 from ..telemetry.report import count_response, log_facts, report_failure
 from ..telemetry.tracing import (
@@ -59,7 +69,7 @@ class TelemetryMiddleware:
         headers = collect_headers(scope, {"x-request-id": request.request_id}) if self._traced else []
         answer = _Answer(send, headers)
         started = time.perf_counter()
-        active = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
+        active = {HTTP.METHOD: method, URL_SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
         span = _start_span(method, scope) if self._traced and is_tracing() else None
         request.trace_id = trace_id(span) if span is not None else ""
@@ -146,15 +156,18 @@ def _new_id() -> str:
 
 def _start_span(method: str, scope: Scope) -> RequestSpan:
     attributes: dict[str, Any] = {
-        "http.request.method": method,
-        "url.scheme": scope.get("scheme", "http"),
-        "network.protocol.version": scope.get("http_version", "1.1"),
+        HTTP.METHOD: method,
+        URL_SCHEME: scope.get("scheme", "http"),
+        URL_PATH: scope["path"],
+        PROTOCOL_VERSION: scope.get("http_version", "1.1"),
     }
+    if scope.get("client"):
+        attributes[CLIENT_ADDRESS] = scope["client"][0]
     server = scope.get("server")
     if server:
-        attributes["server.address"] = server[0]
+        attributes[SERVER_ADDRESS] = server[0]
         if server[1]:
-            attributes["server.port"] = server[1]
+            attributes[SERVER_PORT] = server[1]
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
@@ -162,11 +175,11 @@ def _start_span(method: str, scope: Scope) -> RequestSpan:
 
 
 def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:
-    attributes: dict[str, str | int] = {**active, "http.response.status_code": status}
+    attributes: dict[str, str | int] = {**active, HTTP.STATUS: status}
     if request.route:
-        attributes["http.route"] = request.route
+        attributes[HTTP.ROUTE] = request.route
     if error_type := request.error_type(status):
-        attributes["error.type"] = error_type
+        attributes[ERROR_TYPE] = error_type
     REQUEST_DURATION.record(duration, attributes)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import APIError, UpstreamError
+from .conventions import GenAI, Own
 
 __all__ = ["Failure", "RequestContext", "annotate", "begin_run", "current_request", "end_run", "kind_of_error"]
 
@@ -109,13 +110,13 @@ class RequestContext:
     def span_attributes(self) -> dict[str, str | bool]:
         """Return the known facts about the response, named by OpenTelemetry's conventions."""
         attributes: dict[str, str | bool | None] = {
-            "gen_ai.response.id": self.response_id,
-            "gen_ai.conversation.id": self.conversation,
-            "gen_ai.request.model": self.model,
-            "gen_ai.request.stream": self.streams or None,
-            "gen_ai.request.previous_response.id": self.previous_response,
-            "responses_mw.cache.result": self.cache,
-            "responses_mw.outcome": self.outcome,
+            GenAI.RESPONSE_ID: self.response_id,
+            GenAI.CONVERSATION_ID: self.conversation,
+            GenAI.MODEL: self.model,
+            GenAI.STREAM: self.streams or None,
+            GenAI.PREVIOUS_RESPONSE_ID: self.previous_response,
+            Own.CACHE_RESULT: self.cache,
+            Own.OUTCOME: self.outcome,
         }
         return {name: value for name, value in attributes.items() if value}
 

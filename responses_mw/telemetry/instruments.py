@@ -19,6 +19,9 @@ from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from ..version import VERSION
+from .conventions import SCHEMA_URL, SCOPE
+
 __all__ = ["MAX_SERIES", "REGISTRY", "Counter", "Gauge", "Histogram", "KnownNames", "UpDownCounter", "exposition"]
 
 Attributes: TypeAlias = Mapping[str, str | int]
@@ -29,7 +32,7 @@ MAX_NAME = 256
 OTHER = "_OTHER"
 REGISTRY = prometheus.CollectorRegistry()
 
-_METER = get_meter("responses_mw")
+_METER = get_meter(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _UNIT_SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import prometheus_client as prometheus
 
 from ..version import VERSION
+from .conventions import DB, ERROR_TYPE, HTTP, SERVER_ADDRESS, SERVER_PORT, URL_SCHEME, GenAI, GenAIMetric, Own
 from .instruments import REGISTRY, Counter, Gauge, Histogram, KnownNames, UpDownCounter
 
 # -- of the model ----------------------------------------------------------------------------------------------------------
 
 # The buckets that the conventions advise, continued for streams that take minutes.
 _OPERATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
-_TOKENS = tuple(4.0**power for power in range(14))
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_FIRST_CHUNK = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -26,19 +26,20 @@ _ROUND_TRIP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 STATUSES = ("completed", "incomplete", "failed", "cancelled")
 UNSTORED_REASONS = ("redis_full", "redis_unavailable", "damaged", "quota", "size")
 
-_TURN = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port")
+_TURN = (GenAI.OPERATION, GenAI.PROVIDER, GenAI.MODEL, SERVER_ADDRESS, SERVER_PORT)
+_USAGE = (*_TURN, GenAI.MODALITY)
 
-OPERATION_DURATION = Histogram(
-    "gen_ai.client.operation.duration", "s", "Duration of a turn of the model.", (*_TURN, "error.type"), _OPERATION
+INFERENCE_DURATION = Histogram(GenAIMetric.DURATION, "s", "Duration of a turn of the model.", (*_TURN, ERROR_TYPE), _OPERATION)
+INPUT_TOKENS = Counter(GenAIMetric.INPUT_TOKENS, "{token}", "Input tokens of turns, cached ones included.", _USAGE)
+CACHED_TOKENS = Counter(GenAIMetric.CACHED_TOKENS, "{token}", "Input tokens that the upstream had cached.", _USAGE)
+OUTPUT_TOKENS = Counter(GenAIMetric.OUTPUT_TOKENS, "{token}", "Output tokens of turns, reasoning included.", _USAGE)
+REASONING_TOKENS = Counter(GenAIMetric.REASONING_TOKENS, "{token}", "Output tokens of reasoning.", _USAGE)
+TIME_TO_FIRST_CHUNK = Histogram(
+    GenAIMetric.TIME_TO_FIRST_CHUNK, "s", "Time until the answer of a streamed turn begins.", _TURN, _FIRST_CHUNK
 )
-TOKEN_USAGE = Histogram(
-    "gen_ai.client.token.usage", "{token}", "Tokens used by a turn.", (*_TURN, "gen_ai.token.type"), _TOKENS
-)
-TIME_TO_FIRST_TOKEN = Histogram(
-    "gen_ai.server.time_to_first_token", "s", "Time until the answer of a turn begins.", _TURN, _FIRST_TOKEN
-)
+# The convention's metric has a value for each chunk, which would cost as much as sending the chunk.
 TIME_PER_OUTPUT_TOKEN = Histogram(
-    "gen_ai.server.time_per_output_token", "s", "Time per output token after the first.", _TURN, _PER_TOKEN
+    "responses_mw.time_per_output_token", "s", "Mean time per output token of a turn after the first.", _TURN, _PER_TOKEN
 )
 MODELS = KnownNames(64)
 """Clients choose the model's name: only names of models that have answered become label values."""
@@ -48,25 +49,25 @@ TURNS_ACTIVE = UpDownCounter(
 )
 UPSTREAM_UP = Gauge("responses_mw.upstream.up", "1", "Whether the upstream answered when it was last asked for its models.")
 TOOL_DURATION = Histogram(
-    "gen_ai.execute_tool.duration",
+    GenAIMetric.TOOL_DURATION,
     "s",
     "Duration of calls of server-side tools, by kind of tool and configured MCP server.",
-    ("responses_mw.tool.kind", "responses_mw.tool.server", "error.type"),
+    (Own.TOOL_KIND, Own.TOOL_SERVER, ERROR_TYPE),
     _OPERATION,
 )
 
 # -- of requests -----------------------------------------------------------------------------------------------------------
 
-_HTTP = ("http.request.method", "url.scheme")
+_HTTP = (HTTP.METHOD, URL_SCHEME)
 
 REQUEST_DURATION = Histogram(
-    "http.server.request.duration",
+    HTTP.SERVER_DURATION,
     "s",
     "Duration of HTTP requests, including streams.",
-    (*_HTTP, "http.response.status_code", "http.route", "error.type"),
+    (*_HTTP, HTTP.STATUS, HTTP.ROUTE, ERROR_TYPE),
     _REQUEST,
 )
-ACTIVE_REQUESTS = UpDownCounter("http.server.active_requests", "{request}", "HTTP requests in progress.", _HTTP)
+ACTIVE_REQUESTS = UpDownCounter(HTTP.SERVER_ACTIVE, "{request}", "HTTP requests in progress.", _HTTP)
 STREAMS_OPEN = UpDownCounter("responses_mw.streams.open", "{stream}", "Open streams to clients.")
 WEBSOCKETS_OPEN = UpDownCounter("responses_mw.websockets.open", "{connection}", "Open WebSockets.")
 LIMITS_REFUSED = Counter(
@@ -118,17 +119,17 @@ UNSTORED = Counter(
 REDIS_MEMORY_USED = Gauge("responses_mw.redis.memory.used", "By", "Memory that Redis uses; of a cluster, its fullest primary.")
 REDIS_MEMORY_MAX = Gauge("responses_mw.redis.memory.max", "By", "Memory that it may use (maxmemory); 0 for no limit.")
 REDIS_DURATION = Histogram(
-    "db.client.operation.duration",
+    DB.DURATION,
     "s",
     "Duration of round trips to Redis, including the wait for a connection.",
-    ("db.system.name", "db.operation.name", "error.type"),
+    (DB.SYSTEM, DB.OPERATION, ERROR_TYPE),
     _ROUND_TRIP,
 )
 STATE_ERRORS = Counter(
     "responses_mw.state.errors",
     "{error}",
     "Failed round trips to Redis, by class of error.",
-    ["error.type"],
+    [ERROR_TYPE],
     ["ConnectionError", "TimeoutError", "Damaged"],
 )
 

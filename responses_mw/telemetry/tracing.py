@@ -37,13 +37,15 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from ..version import VERSION
 from .context import RequestContext, activated, current_request
+from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, GenAI, Messaging, Own
 from .metrics import JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 RequestSpan: TypeAlias = Span
 """The span of a request, for the ASGI middleware, which does not know OpenTelemetry."""
 
-TRACER = get_tracer("responses_mw")
+TRACER = get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
 
 
@@ -91,7 +93,7 @@ def trace_id(span: Span) -> str:
 
 def mark_failed(span: Span, kind: str) -> None:
     """Mark a span as failed. `kind` is a class of failures; it must not quote requests or responses."""
-    span.set_attribute("error.type", kind)
+    span.set_attribute(ERROR_TYPE, kind)
     span.set_status(Status(StatusCode.ERROR))
 
 
@@ -120,10 +122,10 @@ def start_request_span(name: str, headers: Mapping[str, str], attributes: Mappin
 def end_request_span(span: Span, request: RequestContext, method: str, status: int) -> None:
     """End the span of an HTTP request, named by its method and route."""
     if span.is_recording():
-        attributes: dict[str, str | int] = {"http.response.status_code": status, **request.span_attributes()}
+        attributes: dict[str, str | int] = {HTTP.STATUS: status, **request.span_attributes()}
         if request.route:
             span.update_name(f"{method} {request.route}")
-            attributes["http.route"] = request.route
+            attributes[HTTP.ROUTE] = request.route
         span.set_attributes(attributes)
     if error_type := request.error_type(status):
         mark_failed(span, error_type)
@@ -150,7 +152,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
         "process response",
         Context(),
         SpanKind.CONSUMER,
-        {"messaging.operation.type": "process", "messaging.system": "redis"},
+        {Messaging.OPERATION_TYPE: "process", Messaging.SYSTEM: "redis"},
     )
     JOBS_RUNNING.add(1)
     request = RequestContext(owner=owner, response_id=response_id, stores=True, trace_id=trace_id(span))
@@ -180,9 +182,9 @@ def redis_span(operation: str, script: str = "") -> AbstractContextManager[None]
 
 @contextmanager
 def _redis_span(operation: str, script: str) -> Iterator[None]:
-    attributes = {"db.system.name": "redis", "db.operation.name": operation}
+    attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     if script:
-        attributes["db.stored_procedure.name"] = script
+        attributes[DB.PROCEDURE] = script
     name = f"{operation} {script}".rstrip()
     with ending(TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)):
         yield
@@ -190,13 +192,13 @@ def _redis_span(operation: str, script: str) -> Iterator[None]:
 
 def measure_round_trip(operation: str, seconds: float, error: Exception | None = None) -> None:
     """Record the duration of a round trip to Redis."""
-    attributes = {"db.system.name": "redis", "db.operation.name": operation}
-    REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, "error.type": type(error).__name__})
+    attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
+    REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
 
 
 def count_state_error(error: Exception) -> None:
     """Count a failed round trip to Redis."""
-    STATE_ERRORS.add(1, {"error.type": type(error).__name__})
+    STATE_ERRORS.add(1, {ERROR_TYPE: type(error).__name__})
 
 
 class ToolCallSpan:
@@ -209,17 +211,17 @@ class ToolCallSpan:
         """`kind` and `server` are labels of the metric: neither may be a client's choice."""
         self._name = name
         self._arguments = arguments
-        self._measured = {"responses_mw.tool.kind": kind, "responses_mw.tool.server": server}
+        self._measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
 
     def __enter__(self) -> Self:
         attributes = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": self._name,
-            "gen_ai.tool.type": "extension",  # the conventions' term for a tool that the server calls itself
+            GenAI.OPERATION: "execute_tool",
+            GenAI.TOOL_NAME: self._name,
+            GenAI.TOOL_TYPE: "extension",  # the conventions' term for a tool that the server calls itself
         }
         request = current_request()
         if request is not None and request.response_id:
-            attributes["responses_mw.response.id"] = request.response_id
+            attributes[Own.RESPONSE_ID] = request.response_id
         self._span = TRACER.start_span(f"execute_tool {self._name}", kind=SpanKind.INTERNAL, attributes=attributes)
         self._token = attach(set_span_in_context(self._span))
         self._started = time.perf_counter()
@@ -231,9 +233,9 @@ class ToolCallSpan:
             self._fail("tool_error")
         request = current_request()
         if self._span.is_recording() and captures_content(stores=request is not None and request.stores):
-            self._span.set_attribute("gen_ai.tool.call.arguments", self._arguments)
+            self._span.set_attribute(GenAI.TOOL_ARGUMENTS, self._arguments)
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            self._span.set_attribute("gen_ai.tool.call.result", text)
+            self._span.set_attribute(GenAI.TOOL_RESULT, text)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         detach(self._token)
@@ -243,5 +245,5 @@ class ToolCallSpan:
         self._span.end()
 
     def _fail(self, kind: str) -> None:
-        self._measured["error.type"] = kind
+        self._measured[ERROR_TYPE] = kind
         mark_failed(self._span, kind)

@@ -14,19 +14,32 @@ from typing import Any
 from opentelemetry.trace import SpanKind
 
 from .context import current_request, kind_of_error
-from .metrics import MODELS, OPERATION_DURATION, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKEN_USAGE, TURNS_ACTIVE
+from .conventions import ERROR_TYPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
+from .metrics import (
+    CACHED_TOKENS,
+    INFERENCE_DURATION,
+    INPUT_TOKENS,
+    MODELS,
+    OUTPUT_TOKENS,
+    REASONING_TOKENS,
+    TIME_PER_OUTPUT_TOKEN,
+    TIME_TO_FIRST_CHUNK,
+    TURNS_ACTIVE,
+)
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
 
-# Members of a chat request, and their names in the conventions.
+# Members of a request for a chat or a response, and their names in the conventions.
 _REQUEST_ATTRIBUTES = {
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "max_tokens": "gen_ai.request.max_tokens",
-    "max_completion_tokens": "gen_ai.request.max_tokens",
-    "seed": "gen_ai.request.seed",
+    "temperature": GenAI.TEMPERATURE,
+    "top_p": GenAI.TOP_P,
+    "top_k": GenAI.TOP_K,
+    "presence_penalty": GenAI.PRESENCE_PENALTY,
+    "frequency_penalty": GenAI.FREQUENCY_PENALTY,
+    "max_tokens": GenAI.MAX_TOKENS,
+    "max_completion_tokens": GenAI.MAX_TOKENS,
+    "max_output_tokens": GenAI.MAX_TOKENS,
+    "seed": GenAI.SEED,
+    "reasoning_effort": GenAI.REASONING_LEVEL,
 }
 
 
@@ -40,11 +53,11 @@ class UpstreamServer:
 
     @property
     def attributes(self) -> dict[str, str | int]:
-        attributes: dict[str, str | int] = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": self.provider}
+        attributes: dict[str, str | int] = {GenAI.OPERATION: "chat", GenAI.PROVIDER: self.provider}
         if self.address:
-            attributes["server.address"] = self.address
+            attributes[SERVER_ADDRESS] = self.address
         if self.port:
-            attributes["server.port"] = self.port
+            attributes[SERVER_PORT] = self.port
         return attributes
 
 
@@ -67,7 +80,7 @@ class TurnSpan:
         self._is_ended = False
         attributes = dict(self._server)
         if is_tracing():
-            attributes |= {"gen_ai.request.model": self._model, **_request_attributes(chat), **_response_attributes(document)}
+            attributes |= {GenAI.MODEL: self._model, **_request_attributes(chat), **_response_attributes(document)}
         self._span = TRACER.start_span(f"chat {self._model}", kind=SpanKind.CLIENT, attributes=attributes)
         TURNS_ACTIVE.add(1)
         self._started = time.perf_counter()
@@ -79,8 +92,10 @@ class TurnSpan:
     def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
         """Record the first read of the answer. `first_chunk` names the completion and its model."""
         self._first_read = time.perf_counter()
-        names = {"gen_ai.response.id": first_chunk.get("id"), "gen_ai.response.model": first_chunk.get("model")}
+        names = {GenAI.RESPONSE_ID: first_chunk.get("id"), GenAI.RESPONSE_MODEL: first_chunk.get("model")}
         self._result = {name: value for name, value in names.items() if isinstance(value, str)}
+        if self._chat.get("stream"):
+            self._result[GenAI.TIME_TO_FIRST_CHUNK] = self._first_read - self._started
         request = current_request()
         if request is not None and request.first_chunk is None and request.response_id == self._document["id"]:
             request.first_chunk = self._first_read - request.started
@@ -91,12 +106,12 @@ class TurnSpan:
             return
         duration = time.perf_counter() - self._started
         MODELS.admit(self._model)
-        tokens_in, tokens_out = (now - before for now, before in zip(_usage(self._document), self._usage_before, strict=True))
-        self._measure(duration, tokens_in, tokens_out)
+        used = tuple(now - before for now, before in zip(_usage(self._document), self._usage_before, strict=True))
+        self._measure(duration, used)
         if self._span.is_recording():
-            self._result |= {"gen_ai.usage.input_tokens": tokens_in, "gen_ai.usage.output_tokens": tokens_out}
+            self._result |= {name: count for name, count in zip(_COUNTS, used, strict=True) if count or name in _ALWAYS}
             if finish_reason:
-                self._result["gen_ai.response.finish_reasons"] = [finish_reason]
+                self._result[GenAI.FINISH_REASONS] = [finish_reason]
             self._capture_content(finish_reason)
         self._end()
 
@@ -106,14 +121,21 @@ class TurnSpan:
             return
         kind = kind_of_error(error)
         mark_failed(self._span, kind)
-        OPERATION_DURATION.record(time.perf_counter() - self._started, {**self._metric_attributes(), "error.type": kind})
-        self._end()
+        attributes = self._metric_attributes()
+        INFERENCE_DURATION.record(time.perf_counter() - self._started, {**attributes, ERROR_TYPE: kind})
+        self._count_tokens(attributes, (0, 0, 0, 0))  # so that `rate()` sees the first ones
+        self._break_off()
 
     def close(self) -> None:
         """End a turn that neither finished nor failed. It was cancelled, which is no failure: its client left."""
         if not self._is_ended:
-            self._result["error.type"] = "cancelled"
-            self._end()
+            self._result[ERROR_TYPE] = "cancelled"
+            self._break_off()
+
+    def _break_off(self) -> None:
+        if self._first_read is not None:
+            self._result[GenAI.FINISH_REASONS] = ["error"]
+        self._end()
 
     def _end(self) -> None:
         self._is_ended = True
@@ -122,44 +144,67 @@ class TurnSpan:
         self._span.end()
 
     def _metric_attributes(self) -> dict[str, str | int]:
-        return {**self._server, "gen_ai.request.model": MODELS.known(self._model)}
+        return {**self._server, GenAI.MODEL: MODELS.known(self._model)}
 
-    def _measure(self, duration: float, tokens_in: int, tokens_out: int) -> None:
+    def _measure(self, duration: float, used: Sequence[int]) -> None:
         attributes = self._metric_attributes()
-        OPERATION_DURATION.record(duration, attributes)
-        if tokens_in:
-            TOKEN_USAGE.record(tokens_in, {**attributes, "gen_ai.token.type": "input"})
-        if tokens_out:
-            TOKEN_USAGE.record(tokens_out, {**attributes, "gen_ai.token.type": "output"})
+        INFERENCE_DURATION.record(duration, attributes)
+        self._count_tokens(attributes, used)
         if self._first_read is None or not self._chat.get("stream"):
             return
-        to_first = self._first_read - self._started
-        TIME_TO_FIRST_TOKEN.record(to_first, attributes)
+        to_first, tokens_out = self._first_read - self._started, used[1]
+        TIME_TO_FIRST_CHUNK.record(to_first, attributes)
         if tokens_out > 1:
             TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
+
+    def _count_tokens(self, attributes: Mapping[str, str | int], used: Sequence[int]) -> None:
+        """Count tokens. The upstream does not say of what kind those of its input are."""
+        for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
+            counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
 
     def _capture_content(self, finish_reason: str | None) -> None:
         request = current_request()
         if not captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores)):
             return
         output: Sequence[Mapping[str, Any]] = self._document["output"][self._items_before :]
-        self._span.set_attribute("gen_ai.input.messages", _json(input_messages(self._chat.get("messages", ()))))
-        self._span.set_attribute("gen_ai.output.messages", _json(output_messages(output, finish_reason)))
+        self._span.set_attribute(GenAI.INPUT_MESSAGES, _json(input_messages(self._chat.get("messages", ()))))
+        self._span.set_attribute(GenAI.OUTPUT_MESSAGES, _json(output_messages(output, finish_reason)))
 
 
-def _usage(document: Mapping[str, Any]) -> tuple[int, int]:
+_COUNTS = (GenAI.INPUT_TOKENS, GenAI.OUTPUT_TOKENS, GenAI.CACHED_TOKENS, GenAI.REASONING_TOKENS)
+_COUNTERS = ((INPUT_TOKENS, "unknown"), (OUTPUT_TOKENS, "text"), (CACHED_TOKENS, "unknown"), (REASONING_TOKENS, "text"))
+_ALWAYS = frozenset(_COUNTS[:2])
+
+
+def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the counts in the order of `_COUNTS`."""
     usage = document.get("usage") or {}
-    return usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    details_in, details_out = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    counts = (usage.get("input_tokens"), usage.get("output_tokens"))
+    return tuple(count or 0 for count in (*counts, details_in.get("cached_tokens"), details_out.get("reasoning_tokens")))
 
 
 def _request_attributes(chat: Mapping[str, Any]) -> dict[str, Any]:
-    return {_REQUEST_ATTRIBUTES[name]: chat[name] for name in _REQUEST_ATTRIBUTES.keys() & chat.keys()}
+    attributes = {_REQUEST_ATTRIBUTES[name]: chat[name] for name in _REQUEST_ATTRIBUTES.keys() & chat.keys()}
+    if chat.get("stream"):
+        attributes[GenAI.STREAM] = True
+    if chat.get("stop"):
+        attributes[GenAI.STOP_SEQUENCES] = [chat["stop"]] if isinstance(chat["stop"], str) else chat["stop"]
+    effort = (chat.get("reasoning") or {}).get("effort")
+    if effort:
+        attributes[GenAI.REASONING_LEVEL] = effort
+    form = chat.get("response_format") or (chat.get("text") or {}).get("format")
+    if form:
+        attributes[GenAI.OUTPUT_TYPE] = "text" if form.get("type") == "text" else "json"
+    return attributes
 
 
 def _response_attributes(document: Mapping[str, Any]) -> dict[str, str]:
-    attributes = {"responses_mw.response.id": document["id"]}
+    attributes = {Own.RESPONSE_ID: document["id"]}
     if document.get("conversation"):
-        attributes["gen_ai.conversation.id"] = document["conversation"]["id"]
+        attributes[GenAI.CONVERSATION_ID] = document["conversation"]["id"]
+    if document.get("previous_response_id"):
+        attributes[GenAI.PREVIOUS_RESPONSE_ID] = document["previous_response_id"]
     return attributes
 
 

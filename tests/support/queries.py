@@ -16,10 +16,13 @@ SCALING = ROOT / "helm" / "responses-mw" / "templates" / "worker-scaledobject.ya
 
 # Metrics of `/metrics`, with the labels that queries may use. Histograms are listed by their bare name.
 EMITTED: dict[str, set[str]] = {
-    "gen_ai_client_operation_duration_seconds": {"error_type", "gen_ai_request_model"},
-    "gen_ai_client_token_usage": {"gen_ai_token_type", "gen_ai_request_model"},
-    "gen_ai_server_time_to_first_token_seconds": {"gen_ai_request_model"},
-    "gen_ai_server_time_per_output_token_seconds": {"gen_ai_request_model"},
+    "gen_ai_client_inference_duration_seconds": {"error_type", "gen_ai_request_model"},
+    "gen_ai_client_inference_usage_input_tokens_total": {"gen_ai_request_model"},
+    "gen_ai_client_inference_usage_cache_read_input_tokens_total": {"gen_ai_request_model"},
+    "gen_ai_client_inference_usage_output_tokens_total": {"gen_ai_request_model"},
+    "gen_ai_client_inference_usage_reasoning_output_tokens_total": {"gen_ai_request_model"},
+    "gen_ai_client_inference_time_to_first_chunk_seconds": {"gen_ai_request_model"},
+    "responses_mw_time_per_output_token_seconds": {"gen_ai_request_model"},
     "http_server_request_duration_seconds": {"http_response_status_code"},
     "http_server_active_requests": set(),
     "responses_mw_queue_depth": set(),

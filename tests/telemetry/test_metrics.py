@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
     from tests.telemetry.conftest import Command, Start
 
-TOKEN_USAGE = "gen_ai_client_token_usage"
-TIME_TO_FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
-TIME_PER_OUTPUT_TOKEN = "gen_ai_server_time_per_output_token_seconds"
-OPERATION_DURATION = "gen_ai_client_operation_duration_seconds"
+USAGE = "gen_ai_client_inference_usage"
+TIME_TO_FIRST_CHUNK = "gen_ai_client_inference_time_to_first_chunk_seconds"
+TIME_PER_OUTPUT_TOKEN = "responses_mw_time_per_output_token_seconds"
+DURATION = "gen_ai_client_inference_duration_seconds"
 CHAT = {"model": "m", "stream": True, "messages": []}
 
 
@@ -163,11 +163,11 @@ def document(output_tokens: int | None = None) -> dict[str, Any]:
 def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
     """Return the sums recorded for `provider`, by the labels that matter here."""
     samples = parsed(instruments.exposition("")[0].decode())[name].samples
-    wanted = ("gen_ai_request_model", "gen_ai_token_type", "error_type")
+    wanted = ("gen_ai_request_model", "error_type")
     return {
         tuple(one.labels[name] for name in wanted if one.labels.get(name)): one.value
         for one in samples
-        if one.name.endswith("_sum") and one.labels["gen_ai_provider_name"] == provider
+        if one.name.endswith(("_sum", "_total")) and one.labels["gen_ai_provider_name"] == provider
     }
 
 
@@ -175,14 +175,18 @@ def test_a_turn_counts_its_own_tokens_only() -> None:
     doc = document(10)
     turn = TurnSpan({**CHAT, "model": "counted"}, doc, UpstreamServer("count"))
     turn.answer_started({})
-    doc["usage"] = {"input_tokens": 27, "output_tokens": 15}
+    details = {"input_tokens_details": {"cached_tokens": 16}, "output_tokens_details": {"reasoning_tokens": 3}}
+    doc["usage"] = {"input_tokens": 27, "output_tokens": 15, **details}
     turn.finish("stop")
     turn.close()
-    assert recorded("count", TOKEN_USAGE) == {("counted", "input"): 20, ("counted", "output"): 5}
-    assert recorded("count", TIME_TO_FIRST_TOKEN).keys() == {("counted",)}
+    counted = {kind: recorded("count", f"{USAGE}_{kind}_total") for kind in ("input_tokens", "cache_read_input_tokens")}
+    assert counted == {"input_tokens": {("counted",): 20}, "cache_read_input_tokens": {("counted",): 16}}
+    counted = {kind: recorded("count", f"{USAGE}_{kind}_total") for kind in ("output_tokens", "reasoning_output_tokens")}
+    assert counted == {"output_tokens": {("counted",): 5}, "reasoning_output_tokens": {("counted",): 3}}
+    assert recorded("count", TIME_TO_FIRST_CHUNK).keys() == {("counted",)}
     per_token = recorded("count", TIME_PER_OUTPUT_TOKEN)[("counted",)]
-    whole = recorded("count", OPERATION_DURATION)[("counted",)]
-    assert per_token == pytest.approx((whole - recorded("count", TIME_TO_FIRST_TOKEN)[("counted",)]) / 4)
+    whole = recorded("count", DURATION)[("counted",)]
+    assert per_token == pytest.approx((whole - recorded("count", TIME_TO_FIRST_CHUNK)[("counted",)]) / 4)
 
 
 def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_is_not() -> None:
@@ -194,7 +198,7 @@ def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_i
     cancelled.answer_started({})
     cancelled.close()
     cancelled.finish("stop")
-    assert recorded("fail", OPERATION_DURATION).keys() == {("_OTHER", "ValueError")}
+    assert recorded("fail", DURATION).keys() == {("_OTHER", "ValueError")}
 
 
 def test_only_models_that_answered_are_label_values_and_their_number_is_bounded() -> None:
@@ -241,9 +245,9 @@ async def test_the_admin_port_serves_metrics_without_a_collector(upstream: Scrip
     def value(name: str, **labels: str) -> float:
         return total(families, name, **labels)
 
-    assert value("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="tiny") == 2
-    assert value("gen_ai_client_operation_duration_seconds_count", error_type="500") == 1
-    assert value("gen_ai_client_token_usage_sum", gen_ai_token_type="output") == 2
+    assert value("gen_ai_client_inference_duration_seconds_count", gen_ai_request_model="tiny") == 2
+    assert value("gen_ai_client_inference_duration_seconds_count", error_type="500") == 1
+    assert value("gen_ai_client_inference_usage_output_tokens_total", gen_ai_token_modality="text") == 2
     assert value("http_server_request_duration_seconds_count", http_route="/v1/responses", http_response_status_code="200") == 2
     assert value("responses_mw_events_appended_total") >= 1
     assert value("responses_mw_streams_open") == value("responses_mw_jobs_running") == 0

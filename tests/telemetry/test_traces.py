@@ -231,6 +231,6 @@ async def test_metrics_are_exported_to_the_same_endpoint_as_traces(
     assert [event.type async for event in stream][-1] == "response.completed"
     await collector.until("chat tiny")
     front.end()
-    names = {"gen_ai.client.operation.duration", "http.server.request.duration", "responses_mw.queue.depth"}
+    names = {"gen_ai.client.inference.duration", "http.server.request.duration", "responses_mw.queue.depth"}
     names |= {"http.server.active_requests", "responses_mw.streams.open"}
     assert names <= collector.metrics

@@ -1,0 +1,103 @@
+"""Names of OpenTelemetry's semantic conventions: no other module spells them.
+
+- `GenAI`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are those of its main
+  branch in October 2026, status Development: they may change, and then they change here.
+- The rest: semantic conventions 1.44.0, of which messaging is in development too.
+- `Own` are attributes of this server, for which there is no convention.
+"""
+
+from __future__ import annotations
+
+SCOPE = "responses_mw"
+SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
+"""The schema of generative AI, which is based on that of semantic conventions 1.44.0."""
+
+ERROR_TYPE = "error.type"
+SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
+CLIENT_ADDRESS = "client.address"
+URL_PATH, URL_SCHEME = "url.path", "url.scheme"
+PROTOCOL_VERSION = "network.protocol.version"
+
+
+class GenAI:
+    CONVERSATION_ID = "gen_ai.conversation.id"
+    INPUT_MESSAGES = "gen_ai.input.messages"
+    OPERATION = "gen_ai.operation.name"
+    OUTPUT_MESSAGES = "gen_ai.output.messages"
+    OUTPUT_TYPE = "gen_ai.output.type"
+    PROVIDER = "gen_ai.provider.name"
+    MODALITY = "gen_ai.token.modality"
+    # the request
+    FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+    MAX_TOKENS = "gen_ai.request.max_tokens"
+    MODEL = "gen_ai.request.model"
+    PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+    PREVIOUS_RESPONSE_ID = "gen_ai.request.previous_response.id"
+    REASONING_LEVEL = "gen_ai.request.reasoning.level"
+    SEED = "gen_ai.request.seed"
+    STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+    STREAM = "gen_ai.request.stream"
+    TEMPERATURE = "gen_ai.request.temperature"
+    TOP_K = "gen_ai.request.top_k"
+    TOP_P = "gen_ai.request.top_p"
+    # the response
+    FINISH_REASONS = "gen_ai.response.finish_reasons"
+    RESPONSE_ID = "gen_ai.response.id"
+    RESPONSE_MODEL = "gen_ai.response.model"
+    TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+    CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+    INPUT_TOKENS = "gen_ai.usage.input_tokens"
+    OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+    REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+    # tools
+    TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
+    TOOL_CALL_ID = "gen_ai.tool.call.id"
+    TOOL_NAME = "gen_ai.tool.name"
+    TOOL_RESULT = "gen_ai.tool.call.result"
+    TOOL_TYPE = "gen_ai.tool.type"
+
+
+class GenAIMetric:
+    TOOL_DURATION = "gen_ai.execute_tool.duration"
+    DURATION = "gen_ai.client.inference.duration"
+    TIME_TO_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
+    CACHED_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens"
+    INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens"
+    OUTPUT_TOKENS = "gen_ai.client.inference.usage.output_tokens"
+    REASONING_TOKENS = "gen_ai.client.inference.usage.reasoning.output_tokens"
+
+
+class HTTP:
+    METHOD = "http.request.method"
+    ROUTE = "http.route"
+    SERVER_ACTIVE = "http.server.active_requests"
+    SERVER_DURATION = "http.server.request.duration"
+    STATUS = "http.response.status_code"
+
+
+class DB:
+    DURATION = "db.client.operation.duration"
+    BATCH_SIZE = "db.operation.batch.size"
+    NAMESPACE = "db.namespace"
+    OPERATION = "db.operation.name"
+    PROCEDURE = "db.stored_procedure.name"
+    STATUS = "db.response.status_code"
+    SYSTEM = "db.system.name"
+
+
+class Messaging:
+    DESTINATION = "messaging.destination.name"
+    MESSAGE_ID = "messaging.message.id"
+    OPERATION = "messaging.operation.name"
+    OPERATION_TYPE = "messaging.operation.type"
+    SYSTEM = "messaging.system"
+
+
+class Own:
+    CACHE_RESULT = "responses_mw.cache.result"
+    MCP_SERVER = "responses_mw.mcp.server"
+    OUTCOME = "responses_mw.outcome"
+    RESPONSE_ID = "responses_mw.response.id"
+    """The response that a turn or a tool call belongs to."""
+    TOOL_KIND = "responses_mw.tool.kind"
+    TOOL_SERVER = "responses_mw.tool.server"
