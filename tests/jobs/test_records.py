@@ -330,6 +330,15 @@ async def test_a_job_whose_tries_count_fails_after_the_last_attempt(state: State
     assert (await take(state, response_id)).verdict == "failed"
 
 
+async def test_a_job_that_lost_its_workers_is_lost_whatever_error_came_before(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await state.jobs.retry(job, {"code": "server_error", "message": "away"}, seconds=60, is_attempt=False)
+    for _ in range(2):
+        assert (await take(state, response_id, lease=0.0)).verdict == "run"
+    assert (await take(state, response_id)).verdict == "lost"
+
+
 async def test_a_job_that_was_cancelled_cannot_be_put_back(state: State) -> None:
     response_id = await create(state)
     job = await taken(state, response_id)

@@ -35,7 +35,7 @@ elseif tonumber(next_seq) > BEGUN then
 elseif retry_until and now >= tonumber(retry_until) then
   verdict = 'failed'
 elseif tonumber(attempts) >= tonumber(ARGV[4]) then
-  verdict = failure and 'failed' or 'lost'
+  verdict = failure and status == 'queued' and 'failed' or 'lost'  -- by how the last attempt ended
 elseif ARGV[5] == 'settle' then
   if now - (looked or 0) <= QUEUE_TRUSTED then return {'waiting', ''} end
   redis.call('HSET', KEYS[1], 'looked', now)
