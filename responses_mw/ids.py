@@ -51,6 +51,11 @@ class RunIds:
         self._stem = self.response.removeprefix("resp_")
         self._count = count(used)
 
+    @property
+    def random(self) -> str:
+        """The part that all these ids share, besides the tag."""
+        return self._stem[-RANDOM_LENGTH:]
+
     def item(self, prefix: str) -> str:
         """Return the id of the next item."""
         return f"{prefix}_{self._stem}{next(self._count)}"

@@ -40,7 +40,7 @@ class ConversationRoutes:
         body, size = await self._body(request, "items", "metadata")
         tag = ids.new_tag()
         conversation = Conversation(f"conv_{tag}", int(time.time()), check_metadata(body.get("metadata", {}), "metadata"))
-        items = await self._items(body.get("items", []), size, tag, state, caller.owner)
+        items = await self._items(body.get("items", []), size, RunIds(tag), state, caller.owner)
         await state.conversations.create(conversation, items, caller.owner)
         return JSONResponse(_shown(conversation))
 
@@ -73,8 +73,9 @@ class ConversationRoutes:
         if "items" not in body:  # or null
             checks.missing("items")
         await state.conversations.get(_id(request), caller.owner)
-        items = await self._items(body["items"], size, _id(request).removeprefix("conv_"), state, caller.owner)
-        await state.conversations.append(_id(request), items, caller.owner)
+        made = RunIds(_id(request).removeprefix("conv_"))
+        items = await self._items(body["items"], size, made, state, caller.owner)
+        await state.conversations.append(_id(request), items, caller.owner, made.random)
         return JSONResponse(listed(Page(items, has_more=False), include))
 
     async def items(self, request: Request) -> ASGIApp:
@@ -106,10 +107,10 @@ class ConversationRoutes:
             raise NotSupported("Conversations need stored state, which this server does not have: configure Redis.")
         return self._state, caller
 
-    async def _items(self, value: Any, size: int, tag: str, state: State, owner: str) -> list[Item]:
-        """Parse the `items` of a body of `size` bytes into items to store."""
+    async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
+        """Parse the `items` of a body of `size` bytes into items to store, which get ids of `made`."""
         items = await by_size(size, self._parsed, value)
-        return with_ids(await resolved(items, state, owner, "items"), RunIds(tag))
+        return with_ids(await resolved(items, state, owner, "items"), made)
 
     def _parsed(self, value: Any) -> list[Item]:
         check_number_of_tools(None, value, maximum=REQUEST_LIMITS.tools)

@@ -8,16 +8,20 @@ import orjson
 
 from ..ids import random_part
 from .codec import json_size, pack, unpack
-from .errors import Missing, NewerRecord, OverBound
-from .keys import conversation_key, conversation_tag
+from .errors import Missing, NewerRecord, OverBound, StateUnavailable
+from .keys import Address, conversation_key, conversation_tag
+from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
+from .retractions import Undo, own_items
 from .scripts import script
 from .values import VERSION, Bounds, Chain, Conversation, Item, Page, no_such_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..lua import Script
     from .client import Client
     from .quota import Quota
+    from .retractions import Retractions
 
 __all__ = ["Conversations"]
 
@@ -27,6 +31,7 @@ _DELETE = script("conversation_delete")
 _APPEND = script("conversation_append")
 _ITEMS = script("conversation_items")
 _DELETE_ITEM = script("conversation_item_delete")
+_UNDO = script("conversation_undo")
 
 # What an item takes in Redis besides its JSON (lua/lib.lua).
 ITEM_BYTES = 256
@@ -38,11 +43,21 @@ class Conversations:
     Every method but ``create`` raises Missing if the owner has no such conversation.
     """
 
-    def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        quota: Quota,
+        retractions: Retractions,
+        *,
+        ttl_seconds: int,
+        bounds: Bounds,
+        patience: float,
+    ) -> None:
         """``ttl_seconds`` is the lifetime of a conversation after its last change, ``patience`` how many seconds creating one
         or appending to it is retried."""
         self._client = client
         self._quota = quota
+        self._retractions = retractions
         self._ttl = ttl_seconds * 1000
         self._bounds = bounds
         self._patience = patience
@@ -55,10 +70,9 @@ class Conversations:
         tag, blobs = _tag(conversation.id), _blobs(items)
         metadata = orjson.dumps(conversation.metadata)
         args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
+        undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "1"], owner, "c")
         async with self._quota.reserved(owner, tag, "c", len(metadata) + _size(blobs), ttl=self._ttl) as report:
-            answer, *report[:] = await self._client.persistently(
-                _CREATE, [conversation_key(tag)], args, patience=self._patience
-            )
+            answer, *report[:] = await self._write(_CREATE, Address(tag, random_part()), args, undo)
         _check(answer, conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
@@ -106,18 +120,28 @@ class Conversations:
             return None
         return items
 
-    async def append(self, conversation_id: str, items: Sequence[Item], owner: str) -> None:
+    async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
         """Append items, each with an id of the conversation's tag, as one block.
 
-        Raises OverBound, OverQuota.
+        ``random`` is in the ids that were made for these items. Raises OverBound, OverQuota.
         """
-        tag, blobs = _tag(conversation_id), _blobs(items)
+        write, blobs = Address(_tag(conversation_id), random or random_part()), _blobs(items)
         args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *blobs]
-        async with self._quota.reserved(owner, tag, f"a{random_part()}", _size(blobs)) as report:
-            answer, *report[:] = await self._client.persistently(
-                _APPEND, [conversation_key(tag)], args, patience=self._patience
-            )
+        made, name = own_items((item["id"] for item in items), write.random), f"a{write.random}"
+        undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "", *made], owner, name)
+        async with self._quota.reserved(owner, write.tag, name, _size(blobs)) as report:
+            answer, *report[:] = await self._write(_APPEND, write, args, undo)
         _check(answer, conversation_id)
+
+    async def _write(self, script: Script, write: Address, args: list[str | bytes | int], undo: Undo) -> Any:
+        """Run a script, and undo what it did or may do yet if it is given up: the client is told that it failed."""
+        keys = [conversation_key(write.tag), write.tombstone]
+        try:
+            return await self._client.persistently(script, keys, args, patience=self._patience)
+        except StateUnavailable as error:
+            if error.passing:
+                self._retractions.add(write, undo._replace(keys=keys))
+            raise
 
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"

@@ -4,7 +4,7 @@
     rmw:{<tag>}:s:<segment>       list: turns, append-only
     rmw:{<tag>}:s:<segment>:refs  zset: which objects need how many of the segment's turns
     rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, where the owner has a quota
-    rmw:{<tag>}:x:<random>        string: tombstone of a deleted response
+    rmw:{<tag>}:x:<random>        string: tombstone of a deleted response, or of a write that was undone
     rmw:{<tag>}:e:<random>        stream: the event log of a background response
     rmw:{<tag>}:z:<random>        stream: the same, compressed, once the response has ended
     rmw:{<tag>}:k:<random>        string: the encrypted credential it runs with, until it has ended

@@ -13,7 +13,8 @@ from . import references
 from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
 from .keys import Address, response_address
-from .retractions import DELETE, Retractions
+from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
+from .retractions import Undo, own_items
 from .scripts import script
 from .segments import Segments
 from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .client import Client
     from .conversations import Conversations
     from .quota import Quota
+    from .retractions import Retractions
 
 __all__ = ["Responses"]
 
@@ -35,7 +37,7 @@ TOMBSTONE_SECONDS = 24 * 60 * 60
 # Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
-_COMMIT, _GET = script("commit"), script("get")
+_COMMIT, _GET, _DELETE = script("commit"), script("get"), script("delete")
 
 
 class Responses:
@@ -46,6 +48,7 @@ class Responses:
         client: Client,
         conversations: Conversations,
         quota: Quota,
+        retractions: Retractions,
         *,
         ttl_seconds: int,
         log_ttl_seconds: int,
@@ -62,11 +65,7 @@ class Responses:
         self._log_ttl = log_ttl_seconds * 1000
         self._bounds = bounds
         self._patience = patience
-        self._retractions = Retractions(client, quota)
-
-    async def aclose(self) -> None:
-        """Stop undoing commits that were given up."""
-        await self._retractions.aclose()
+        self._retractions = retractions
 
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response, for a new response to continue.
@@ -162,13 +161,18 @@ class Responses:
         except StateUnavailable as error:
             if last is None and error.passing:
                 appended = [item["id"] for item in made] if chain.conversation is not None else []
-                self._retractions.add(address, owner, token, appended)
+                self._retract(address, owner, token, appended)
             raise
         if answer == b"deleted":
             raise Deleted("Response", document["id"])
         if answer == b"fenced":
             raise Fenced(document["id"])
         _check_answer(answer)
+
+    def _retract(self, address: Address, owner: str, token: str, appended: list[str]) -> None:
+        args: list[str | bytes | int] = [owner, token, UNDONE_SECONDS * 1000, token, *own_items(appended, address.random)]
+        undo = Undo(_DELETE, [address.record, address.tombstone], args, owner, f"r{address.random}")
+        self._retractions.add(address, undo)
 
     def _facts(self, address: Address, status: str, owner: str, token: str) -> dict[str, Any]:
         return {
@@ -187,7 +191,7 @@ class Responses:
         """Delete the response and the text that no remaining response needs. Raises Missing."""
         address = _address(response_id)
         keys = [address.record, address.tombstone]
-        answer, *report = await self._client.script(DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
+        answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
         if answer == b"missing":
             raise Missing("Response", response_id)
         _check_answer(answer)

@@ -1,7 +1,8 @@
-"""Undoes commits that were given up, because their clients were told ``store: false``.
+"""Undoes writes that were given up: commits, whose clients were told ``store: false``, and writes to conversations, which were
+answered with 503.
 
-Redis may have executed such a commit, or may execute it yet: it read the command and then stalled. As soon as it answers, the
-response is deleted if the commit's token wrote it, and a tombstone refuses the commit from then on.
+Redis may have executed such a write, or may execute it yet: it read the command and then stalled. As soon as it answers, a
+script removes what the write's token has written, and its tombstone refuses the write from then on.
 """
 
 from __future__ import annotations
@@ -11,52 +12,59 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import Damaged, StateUnavailable
-from .scripts import script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
+    from ..lua import Script
     from .client import Client
     from .keys import Address
     from .quota import Quota
 
-__all__ = ["DELETE", "Retractions"]
+__all__ = ["TOMBSTONE_SECONDS", "Retractions", "Undo", "own_items"]
 
 logger = logging.getLogger(__name__)
 
-DELETE = script("delete")
-
-# Seconds for which a commit may still be on its way to a Redis that answers again.
+# Seconds for which a write may still be on its way to a Redis that answers again.
 TOMBSTONE_SECONDS = 3600
 # Retractions kept while Redis is away. A further one drops the oldest.
 MAX_PENDING = 10_000
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 
 
-class _Commit(NamedTuple):
+class Undo(NamedTuple):
+    """How a write is undone."""
+
+    script: Script
+    """Its ``keys`` are that of the object and the tombstone; it answers with a report."""
+    keys: list[str]
+    args: list[str | bytes | int]
     owner: str
-    token: str
-    item_ids: Sequence[str]
-    """Ids of the items that it appends to its conversation."""
+    reserved: str
+    """The name of the object for which bytes of the quota were reserved."""
+
+
+def own_items(item_ids: Iterable[str], random: str) -> list[str]:
+    """Return the ids of the items that were made for the write whose ids have this part; the others were there before."""
+    return [item_id for item_id in item_ids if random in item_id]
 
 
 class Retractions:
-    """The commits to undo, and the task that does so while there are any."""
+    """The writes to undo, and the task that does so while there are any."""
 
     def __init__(self, client: Client, quota: Quota) -> None:
         self._client = client
         self._quota = quota
-        self._pending: dict[Address, _Commit] = {}
+        self._pending: dict[Address, Undo] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, address: Address, owner: str, token: str, item_ids: Sequence[str]) -> None:
-        """Undo the commit with ``token`` as soon as Redis answers."""
+    def add(self, address: Address, undo: Undo) -> None:
+        """Undo the write whose ids have the parts in ``address`` as soon as Redis answers."""
         if len(self._pending) >= MAX_PENDING:
             lost = next(iter(self._pending))
             del self._pending[lost]
-            logger.warning("response resp_%s%s was given up, but may be stored", lost.tag, lost.random)
-        own = [item_id for item_id in item_ids if address.random in item_id]  # the others were there before
-        self._pending[address] = _Commit(owner, token, own)
+            logger.warning("the write of %s%s was given up, but may be stored", lost.tag, lost.random)
+        self._pending[address] = undo
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -70,21 +78,21 @@ class Retractions:
         pause = MIN_PAUSE
         while self._pending:
             address = next(iter(self._pending))
-            commit = self._pending.pop(address)
+            undo = self._pending.pop(address)
             try:
-                await self._retract(address, commit)
+                await self._retract(address, undo)
                 pause = MIN_PAUSE
             except Damaged:
                 continue  # the client has logged it
             except StateUnavailable as error:
-                logger.debug("a commit cannot be undone now: %s", error.message)
-                self._pending.setdefault(address, commit)  # behind the others, in case this one alone fails
+                logger.debug("a write cannot be undone now: %s", error.message)
+                self._pending.setdefault(address, undo)  # behind the others, in case this one alone fails
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)
 
-    async def _retract(self, address: Address, commit: _Commit) -> None:
-        keys = [address.record, address.tombstone]
-        args: list[str | bytes | int] = [commit.owner, commit.token, TOMBSTONE_SECONDS * 1000, commit.token]
-        _, *report = await self._client.script(DELETE, keys, [*args, *commit.item_ids])
-        # Nothing was written: end the reservation.
-        await self._quota.settle(commit.owner, address.tag, report or [0, f"r{address.random}".encode(), 0, 0])
+    async def _retract(self, address: Address, undo: Undo) -> None:
+        _, *report = await self._client.script(undo.script, undo.keys, undo.args)
+        name = undo.reserved.encode()
+        if name not in report:  # nothing was written: end the reservation
+            report = [*(report or [0]), name, 0, 0]
+        await self._quota.settle(undo.owner, address.tag, report)

@@ -14,6 +14,7 @@ from .pubsub import PubSub
 from .queue import Queue
 from .quota import Quota
 from .responses import Responses
+from .retractions import Retractions
 from .scripts import script
 from .values import Bounds
 
@@ -55,11 +56,15 @@ class State:
         self._ttl = ttl_seconds * 1000
         self.client = client
         self.quota = quota = Quota(client, owner_bytes=owner_bytes)
-        self.conversations = Conversations(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
+        self.retractions = retractions = Retractions(client, quota)
+        self.conversations = Conversations(
+            client, quota, retractions, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience
+        )
         self.responses = Responses(
             client,
             self.conversations,
             quota,
+            retractions,
             ttl_seconds=ttl_seconds,
             log_ttl_seconds=log_ttl_seconds,
             bounds=bounds,
@@ -97,5 +102,5 @@ class State:
 
     async def end(self) -> None:
         """End all tasks; the client stays open."""
-        await self.responses.aclose()
+        await self.retractions.aclose()
         await self.wakeups.aclose()

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.processes import free_port
-from responses_mw.ids import random_part
-from responses_mw.state import Chain, Deleted, Missing, State, StateUnavailable, connect
+from responses_mw.ids import RunIds, new_tag, random_part
+from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateUnavailable, connect
 from responses_mw.state.codec import turn_owner
+from responses_mw.state.keys import Address, conversation_key
+from responses_mw.state.scripts import script as load
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
-from tests.support.stored import ALICE, continued, everything, history, made, respond, turns
+from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -177,7 +179,7 @@ async def test_undoing_a_commit_spares_what_another_token_has_written(start: Cal
             await hasty.responses.commit(Chain.new(), document, given, ALICE, "second")
         server.signal(signal.SIGCONT)
         other = await respond(hasty, Chain.new(), "given up later, undone later")
-        await hasty.responses.aclose()
+        await hasty.retractions.aclose()
         assert await history(state, document["id"]) == ["one", "one!"]
         assert await history(state, other) == ["given up later, undone later", "given up later, undone later!"]
 
@@ -224,6 +226,51 @@ async def test_what_is_added_to_a_conversation_during_a_stall_of_redis_is_stored
         await storing
         assert await listed(state, conversation_id) == ["one", "two"]
         assert await listed(state, await creating) == ["another"]
+
+
+async def test_writes_to_conversations_that_were_given_up_during_a_stall_are_undone(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state, opened(server.url, answers_in=0.3, patience=0.3) as hasty:
+        conversation_id = await converse(state, "one")
+        ids, new = RunIds(conversation_id.removeprefix("conv_")), Conversation(f"conv_{new_tag()}", 1, {})
+        server.signal(signal.SIGSTOP)
+        given_up = await asyncio.gather(
+            hasty.conversations.append(conversation_id, [message(ids.item("msg"), "user", "two")], ALICE, ids.random),
+            hasty.conversations.create(new, some_items(new.id, "another"), ALICE),
+            return_exceptions=True,
+        )
+        assert [type(error) for error in given_up] == [StateUnavailable] * 2
+        server.signal(signal.SIGCONT)
+        with server.client() as client:
+            async with asyncio.timeout(60):
+                while len(client.keys("*:x:*")) < 2:
+                    await asyncio.sleep(0.02)
+        assert await listed(state, conversation_id) == ["one"]
+        with pytest.raises(Missing):
+            await state.conversations.get(new.id, ALICE)
+        assert server_keys(server, new.id) == 1  # the tombstone
+
+
+async def test_a_write_to_a_conversation_that_was_undone_comes_too_late(start: Callable[..., Server]) -> None:
+    server = start()
+    async with opened(server.url) as state:
+        conversation_id, new = await converse(state, "one"), f"conv_{new_tag()}"
+        writes: list[tuple[str, str, list[str | bytes | int]]] = [
+            (conversation_id.removeprefix("conv_"), "conversation_append", [ALICE, 10_000, 10, 10_000, "msg_x", b"J{}"]),
+            (new.removeprefix("conv_"), "conversation_create", [ALICE, 1, b"{}", 10_000, 10, 10_000]),
+        ]
+        for tag, script, args in writes:
+            keys, whole = [conversation_key(tag), Address(tag, "late").tombstone], "1" if "create" in script else ""
+            await state.client.script(load("conversation_undo"), keys, [ALICE, 10_000, whole])
+            assert await state.client.script(load(script), keys, args) == [b"missing"]
+        assert await listed(state, conversation_id) == ["one"]
+        assert server_keys(server, new) == 1
+
+
+def server_keys(server: Server, conversation_id: str) -> int:
+    """How many keys the server has in a conversation's slot."""
+    with server.client() as client:
+        return len(client.keys(f"rmw:{{{conversation_id.removeprefix('conv_')}}}:*"))
 
 
 async def test_a_redis_that_has_long_been_away_delays_no_further_commit() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateUnavailable, connect
-from responses_mw.state.retractions import Retractions
+from responses_mw.state.retractions import Retractions, Undo
+from responses_mw.state.scripts import script
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
 from tests.support.valkey import wire
 
@@ -277,7 +278,8 @@ async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservati
             raise StateUnavailable("it did not answer in time")
     assert await used(counting) > 500
     retractions = Retractions(counting.client, counting.quota)
-    retractions.add(place, ALICE, "token", [])
+    keys = [place.record, place.tombstone]
+    retractions.add(place, Undo(script("delete"), keys, [ALICE, "token", 1000, "token"], ALICE, f"r{place.random}"))
     async with asyncio.timeout(60):
         while await used(counting):
             await asyncio.sleep(0.01)
