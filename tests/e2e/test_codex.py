@@ -13,17 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from benchmarks.processes import await_ready, end, free_port
-from tests.e2e.codex.cases import CASES, Case
+from tests.e2e.codex.cases import CASES, LITE, Case
 from tests.e2e.codex.model import LONG, Model
 from tests.e2e.codex.wire import Wire
 from tests.support.paths import ROOT
+from tests.support.search_servers import SEARXNG, SearchServer
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -59,9 +61,9 @@ def codex(cache: Path, request: pytest.FixtureRequest) -> Path:
 class Ours:
     """Our server in front of ``upstream``, always at one ``port``: it can be killed, and started anew."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *options: str) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", f"--port={self.port}"]
+        command = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", f"--port={self.port}", *options]
         self._command = [*command, "--server.log-level=error"]
         self._process: subprocess.Popen[bytes]
 
@@ -90,28 +92,38 @@ def model() -> Model:
     return Model()
 
 
-@pytest.fixture(scope="module")
-def ours(serve_module: Serve, model: Model) -> Iterator[Ours]:
-    with Ours(serve_module(model)) as ours:
-        yield ours
+@dataclass
+class Server:
+    """A server of ours, and what Codex reaches it over."""
+
+    ours: Ours
+    wire: Wire
 
 
 @pytest.fixture(scope="module")
-def wire(ours: Ours, portal: BlockingPortal) -> Iterator[Wire]:
-    """What Codex reaches our server over."""
-    wire = Wire(ours.port)
-    with portal.wrap_async_context_manager(wire.open()):
-        yield wire
+def servers(serve_module: Serve, model: Model, portal: BlockingPortal) -> Iterator[dict[bool, Server]]:
+    """By whether they have a search provider."""
+    search = serve_module(SearchServer(SEARXNG), lifespan="off")
+    options = {False: (), True: ("--search.provider=searxng", f"--search.url={search}")}
+    with ExitStack() as stack:
+        servers = {}
+        for searches, given in options.items():
+            ours = stack.enter_context(Ours(serve_module(model), *given))
+            wire = Wire(ours.port)
+            stack.enter_context(portal.wrap_async_context_manager(wire.open()))
+            servers[searches] = Server(ours, wire)
+        yield servers
 
 
 def config(case: Case, url: str) -> str:
-    """Codex's config.toml. The sandbox is off: the commands are those of the cases, in a directory of their own."""
+    """Codex's config.toml: what it sends by default, web search too. The sandbox is off: the commands are those of the cases, in
+    a directory of their own.
+    """
     lines = [
         f'model = "{case.model}"',
         'model_provider = "ours"',
         'approval_policy = "never"',
         'sandbox_mode = "danger-full-access"',
-        'web_search = "disabled"',
         "check_for_update_on_startup = false",
         *([f"model_auto_compact_token_limit = {LONG // 2}"] if case.summed_up else []),
         "[analytics]",
@@ -139,8 +151,11 @@ def config(case: Case, url: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_codex_comes_to_what_the_script_says(name: str, codex: Path, model: Model, wire: Wire, ours: Ours, cache: Path) -> None:
+def test_codex_comes_to_what_the_script_says(
+    name: str, codex: Path, model: Model, servers: dict[bool, Server], cache: Path
+) -> None:
     case = CASES[name]
+    ours, wire = servers[case.searches].ours, servers[case.searches].wire
     model.begin(case.turns, forgotten=1 if case.summed_up else 0)
     wire.begin(BREAKS_AT if case.trouble else None, holds=case.trouble != "connection breaks")
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as folder:  # Codex wants no home under /tmp
@@ -214,6 +229,8 @@ def finished(command: list[str], environment: dict[str, str], look: Trouble = la
 def _wire_faults(case: Case, wire: Wire) -> Iterator[str]:
     if bool(wire.websockets) != case.websocket or bool(wire.posts) == case.websocket:
         yield f"Codex opened {wire.websockets} WebSockets, and posted {wire.posts} times"
+    if not wire.search and case.model != LITE:
+        yield "Codex did not ask for a web search"
     if case.trouble and wire.breaks_at:
         yield "there was no answer to cut"
 

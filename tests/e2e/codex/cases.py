@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tests.e2e.codex.model import SUMMARY, Turn, Unexpected, after, answer, call, long, told, write
+from tests.e2e.codex.model import SUMMARY, Turn, Unexpected, after, answer, call, long, told, without, write
 from tests.support.strict import ChatRequest, Delta
 
 UNKNOWN = "scripted"
@@ -35,6 +35,8 @@ class Case:
     answer: str
     model: str = UNKNOWN
     mcp: bool = False
+    searches: bool = False
+    """Whether the server has a search provider. Codex always offers a web search."""
     websocket: bool = False
     trouble: Literal["", "connection breaks", "server is killed", "Codex is killed"] = ""
     """What happens in the first answer's text."""
@@ -102,6 +104,25 @@ CASES: dict[str, Case] = {
         (call("add", a=40, b=2), after("the sum is 42", answer("The calculator says 42."))),
         "The calculator says 42.",
         mcp=True,
+    ),
+    "search": Case(
+        "What is the capital of France?",
+        (call("web_search", query="capital of France"), after("Paris is the capital", answer("Paris, as I have read [1]."))),
+        "Paris, as I have read [1].",
+        searches=True,
+    ),
+    "search-known": Case(
+        "What is the capital of France?",
+        (call("web_search", query="capital of France"), after("Paris is the capital", answer("Paris, as I have read [1]."))),
+        "Paris, as I have read [1].",
+        model=KNOWN,
+        searches=True,
+    ),
+    "no-search": Case(
+        "What is the capital of France?",
+        (without("web_search", answer("Paris, as I recall.")),),
+        "Paris, as I recall.",
+        model=KNOWN,
     ),
     "apply_patch": Case(
         "Write patched.txt.",

@@ -122,6 +122,17 @@ def after(expected: str, turn: Turn, *, last: bool = True) -> Turn:
     return checked
 
 
+def without(name: str, turn: Turn) -> Turn:
+    """Goes on with ``turn`` where no tool of that name is offered."""
+
+    def checked(request: ChatRequest) -> Delta:
+        if any(tool["function"]["name"] == name for tool in request.get("tools", [])):
+            raise Unexpected(f"{name} should not be offered")
+        return turn(request)
+
+    return checked
+
+
 def told(words: str, turn: Turn, *, before: Turn | None = None) -> Turn:
     """Goes on with ``turn`` where the user has said the ``words``; with another, if any, ``before``."""
 

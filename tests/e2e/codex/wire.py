@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager, suppress
 
 _READ = 65536
 _WEBSOCKET, _POST = b"GET /v1/responses ", b"POST /v1/responses "
+_SEARCH = b'"type":"web_search"'
 
 
 class Wire:
-    """A relay to ``port``. ``websockets`` and ``posts`` are what was opened and asked since ``begin``."""
+    """A relay to ``port``. ``websockets`` and ``posts`` are what was opened and asked since ``begin``; ``search`` says whether an
+    answer echoed a web search among the tools.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -21,6 +24,7 @@ class Wire:
         """From now on the first answer that has ``breaks_at`` in it is cut off there; or nothing more of it arrives, if the
         wire ``holds``."""
         self.websockets = self.posts = 0
+        self.search = False
         self.breaks_at = breaks_at
         self._holds = holds
 
@@ -56,7 +60,10 @@ class Wire:
             await to_ours.drain()
 
     async def _answer(self, ours: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        end = b""
         while data := await ours.read(_READ):
+            self.search |= _SEARCH in end + data
+            end = data[-len(_SEARCH) :]
             if self.breaks_at and self.breaks_at in data:
                 to_client.write(data[: data.index(self.breaks_at)])
                 self.breaks_at = None
