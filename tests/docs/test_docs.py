@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from responses_mw import Settings
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ def test_prose_is_wrapped(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "    ")) and " " in line]
     assert not long
+
+
+_SETTINGS = re.compile(r"Settings\(((?:[^()]|\([^()]*\))+)\)")
+
+
+@pytest.mark.parametrize(
+    "arguments", [found for page in PAGES for found in _SETTINGS.findall(page.read_text()) if found != "..."]
+)
+def test_settings_in_examples_are_valid(arguments: str) -> None:
+    Settings(**eval(f"dict({arguments})"))
 
 
 def test_the_readme_is_short() -> None:
