@@ -12,6 +12,7 @@ from .. import telemetry
 from ..cache import Hit, Miss
 from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
+from ..protocol.chat.request import Prefill
 from ..protocol.request.body import RequestLimits
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.builder import ResponseBuilder
@@ -80,6 +81,8 @@ class Run:
     """The turn being read."""
     turns: int = 0
     """Number of turns begun."""
+    continuations: int = 0
+    """How often the run went on after its upstream broke off."""
     opening: asyncio.Task[None] | None = None
     """Opens the first turn, where the first events do not wait for it."""
     is_status_sent: bool = False
@@ -110,8 +113,8 @@ class Run:
         if self.opening is not None:
             await self.opening
 
-    def turn_request(self) -> TurnRequest:
-        """Describe the current turn, or the first one if none has begun."""
+    def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
+        """Describe the current turn, or the first one if none has begun. `prefill` continues its last message."""
         return TurnRequest(
             self.request,
             self.caller,
@@ -125,6 +128,7 @@ class Run:
             number=self.turns,
             is_last=self.is_last_turn,
             messages=self.messages,
+            prefill=prefill,
         )
 
     def feed(self, chunks: Sequence[Chunk | Text]) -> list[Event]:

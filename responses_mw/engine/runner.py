@@ -27,6 +27,7 @@ from ..tools import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .compaction import Compaction
+from .continuation import Continuation
 from .drain import ActiveRun, Drain
 from .history import History, RunContext
 from .run import Run, RunEvents, RunMode
@@ -48,10 +49,11 @@ class Runner:
         *,
         status_grace: float,
         overload_timeout: float,
+        max_continuations: int,
         max_turns: int,
     ) -> None:
         """Create a runner whose streamed runs wait `status_grace` seconds for the upstream's status, then up to
-        `overload_timeout` while it is overloaded. A run has up to `max_turns`."""
+        `overload_timeout` while it is overloaded or away. A run has up to `max_turns`."""
         self._upstream = upstream
         self._backend = backend
         self._history = history
@@ -59,7 +61,8 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self.drain = Drain()
-        self._loop = ToolLoop(backend, self._compaction, max_turns=max_turns, overload_timeout=overload_timeout)
+        self._continuation = Continuation(backend, maximum=max_continuations, timeout=overload_timeout)
+        self._loop = ToolLoop(backend, self._compaction, self._continuation, max_turns=max_turns)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
 
@@ -258,17 +261,28 @@ class Runner:
                 await run.opened()
                 async for events in self._loop.before(run):
                     yield events
-                while run.turn is not None:
-                    async for chunks in run.turn.stream:
-                        events = run.feed(chunks)
-                        if events:
-                            yield events
-                    async for events in self._loop.turn(run, run.turn):
-                        yield events
+                async for events in self._turns(run):
+                    yield events
                 run.conclude(_now())
                 await self._cache_answer(run)
             if mode is not RunMode.DETACHED:
                 yield await self._commit(run, mode)
+
+    async def _turns(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        while run.turn is not None:
+            try:
+                async for chunks in run.turn.stream:
+                    events = run.feed(chunks)
+                    if events:
+                        yield events
+                self._continuation.check_end(run)
+            except UpstreamError as error:
+                async for events in self._continuation.resume(run, error):
+                    yield events
+                if not run.assembler.ended:
+                    continue
+            async for events in self._loop.turn(run, run.turn):
+                yield events
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from functools import partial
-from typing import TypeVar
 
-from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamUnreachable
+from ..errors import BadRequest
 from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .compaction import Compaction
+from .continuation import Continuation
 from .run import REQUEST_LIMITS, Run
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-FIRST_PAUSE = 0.25
-MAX_PAUSE = 8.0
-"""Seconds between two requests to an overloaded upstream that does not say how long to wait."""
-RESENDS = 1
-"""How often a turn is sent again whose connection broke off before the first output: its prompt may be what kills servers."""
-_FAULTS = frozenset({"abort", "error"})
-"""Finish reasons that report a failure of the upstream."""
 
 
 class ToolLoop:
     """Drives the turns of runs."""
 
-    def __init__(self, backend: Backend, compactor: Compaction, *, max_turns: int, overload_timeout: float) -> None:
+    def __init__(self, backend: Backend, compactor: Compaction, continuation: Continuation, *, max_turns: int) -> None:
         self._backend = backend
         self._compactor = compactor
+        self._continuation = continuation
         self._max_turns = max_turns
-        self._overload_timeout = overload_timeout
 
     async def offer_tools(self, run: Run) -> None:
         """Connect to the tools that run here, and collect the functions that the model may call."""
@@ -56,7 +41,7 @@ class ToolLoop:
     async def open(self, run: Run) -> None:
         """Prepare the tools and begin the first turn, unless a compaction or approved calls come before it."""
         await self.offer_tools(run)
-        run.compacted = await self._wait_out_overload(run, partial(self._compactor.due, run))
+        run.compacted = await self._continuation.open(run, partial(self._compactor.due, run))
         if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
             await self._begin_turn(run)
 
@@ -96,7 +81,7 @@ class ToolLoop:
         assembler = run.assembler
         if not (assembler.asked or assembler.has_left_out) or assembler.has_client_calls or run.is_last_turn:
             return
-        run.compacted = await self._wait_out_overload(run, partial(self._compactor.due, run))
+        run.compacted = await self._continuation.open(run, partial(self._compactor.due, run))
         if run.compacted is not None:
             yield add_compaction(run)
         await self._begin_turn(run)
@@ -104,42 +89,10 @@ class ToolLoop:
     async def _begin_turn(self, run: Run) -> None:
         run.turns += 1
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._max_turns
-        run.turn = await self._wait_out_overload(run, partial(self._backend.begin, run.turn_request()))
-
-    async def _wait_out_overload(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` returns, repeating it while the upstream is overloaded, up to `upstream.overload_timeout`.
-
-        Waits with exponential back-off, and at least as long as the upstream asks. Raises the overload at once if the run
-        does not wait for the upstream, or if the upstream asks to wait longer than the timeout. A connection that broke off
-        is an overload `RESENDS` times.
-        """
-        loop = asyncio.get_running_loop()
-        pause, deadline, broken = FIRST_PAUSE, math.inf, 0
-        while True:
-            try:
-                return await attempt()
-            except UpstreamError as error:
-                broke_off = not error.is_overload and isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
-                broken += broke_off
-                may_pass = error.is_overload or (broke_off and broken <= RESENDS)
-                if not (may_pass and run.waits_for_upstream):
-                    raise
-                deadline = min(deadline, loop.time() + self._overload_timeout)
-                left, wanted = deadline - loop.time(), error.retry_after or 0.0
-                if left <= 0 or wanted > left:
-                    raise
-                jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
-                wait = min(max(wanted, pause) * jitter, left)
-                logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_PAUSE)
+        run.turn = await self._continuation.open(run, partial(self._backend.begin, run.turn_request()))
 
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:
         assembler = run.assembler
-        if not (turn.stream.done or assembler.ended):
-            raise UpstreamBrokeOff("The upstream broke off its answer.")
-        if assembler.finish_reason in _FAULTS:
-            raise UpstreamError("The upstream aborted its answer.")
         events = assembler.end_turn()
         turn.span.finish(assembler.finish_reason)
         return events

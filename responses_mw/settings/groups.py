@@ -64,6 +64,9 @@ class UpstreamSettings(Group):
     overload_timeout: Duration = Field(
         30.0, ge=0, description="time a stream waits for an overloaded upstream (429, 502, 503, no connection); 0 fails at once"
     )
+    max_continuations: int = Field(
+        3, ge=0, description="maximum number of times a response goes on after the upstream broke off its answer; 0 fails it"
+    )
 
     @field_validator("url")
     @classmethod

@@ -17,6 +17,7 @@ import anyio
 
 from ..crypto import InvalidEnvelope, Sealer
 from ..ids import RunIds
+from ..protocol.chat.request import Prefill
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.response_messages import ResponseMessages
@@ -60,6 +61,20 @@ class TurnRequest:
     """Whether no further turn follows, so that no function run here is offered."""
     messages: ResponseMessages | None = None
     """Records vLLM's `input_messages` and `output_messages` if they were requested."""
+    prefill: Prefill | None = None
+    """How the last message is continued, if the answer to this turn broke off within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of a message that the upstream will continue."""
+
+    text: str
+    is_trimmed: bool
+    """Whether the upstream does not see the white space at the end of the text."""
+    prefill: Prefill
+    usage: dict[str, Any] | None
+    """The usage of the turn so far, as in a chat completion; None if it cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,13 @@ class Backend(ABC):
     @abstractmethod
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         """Send the turn and wait for the first bytes of the answer. Raises `APIError`."""
+
+    async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
+        """Return what to continue of a `turn` that broke off within a text; None unless the upstream is proven to do so.
+
+        The output of the turn begins at that index. Raises `APIError` if the upstream cannot be asked.
+        """
+        return None
 
     @abstractmethod
     async def count(self, turn: TurnRequest) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -12,9 +13,9 @@ from ..crypto import Sealer
 from ..ids import RunIds
 from ..protocol.chat.client_tools import offered
 from ..protocol.chat.dialects import Dialect
-from ..protocol.chat.request import to_chat
+from ..protocol.chat.request import Prefill, is_constrained, to_chat
 from ..protocol.request.create import CreateResponse
-from ..protocol.request.items import unsealed
+from ..protocol.request.items import text_of, unsealed
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.builder import ResponseOptions
@@ -23,9 +24,11 @@ from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import ChatRequest, Document, Item
 from ..settings import UpstreamSettings
 from ..threads import by_size
-from .backend import REASONING, Backend, OpenTurn, TurnRequest
+from .backend import REASONING, Backend, OpenTurn, Prefix, TurnRequest
+from .caller import Caller
 from .client import Upstream
 from .context_window import ContextWindow, count_tokens, is_text
+from .prefill import PrefillProof, ShownPrompt
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class ChatBackend(Backend):
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
         super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
         self._context_window = ContextWindow(upstream)
+        self._proof = PrefillProof(upstream)
 
     def builder(
         self, request: CreateResponse, document: Document, ids: RunIds, owner: str, used_call_ids: frozenset[str]
@@ -69,6 +73,44 @@ class ChatBackend(Backend):
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         return await self._fit(turn, partial(self._ask, turn))
 
+    async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
+        caller, output = turn.caller, turn.document["output"]
+        if turn.messages is not None or is_constrained(turn.request, first_turn=turn.number <= 1):
+            return None
+        if not await self._proof.holds(turn.model, caller):
+            return None
+        chat, fast = await self._fit_chat(turn, Prefill()), await self._fit_chat(turn, Prefill(without_thinking=True))
+        text = "".join(part["text"] for item in output[begins_at:] if item["type"] == "message" for part in item["content"])
+        prompt = await self._proof.prompt(chat, text, caller)
+        if prompt is None:
+            return None
+        # Whether to turn reasoning off must not change what the model sees.
+        without_thinking = await self._proof.tokens(fast, caller) == prompt.tokens
+        before = replace(turn, document={**turn.document, "output": output[:begins_at]})
+        usage = await self._usage(prompt, before, output[begins_at:])
+        tokens = usage["completion_tokens"] if usage else await self._proof.count(turn.model, text, caller)
+        return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
+
+    async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
+        """Return the usage of the answer that `prompt` shows after that of the turn; None if tokens cannot be counted."""
+        chat = await self._fit_chat(before, None)
+        if not is_text(chat):
+            return None
+        tokens, caller = await self._proof.tokens(chat, before.caller), before.caller
+        if tokens is None:
+            return None
+        # Reasoning that broke off is not counted: the model was asked again.
+        thought = "".join(text_of(item) for item in items if item["type"] == "reasoning" and item["status"] == "completed")
+        reasoning = await self._proof.count(before.model, thought, caller) if thought else 0
+        return {
+            "prompt_tokens": len(tokens),
+            "completion_tokens": max(len(prompt.tokens) - len(tokens), 0),
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+    async def continues(self, model: str, caller: Caller) -> bool:
+        return await self._proof.holds(model, caller)
+
     async def count(self, turn: TurnRequest) -> int:
         async def count(chat: ChatRequest) -> int:
             return await count_tokens(self._upstream, chat, turn.caller)
@@ -92,6 +134,14 @@ class ChatBackend(Backend):
             return await self._context_window.ask(items, chat_of, ask, turn.caller)
         return await ask(await chat_of(items))
 
+    async def _fit_chat(self, turn: TurnRequest, prefill: Prefill | None) -> ChatRequest:
+        """Return the chat request of the turn."""
+
+        async def take(chat: ChatRequest) -> ChatRequest:
+            return chat
+
+        return await self._fit(replace(turn, prefill=prefill), take)
+
     async def _ask(self, turn: TurnRequest, chat: ChatRequest) -> OpenTurn:
         dialect = await self._upstream.dialect(turn.caller)
         asks_raw = turn.messages is not None and dialect.name == "vllm"
@@ -113,6 +163,7 @@ class ChatBackend(Backend):
             own=len(items) - len(turn.input) - len(turn.document["output"]),  # truncation may have removed items before it
             first_turn=turn.number <= 1,
             results=turn.results,
+            prefill=turn.prefill,
         )
 
 

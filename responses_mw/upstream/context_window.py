@@ -51,18 +51,18 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
         count = await tokenizer(upstream, chat, caller)
         if isinstance(count, int):
             return count
-    return await _by_completion(upstream, {**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller)
+    return await count_by_completion(upstream, chat, caller)
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
     """Return the number of input tokens of a request for a response, like ``count_tokens``."""
-    count = _member(await _asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
+    count = member(await asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
     if isinstance(count, int):
         return count
-    asked = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
-    if "tools" in asked:
-        asked["tool_choice"] = "none"  # the server would run the tools that the model calls
-    return await _used(upstream.responses(asked, caller), _of_response)
+    probe = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
+    if "tools" in probe:
+        probe["tool_choice"] = "none"  # the server would run the tools that the model calls
+    return await _used(upstream.responses(probe, caller), _of_response)
 
 
 def can_count(dialect: str, chat: ChatRequest) -> bool:
@@ -88,37 +88,40 @@ def _only(chat: ChatRequest, names: tuple[str, ...]) -> ChatRequest:
 
 
 async def _vllm(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    """Count with vLLM. ``/tokenize`` has no ``reasoning_effort`` and ``documents``: pass them as template arguments."""
+    return member(await asked(upstream, "/tokenize", tokenized_by_vllm(chat), caller), "count")
+
+
+def tokenized_by_vllm(chat: ChatRequest) -> ChatRequest:
+    """Return the request to vLLM's ``/tokenize``. ``reasoning_effort`` and ``documents`` become template arguments there."""
     given = _only(chat, ("reasoning_effort", "documents"))
     arguments = {**(chat.get("chat_template_kwargs") or {}), **given}
-    body = {**_only(chat, _SHOWN_BY_VLLM), **({"chat_template_kwargs": arguments} if arguments else {})}
-    return _member(await _asked(upstream, "/tokenize", body, caller), "count")
+    return {**_only(chat, _SHOWN_BY_VLLM), **({"chat_template_kwargs": arguments} if arguments else {})}
 
 
 async def _sglang(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
     if chat.keys() & _UNSEEN_BY_SGLANG:
         return None
-    return _member(await _asked(upstream, "/tokenize", _only(chat, ("model", "messages", "tools")), caller), "count")
+    return member(await asked(upstream, "/tokenize", _only(chat, ("model", "messages", "tools")), caller), "count")
 
 
 async def _tgi(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    tokens = _member(await _asked(upstream, "/chat_tokenize", chat, caller), "tokenize_response")
+    tokens = member(await asked(upstream, "/chat_tokenize", chat, caller), "tokenize_response")
     return len(tokens) if isinstance(tokens, list) else None
 
 
 async def _llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    prompt = _member(await _asked(upstream, "/apply-template", _only(chat, _SHOWN_BY_LLAMACPP), caller), "prompt")
+    prompt = member(await asked(upstream, "/apply-template", _only(chat, _SHOWN_BY_LLAMACPP), caller), "prompt")
     if not isinstance(prompt, str):
         return None
     body = {"content": prompt, "add_special": True, "parse_special": True}
-    tokens = _member(await _asked(upstream, "/tokenize", body, caller), "tokens")
+    tokens = member(await asked(upstream, "/tokenize", body, caller), "tokens")
     return len(tokens) if isinstance(tokens, list) else None
 
 
 TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}
 
 
-async def _asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
+async def asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
     """Return the server's answer, or None if it rejects the request: a completion may still be accepted, or says why not."""
     try:
         return await upstream.post(path, body, caller)
@@ -128,12 +131,14 @@ async def _asked(upstream: Upstream, path: str, body: ChatRequest, caller: Calle
         return None
 
 
-def _member(answer: Any, name: str) -> Any:
+def member(answer: Any, name: str) -> Any:
     return answer.get(name) if isinstance(answer, dict) else None
 
 
-async def _by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    return await _used(upstream.chat(chat, caller), _of_chunk)
+async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
+    """Return the number of prompt tokens that an answer of one token reports."""
+    dialect = await upstream.dialect(caller)
+    return await _used(upstream.chat({**_without(chat, _OF_THE_ANSWER), dialect.max_tokens: 1}, caller), _of_chunk)
 
 
 async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -> int:
@@ -151,11 +156,11 @@ async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -
 
 
 def _of_chunk(chunk: dict[str, Any]) -> Any:
-    return _member(chunk.get("usage"), "prompt_tokens")
+    return member(chunk.get("usage"), "prompt_tokens")
 
 
 def _of_response(event: dict[str, Any]) -> Any:
-    return _member(_member(event.get("response"), "usage"), "input_tokens")
+    return member(member(event.get("response"), "usage"), "input_tokens")
 
 
 # -- the context window ------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ CRASH_AFTER = 1.0
 the request must not be sent to the next one. A gateway without a server says so at once."""
 _RESET = "disconnect/reset before headers"
 """Envoy's words for the same, with status 503."""
+_OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
+"""Types of errors that the same request causes again."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of a 429 that waiting does not cure."""
 _TOO_LONG = (
@@ -121,10 +123,12 @@ def from_frame(data: dict[str, Any]) -> UpstreamError:
     fault = _members(data)
     message = fault["message"] or "The upstream reported an error in its stream."
     status = fault["status"]
-    if status is None or not 400 <= status < 500:
-        error = UpstreamError(message, status=502, code=fault["code"])
-    else:
+    error: UpstreamError
+    if status is not None and 400 <= status < 500:
         error = _client_error(status, message, fault, {})
+    else:
+        kind = UpstreamError if status is None and fault["type"] in _OF_THE_REQUEST else UpstreamBrokeOff
+        error = kind(message, status=502, code=fault["code"])
     error.upstream_status = status
     return error
 

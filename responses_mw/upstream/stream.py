@@ -128,6 +128,8 @@ class ChatStream:
             self._fast_path.learn(data, chunks[0])
         if not data:
             self._is_over = True
+            if isinstance(self._fault, _NotJSON) and isinstance(self._decoder, SSEDecoder):
+                self._fault = UpstreamBrokeOff("The upstream broke off its answer.")  # within a frame
         if isinstance(self._decoder, _Whole):
             self.done = self._is_over
             return [_completion(chunk) for chunk in chunks]
@@ -161,6 +163,10 @@ class ChatStream:
                         pass
 
 
+class _NotJSON(UpstreamError):
+    """A frame or a body is not JSON."""
+
+
 class _Whole:
     """A decoder for a body that is one JSON document."""
 
@@ -189,7 +195,7 @@ def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
         try:
             decoded = halves.decode(data)
         except ValueError as error:
-            raise UpstreamError("The upstream sent something that is not JSON.") from error
+            raise _NotJSON("The upstream sent something that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is not an object.")
     return decoded

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.processes import free_port
-from responses_mw.engine import tool_loop
+from responses_mw.engine import continuation
 from responses_mw.upstream import client, errors
 from tests.support.mcp_servers import weather
 from tests.support.oracle import KEEP_ALIVE, stream, whole
@@ -27,7 +27,7 @@ OVERLOADED = pytest.mark.parametrize("status", [429, 502, 503])
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_loop, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(continuation, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture

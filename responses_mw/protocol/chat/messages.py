@@ -11,7 +11,9 @@
 6. System and developer messages keep their position, unless the dialect needs them first.
 7. Reasoning between two user messages, which is all that came of a turn, leaves an empty assistant message: some chat
    templates refuse two user messages in a row.
-8. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
+8. Reasoning that broke off (``incomplete``), or led to a call that did, is left out if reasoning or text follows it: the
+   model was asked again and had not seen it.
+9. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
    row.
 """
 
@@ -88,6 +90,7 @@ class _MessageBuilder:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._has_reasoned = False  # also where the reasoning itself is not sent back
+        self._has_broken_off = False  # whether the reasoning so far led to nothing
         self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
         # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
@@ -115,6 +118,7 @@ class _MessageBuilder:
 
     def message(self, item: Item, position: int) -> None:
         if item["role"] == "assistant":
+            self._drop_broken_reasoning()
             self._texts.extend(part.get("text") or part.get("refusal") or "" for part in item["content"])
             return
         if item["role"] == "user" and self._has_reasoned and self.messages and self.messages[-1]["role"] == "user":
@@ -136,10 +140,17 @@ class _MessageBuilder:
 
     def reasoning(self, item: Item, position: int) -> None:
         self._has_reasoned = True
+        self._drop_broken_reasoning()
+        self._has_broken_off = item.get("status") == "incomplete"
         if position >= self._reasoning_from and self._dialect.reasoning_field:
             text = text_of(item)
             if text:
                 self._reasoning.append(text)
+
+    def _drop_broken_reasoning(self) -> None:
+        if self._has_broken_off:
+            self._reasoning.clear()
+        self._has_broken_off = False
 
     def call(self, item: Item, position: int) -> None:
         self._calls.append(_PendingCall(item, position, item["call_id"]))
@@ -154,6 +165,8 @@ class _MessageBuilder:
             self._add_served(item, position, self._results[item["id"]])
         elif is_finished(item):
             self._add_served(item, position, output_of(item))
+        else:
+            self._has_broken_off = not self._texts
 
     def approval_request(self, item: Item, position: int) -> None:
         if item["id"] in self._declined:
@@ -175,7 +188,7 @@ class _MessageBuilder:
         answered = [(call, *output) for call, output in waited if output is not None]
         texts, reasoning = self._texts, self._reasoning
         self._texts, self._reasoning, self._calls = [], [], []
-        self._has_reasoned = False
+        self._has_reasoned = self._has_broken_off = False
         self._open_call_ids.clear()
         if texts or answered:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])

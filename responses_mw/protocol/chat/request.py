@@ -7,6 +7,7 @@ cannot express is a 400, never dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest
@@ -19,6 +20,33 @@ from .client_tools import namer
 from .dialects import Dialect
 from .messages import to_messages
 
+_LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
+_GRAMMARS = frozenset(
+    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    | {"grammar", "json_schema", "regex", "ebnf", "structural_tag"}
+)
+"""Parameters of servers that constrain the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """How the last message of a request, an answer that broke off, is continued."""
+
+    tokens: int = 0
+    """Number of tokens of the answer so far. They count for the limits of the request."""
+    without_thinking: bool = False
+    """Whether to turn reasoning off, so that the server's parser expects none."""
+
+
+def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
+    """Return whether a grammar may constrain the answer. It would begin anew in the middle of a text."""
+    is_forced = request.tool_choice == "required" or (
+        isinstance(request.tool_choice, dict)
+        and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
+    )
+    wanted = request.text.get("format", {"type": "text"})
+    return wanted["type"] != "text" or (is_forced and first_turn) or not _GRAMMARS.isdisjoint(request.extra)
+
 
 def to_chat(
     request: CreateResponse,
@@ -30,12 +58,13 @@ def to_chat(
     own: int = 0,
     first_turn: bool = True,
     results: Mapping[str, str | list[Part]] | None = None,
+    prefill: Prefill | None = None,
 ) -> ChatRequest:
     """Build the chat request for one turn.
 
     ``items`` is everything that the model sees; the request's own begin at ``own``. ``model`` is the upstream's name,
     ``offered`` the functions that it may call, and ``results`` what it sees of calls in this run, by item id. In later turns
-    of a run a forced tool is no longer forced, as the loop would never end.
+    of a run a forced tool is no longer forced, as the loop would never end. With ``prefill``, the last message is continued.
     """
     messages = to_messages(
         items,
@@ -56,13 +85,24 @@ def to_chat(
     _add_text(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
     _add_hints(body, request, dialect)
-    if dialect.prefill and _is_unfinished(items):
+    if dialect.prefill and (prefill or _is_unfinished(items)):
         body |= {dialect.prefill: True, "add_generation_prompt": False}
+    if prefill:
+        _deduct(body, prefill)
     if request.stream:
         body["stream"] = True
         if dialect.stream_usage:
             body["stream_options"] = {"include_usage": True}
     return body
+
+
+def _deduct(body: ChatRequest, prefill: Prefill) -> None:
+    """Adapt a request to the part of its answer that was made before."""
+    for name in _LIMITS:
+        if isinstance(body.get(name), int):
+            body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
+    if prefill.without_thinking:
+        body["chat_template_kwargs"] = {**(body.get("chat_template_kwargs") or {}), "enable_thinking": False}
 
 
 def _is_unfinished(items: Sequence[Item]) -> bool:

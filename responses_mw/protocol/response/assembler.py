@@ -13,6 +13,8 @@ These rules are laws that the tests check:
    the document and ``terminal`` returns the last event, so that the document can be stored in between.
 6. After ``end_turn``, the calls in ``asked`` are executed, in any order, and their results given to ``settle`` in order. The
    item of a call stays open until then, and later items wait.
+7. After ``break_off``, another answer is fed to the same turn: what the client has seen stays. ``join`` says that this answer
+   continues the text of the message; all of it is text then, whatever the upstream takes it for.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from ..tool_kinds.form import CallForm, OfferedFunction
 from ..types import Chunk, Document, Item
 from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
 from .calls import CallRules, OpenCall, new_item
-from .document import add_usage, shown, usage_of_chat, with_tool_tokens
+from .document import UsageSum, shown
 from .events import Event
+from .seam import Phase, Seam, phase_of
 from .text import (
     OPEN_REASONING_TEXT,
     OUTPUT_TEXT,
@@ -54,22 +57,25 @@ class Assembler(ResponseBuilder):
         """``document`` is the response as created (``document.create``). It is kept up to date as ``response``."""
         super().__init__(document, ids, options)
         self._rules = CallRules(options)
-        self._usage_before: dict[str, Any] | None = None
+        self._usage = UsageSum()
         self._open: OpenText | OpenCall | None = None
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
         self._reasoning = SUMMARY_TEXT if options.summary else content
-        # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
-        self._direct = {"reasoning": self._reasoning, "reasoning_content": self._reasoning}
-        if not options.think_tag:
-            self._direct["content"] = OUTPUT_TEXT
         self._begin_turn()
+        self._turn_is_over = True  # items may precede the first turn
 
     def _begin_turn(self) -> None:
+        self.turn_begins_at = len(self.response["output"])
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
         self._turn_is_over = False
+        self._seam: Seam | None = None
+        self._show_thinking_as(self._reasoning)
         self.finish_reason = None
         self.asked: list[ToolCall] = []
         self.has_client_calls = self._rules.has_left_out = False
-        self._usage: dict[str, Any] | None = None
+        self._usage.reported = None
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
         self._splitter = ThinkingSplitter(self._options.think_tag) if self._options.think_tag else None
@@ -77,7 +83,14 @@ class Assembler(ResponseBuilder):
         self._late: list[tuple[TextKind, str, Any]] = []
         self._tool_calls = ToolCalls()
         self._shown = 0  # number of calls that have been opened or left out
-        self._items_before = len(self.response["output"])
+
+    def _show_thinking_as(self, kind: TextKind) -> None:
+        """Set the kind of what the upstream takes for reasoning."""
+        self._thinking = kind
+        # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
+        self._direct = {"reasoning": kind, "reasoning_content": kind}
+        if not self._options.think_tag:
+            self._direct["content"] = OUTPUT_TEXT
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -94,7 +107,7 @@ class Assembler(ResponseBuilder):
             self._open.put()
             self._open.item["status"] = "incomplete"
             self._open = None
-        self._count_usage()
+        self.response["usage"] = self._usage.with_turn(self.response["usage"])
         super().fail(code, message)
 
     # -- one turn -------------------------------------------------------------------------------------------------
@@ -139,7 +152,7 @@ class Assembler(ResponseBuilder):
             elif member == "content":
                 self._content(text, None)
             else:
-                self._text(self._reasoning, text)
+                self._text(self._thinking, text)
         return self._emitter.drain()
 
     def _feed_chunk(self, chunk: Chunk) -> None:
@@ -149,7 +162,7 @@ class Assembler(ResponseBuilder):
             if not isinstance(usage, dict):
                 malformed("usage")
             self._chunks_with_usage += 1
-            self._usage = usage  # cumulative if repeated: the last one counts
+            self._usage.reported = usage
         tier = chunk.get("service_tier")
         if isinstance(tier, str) and tier in SERVICE_TIERS:
             self.response["service_tier"] = tier
@@ -165,7 +178,7 @@ class Assembler(ResponseBuilder):
             # Some servers send both names with the same text.
             reasoning = delta.get("reasoning") or delta.get("reasoning_content")
             if reasoning:
-                self._text(self._reasoning, reasoning)
+                self._text(self._thinking, reasoning)
             if delta.get("content"):
                 self._content(delta["content"], self._logprobs(choice, delta, reasoning))
             if delta.get("refusal"):
@@ -188,13 +201,57 @@ class Assembler(ResponseBuilder):
             self._begin_turn()
         if self._splitter:
             self._split(self._splitter.flush())
+        self._end_seam()
         if not self._tool_calls.calls:
-            self._white_space_at_end()
+            for kind, text, logprobs in self._held:  # white space is the answer of a turn with nothing else
+                if kind is OUTPUT_TEXT:
+                    self._show(kind, text, logprobs)
         self._decide()
         self._show_rest()
-        self._count_usage()
+        self.response["usage"] = self._usage.with_turn(self.response["usage"])
         self._turn_is_over = True
         return self._emitter.drain()
+
+    @property
+    def phase(self) -> Phase:
+        current = self._open
+        if self._turn_is_over:
+            return Phase.NOTHING
+        served = current.item if isinstance(current, OpenCall) and current.form.served else None
+        return phase_of(self.response["output"][self.turn_begins_at :], served)
+
+    def break_off(self) -> list[Event]:
+        if self._turn_is_over:
+            self._begin_turn()
+        current = self._open
+        if isinstance(current, OpenText) and current.kind is OUTPUT_TEXT:
+            current.put()  # for the request that continues it
+        else:
+            self._close("incomplete")
+        self._rules.withdraw(self._tool_calls.calls)
+        self._begin_answer()
+        return self._emitter.drain()
+
+    def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
+        self._seam = Seam(text, is_trimmed=is_trimmed)
+        self._direct = {}  # until the seam is passed
+        self._usage.continues(usage)
+
+    def _pass_seam(self, seam: Seam, kind: TextKind, text: str, logprobs: Any) -> None:
+        if kind is not OUTPUT_TEXT and self._rules.forms:  # the upstream would show calls as text
+            raise UpstreamError("The upstream broke off its answer, and took the rest of it for reasoning.")
+        passed = seam.feed(text, logprobs)
+        if passed is not None:
+            self._end_seam(passed)
+
+    def _end_seam(self, passed: list[tuple[str, Any]] | None = None) -> None:
+        """Show the text that was held back at a seam: `passed`, or all of it."""
+        seam, self._seam = self._seam, None
+        if seam is None:
+            return
+        self._show_thinking_as(OUTPUT_TEXT)
+        for text, logprobs in seam.flush() if passed is None else passed:
+            self._text(OUTPUT_TEXT, text, logprobs)
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
         """Add the result of the next call in ``asked``; ``members`` are the parts of it that its item shows."""
@@ -245,7 +302,7 @@ class Assembler(ResponseBuilder):
             late, self._late = self._late, []
             for kind, text, logprobs in late:
                 self._text(kind, text, logprobs)
-        if self.finish_reason and len(self.response["output"]) == self._items_before:
+        if self.finish_reason and len(self.response["output"]) == self.turn_begins_at:
             self._open_part(OUTPUT_TEXT)  # an answer of no tokens
         self._close("incomplete" if self._is_cut else "completed")
 
@@ -258,19 +315,6 @@ class Assembler(ResponseBuilder):
             current.finish()
             current.run()
         return True
-
-    def _white_space_at_end(self) -> None:
-        """Show white space as the answer in a turn with nothing else."""
-        for kind, text, logprobs in self._held:
-            if kind is OUTPUT_TEXT:
-                self._show(kind, text, logprobs)
-
-    def _count_usage(self) -> None:
-        if self._usage:
-            usage = usage_of_chat(self._usage)
-            counted = with_tool_tokens(usage, self._usage_before) if self._usage_before else usage
-            self.response["usage"] = add_usage(self.response["usage"], counted)
-            self._usage, self._usage_before = None, usage
 
     # -- text -----------------------------------------------------------------------------------------------------
 
@@ -293,6 +337,9 @@ class Assembler(ResponseBuilder):
     def _text(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
         if not isinstance(text, str):
             malformed("delta")
+        if self._seam is not None:
+            self._pass_seam(self._seam, kind, text, logprobs)
+            return
         current = self._open
         if isinstance(current, OpenText) and current.kind is kind:
             current.add(text, logprobs)
@@ -331,6 +378,7 @@ class Assembler(ResponseBuilder):
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _calls(self, fragments: Any) -> None:
+        self._end_seam()
         self._held.clear()
         grown = self._tool_calls.feed(fragments)
         if isinstance(self._open, OpenCall) and self._open.call in grown:

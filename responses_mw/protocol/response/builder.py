@@ -17,6 +17,7 @@ from ..types import Chunk, Document, Item
 from .citations import Source
 from .document import add_usage, whole
 from .events import Emitter, Event, NullEmitter, terminal_type
+from .seam import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class ResponseBuilder(ABC):
     """Whether the last turn has calls for the client to run."""
     sources: Sequence[Source] = ()
     """What the answer may cite."""
+    turn_begins_at: int = 0
+    """Number of items before those of the turn."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         """`document` is the response as created (`document.create`); `response` is its current state."""
@@ -132,6 +135,23 @@ class ResponseBuilder(ABC):
     @abstractmethod
     def end_turn(self) -> list[Event]:
         """Finish the turn, up to the first call to run here."""
+
+    @property
+    def phase(self) -> Phase:
+        """What the client has seen of the turn. The default says that the turn cannot be continued."""
+        return Phase.FIXED
+
+    def break_off(self) -> list[Event]:
+        """Prepare for another answer to the turn. Text stays open; whatever else is open is closed as ``incomplete``."""
+        raise NotImplementedError
+
+    def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
+        """Expect an answer that continues `text`, the message so far.
+
+        `is_trimmed`: the upstream does not see the white space at its end. `usage` is that of the answers before the break, as
+        in a chat completion; None if it is not known.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:

@@ -232,6 +232,11 @@ class CallRules:
         self._served += form.served
         return form
 
+    def withdraw(self, calls: Sequence[ToolCall]) -> None:
+        """Take back the decision on calls that broke off: they are not executed."""
+        self._served -= sum(bool(call.form and call.form.served) for call in calls)
+        self.has_left_out = False
+
     def call_id(self, given: str | None, mint: Callable[[], str]) -> str:
         """Use the upstream's id, unless it is missing, already used in the chain (TGI calls every call "0"), or too long to be
         sent back.

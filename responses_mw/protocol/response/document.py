@@ -165,3 +165,42 @@ def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, 
         elif type(value) is int and type(before) is int:
             merged[name] = before + value
     return merged
+
+
+class UsageSum:
+    """The usage of a run: the sum of its turns, None without any. A turn that broke off and was continued is charged once."""
+
+    def __init__(self) -> None:
+        self.reported: dict[str, Any] | None = None
+        """What the upstream reported last for the turn. It is cumulative if it is repeated."""
+        self._turn_before: dict[str, Any] | None = None
+        self._part: dict[str, Any] | None = None
+        self._is_known = True
+
+    def continues(self, part: dict[str, Any] | None) -> None:
+        """Take the chat ``usage`` of an answer that is being continued; None if it is not known."""
+        self._part = usage_of_chat(part) if part else None
+        self._is_known &= part is not None
+
+    def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Add the turn to the ``total`` of those before it."""
+        if not self.reported or not self._is_known:
+            return total if self._is_known else None
+        usage = usage_of_chat(self.reported)
+        if self._part:
+            usage = _with_part(usage, self._part)
+        counted = with_tool_tokens(usage, self._turn_before) if self._turn_before else usage
+        self.reported, self._part, self._turn_before = None, None, usage
+        return add_usage(total, counted)
+
+
+def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return the usage of an answer in two parts. The prompt of the second, with ``usage``, contained the first."""
+    prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {name: min(count, prompt) for name, count in usage["input_tokens_details"].items()},
+        "output_tokens": answer,
+        "output_tokens_details": part["output_tokens_details"],  # what continues a text is no reasoning
+        "total_tokens": prompt + answer,
+    }

@@ -1,0 +1,132 @@
+"""Go on with a run whose upstream is away or broke off its answer.
+
+What the client has seen decides how a turn that broke off goes on (`protocol.response.seam.Phase`):
+
+nothing            the upstream is asked again
+reasoning          the item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning
+text of a message  the upstream continues the message if it is proven to do so (`upstream.prefill`), else the response fails
+a call to run here it is closed as incomplete and not run, and the upstream is asked again
+anything else      the response fails: a client executes the calls that it sees
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..protocol.response.events import Event
+from ..protocol.response.seam import Phase
+from ..upstream.backend import Backend, OpenTurn
+from ..upstream.client import MAX_ANSWER_BYTES
+from .run import Run
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 0.25
+MAX_PAUSE = 8.0
+"""Seconds between two requests to an overloaded upstream that does not say how long to wait."""
+RESENDS = 1
+"""How often a turn is sent again whose connection broke off before its answer began: its prompt may be what kills servers."""
+_FAULTS = frozenset({"abort", "error"})
+"""Finish reasons that report a failure of the upstream."""
+
+
+class Continuation:
+    """Opens the turns of runs, and goes on with those that break off."""
+
+    def __init__(self, backend: Backend, *, maximum: int, timeout: float) -> None:
+        """A response is continued up to `maximum` times. For each, the upstream may be away for `timeout` seconds."""
+        self._backend = backend
+        self._maximum = maximum
+        self._timeout = timeout
+
+    async def open(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns, repeating it while the upstream is overloaded or away, up to the timeout.
+
+        Waits with exponential back-off, and at least as long as the upstream asks. Raises the overload at once if the run
+        does not wait for the upstream, or if the upstream asks to wait longer than the timeout. A connection that broke off
+        is an overload `RESENDS` times.
+        """
+        loop = asyncio.get_running_loop()
+        pause, deadline, broken = FIRST_PAUSE, math.inf, 0
+        while True:
+            try:
+                return await attempt()
+            except UpstreamError as error:
+                broke_off = not error.is_overload and isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+                broken += broke_off
+                may_pass = error.is_overload or (broke_off and broken <= RESENDS and self._admits(run))
+                if not (may_pass and run.waits_for_upstream):
+                    raise
+                run.continuations += broke_off
+                deadline = min(deadline, loop.time() + self._timeout)
+                left, wanted = deadline - loop.time(), error.retry_after or 0.0
+                if left <= 0 or wanted > left:
+                    raise
+                jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
+                wait = min(max(wanted, pause) * jitter, left)
+                logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, MAX_PAUSE)
+
+    def check_end(self, run: Run) -> None:
+        """Raise `UpstreamBrokeOff` if the answer that was read is not complete."""
+        assembler = run.assembler
+        if not (run.turn is None or run.turn.stream.done or assembler.ended):
+            raise UpstreamBrokeOff("The upstream broke off its answer.")
+        if assembler.finish_reason in _FAULTS:
+            raise UpstreamBrokeOff("The upstream aborted its answer.")
+
+    async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
+        """Go on with the turn that `error` broke off, and yield the events that close what cannot be continued.
+
+        Afterwards the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
+        continued.
+        """
+        assembler, turn, began = run.assembler, run.turn, asyncio.get_running_loop().time()
+        is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
+        if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
+            return  # only its usage is missing
+        phase = assembler.phase
+        if turn is None or not is_broken or phase is Phase.FIXED or not (self._admits(run) and run.waits_for_upstream):
+            raise error
+        run.continuations += 1
+        turn.span.fail(error)
+        events = assembler.break_off()
+        if events:
+            yield events
+        await turn.aclose()
+        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
+        run.turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, turn))
+        if run.turn is None:
+            raise error
+        lost = asyncio.get_running_loop().time() - began
+        logger.info("response %s goes on within %s after %.1f s: %s", run.document["id"], phase, lost, error.message)
+
+    def _admits(self, run: Run) -> bool:
+        return run.continuations < self._maximum and self._timeout > 0
+
+    async def _again(self, run: Run, _broken: OpenTurn) -> OpenTurn:
+        return await self._backend.begin(run.turn_request())
+
+    async def _continued(self, run: Run, broken: OpenTurn) -> OpenTurn | None:
+        """Open an answer that continues the text of the message; None if the upstream is not proven to do so."""
+        prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
+        if prefix is None:
+            return None
+        maximum = run.request.max_output_tokens
+        if maximum is None or prefix.prefill.tokens < maximum:
+            turn = await self._backend.begin(run.turn_request(prefix.prefill))
+            run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
+            return turn
+        run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
+        run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
+        return broken

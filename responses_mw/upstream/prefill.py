@@ -1,0 +1,98 @@
+"""Proof that the upstream continues the last message of a request instead of answering it.
+
+Whether it does depends on the server, the model and its chat template. A server that does not reports no error: it closes the
+message and begins another. So nothing is assumed:
+
+1. The server shows the prompt of the very request (vLLM: ``/tokenize`` and ``/detokenize``), which must end in the text.
+2. A server may show another prompt than it uses (vLLM with gpt-oss). Once for each model, a sample must have as many tokens as
+   an answer to it reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UpstreamError
+from ..protocol.types import ChatRequest
+from .caller import Caller
+from .client import Upstream
+from .context_window import asked, count_by_completion, member, tokenized_by_vllm
+
+logger = logging.getLogger(__name__)
+
+_REFUSAL_TTL = 300.0
+"""Seconds for which it is remembered that a model cannot be continued."""
+_MARGIN = 16
+"""Tokens that are shown before the text, which may begin within a token."""
+_SAMPLE = "One two three"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """A prompt that ends in the text to continue."""
+
+    tokens: list[int]
+    is_trimmed: bool
+    """Whether the chat template removed white space from the end of the text."""
+
+
+class PrefillProof:
+    """What is proven about the models of one upstream."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._verdicts: dict[str, tuple[float, bool]] = {}
+        """Whether each model is continued, and when that expires."""
+
+    async def holds(self, model: str, caller: Caller) -> bool:
+        """Return whether the upstream continues messages with ``model``. Raises `UpstreamError` if it cannot be asked."""
+        now = asyncio.get_running_loop().time()
+        expires, verdict = self._verdicts.get(model, (0.0, False))
+        if now >= expires:
+            verdict = await self._try_sample(model, caller)
+            self._verdicts[model] = (float("inf") if verdict else now + _REFUSAL_TTL, verdict)
+            logger.info("answers of %s that break off %s continued", model, "are" if verdict else "cannot be")
+        return verdict
+
+    async def _try_sample(self, model: str, caller: Caller) -> bool:
+        dialect = await self._upstream.dialect(caller)
+        if not (dialect.prefill and dialect.prompt_of):
+            return False
+        messages = [{"role": "user", "content": "Count to ten."}, {"role": "assistant", "content": _SAMPLE}]
+        chat = {"model": model, "messages": messages, dialect.prefill: True, "add_generation_prompt": False}
+        shown = await self.prompt(chat, _SAMPLE, caller)
+        return shown is not None and await self._used_tokens(chat, caller) == len(shown.tokens)
+
+    async def _used_tokens(self, chat: ChatRequest, caller: Caller) -> int | None:
+        try:
+            return await count_by_completion(self._upstream, chat, caller)
+        except UpstreamError as error:
+            if error.status >= 500 or error.status in (401, 403, 429):
+                raise
+            return None
+
+    async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
+        """Return the prompt of ``chat``, whose last message is ``text``; None if it does not end in that text."""
+        tokens = await self.tokens(chat, caller)
+        if tokens is None:
+            return None
+        tail = tokens[-(len(text.encode()) + _MARGIN) :]
+        shown = await asked(self._upstream, "/detokenize", {"model": chat["model"], "tokens": tail}, caller)
+        prompt = member(shown, "prompt")
+        if not isinstance(prompt, str) or not prompt.rstrip().endswith(text.strip()):
+            return None
+        return ShownPrompt(tokens, is_trimmed=not prompt.endswith(text.lstrip()))
+
+    async def tokens(self, chat: ChatRequest, caller: Caller) -> list[int] | None:
+        """Return the tokens of the prompt of ``chat``; None if the server does not show them."""
+        tokens = member(await asked(self._upstream, "/tokenize", tokenized_by_vllm(chat), caller), "tokens")
+        return tokens if isinstance(tokens, list) else None
+
+    async def count(self, model: str, text: str, caller: Caller) -> int:
+        """Return the number of tokens of ``text``."""
+        body: dict[str, Any] = {"model": model, "prompt": text, "add_special_tokens": False}
+        count = member(await asked(self._upstream, "/tokenize", body, caller), "count")
+        return count if isinstance(count, int) else 0

@@ -1,0 +1,251 @@
+"""An answer that breaks off goes on: nothing that the client has seen is repeated, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw.engine import continuation
+from tests.support.continuing import PIECE, Continuing
+from tests.support.mcp_servers import weather
+from tests.support.oracle import stream
+from tests.support.scripted import BrokenOff, Signal, error, frame
+
+if TYPE_CHECKING:
+    from tests.support.servers import Ours, Serve, Start
+
+SAID = "Die Antwort: 42\n\n  und noch etwas mehr Text, mit Ümläuten 🎉."
+THOUGHT = "Let me think about it."
+FUNCTION = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
+SCHEMA = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuation, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def begin(serve: Serve, start_at: Start) -> Start:
+    """Starts ours as a proxy in front of a `Continuing`, with a status at once."""
+
+    def start(upstream: Continuing, **settings: Any) -> Ours:
+        url = serve(upstream)
+        return start_at("proxy", upstream=url, upstream__status_grace=0, tools__allow_private_urls=True, **settings)
+
+    return start
+
+
+def said(response: dict[str, Any]) -> list[Any]:
+    """The texts of the items, with the status of those that are not completed."""
+    told = []
+    for item in response["output"]:
+        content = "".join(part["text"] for part in item.get("content") or ())
+        told.append((item["type"], content) if item["status"] == "completed" else (item["type"], content, item["status"]))
+    return told
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT], ids=["plain", "reasoning"])
+async def test_a_text_that_breaks_off_anywhere_goes_on_as_if_it_had_not(begin: Start, thought: str) -> None:
+    upstream = Continuing(SAID, thought)
+    ours = begin(upstream)
+    unbroken = await stream(ours)
+    before = len(thought) // PIECE + bool(len(thought) % PIECE)
+    for cut in range(before + 1, before + -(-len(SAID) // PIECE) + 1):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours)
+        assert said(broken.response) == said(unbroken.response)
+        assert broken.deltas == unbroken.deltas
+        assert broken.response["usage"] == unbroken.response["usage"]
+    assert not upstream.cuts
+    assert all(asked.json["continue_final_message"] for asked in upstream.requests[3::2])
+
+
+async def test_a_response_goes_on_as_often_as_the_setting_allows(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([4, 4, 4])
+    ours = begin(upstream)
+    streamed = await stream(ours)
+    assert said(streamed.response) == [("message", SAID)]
+    assert streamed.response["usage"]["output_tokens"] == len(SAID)
+    upstream.cuts = deque([4, 4, 4, 4])
+    streamed = await stream(ours)
+    assert said(streamed.response) == [("message", SAID[: 16 * PIECE], "incomplete")]
+    assert streamed.response["error"]["message"].startswith("The upstream broke off its answer")
+
+
+@pytest.mark.parametrize("settings", [{"upstream__max_continuations": 0}, {"upstream__overload_timeout": 0}])
+async def test_it_can_be_turned_off(begin: Start, settings: dict[str, Any]) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([4])
+    streamed = await stream(begin(upstream, **settings))
+    assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        BrokenOff(),
+        b"",
+        b'data: {"choices": [{"ind',
+        frame(error("The engine is dead.", 500)),
+        frame({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}),
+    ],
+    ids=["reset", "end", "within a frame", "error frame", "abort"],
+)
+async def test_every_way_to_break_off_counts(begin: Start, broken: Any) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts, upstream.broken = deque([5]), broken
+    assert said((await stream(begin(upstream))).response) == [("message", SAID)]
+
+
+async def test_a_silent_upstream_counts_as_broken(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts, upstream.broken = deque([5]), Signal()
+    assert said((await stream(begin(upstream, upstream__idle_timeout=0.3))).response) == [("message", SAID)]
+
+
+async def test_an_error_that_the_request_caused_ends_the_response(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts, upstream.broken = deque([5]), frame(error("Not like this.", 400))
+    streamed = await stream(begin(upstream))
+    assert streamed.response["error"]["message"] == "Not like this."
+    assert len(upstream.requests) == 1
+
+
+async def test_before_any_text_the_upstream_is_asked_again(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([0])
+    streamed = await stream(begin(upstream), text=SCHEMA)
+    assert said(streamed.response) == [("message", SAID)]
+    assert [asked.json for asked in upstream.requests[:1]] == [asked.json for asked in upstream.requests[1:]]
+
+
+async def test_reasoning_is_closed_and_the_model_thinks_again(begin: Start) -> None:
+    upstream = Continuing(SAID, THOUGHT)
+    ours = begin(upstream)
+    usage = (await stream(ours)).response["usage"]
+    upstream.cuts = deque([2, 12])
+    streamed = await stream(ours)
+    assert said(streamed.response) == [
+        ("reasoning", THOUGHT[: 2 * PIECE], "incomplete"),
+        ("reasoning", THOUGHT),
+        ("message", SAID),
+    ]
+    assert streamed.response["usage"] == usage
+    assert upstream.requests[-1].json["messages"][-1]["reasoning"] == THOUGHT, "the model sees what it thought last"
+
+
+async def test_a_text_with_a_grammar_is_not_continued(begin: Start) -> None:
+    upstream = Continuing('{"n": 123456789}')
+    upstream.cuts = deque([2])
+    ours = begin(upstream)
+    assert (await stream(ours, text=SCHEMA)).terminal == "response.failed"
+    upstream.cuts = deque([2])
+    assert (await stream(ours, structured_outputs={"regex": ".*"})).terminal == "response.failed"
+    assert all("continue_final_message" not in asked.json for asked in upstream.requests)
+
+
+async def test_a_call_for_the_client_is_never_made_twice(begin: Start) -> None:
+    upstream = Continuing("Wait.", calls=(("weather", '{"city": "Paris"}'),))
+    ours = begin(upstream)
+    for cut in (4, 6, 9):
+        upstream.cuts = deque([cut])
+        streamed = await stream(ours, tools=[FUNCTION])
+        assert streamed.terminal == "response.failed"
+        assert [item["type"] for item in streamed.response["output"]] == ["message", "function_call"]
+
+
+async def test_a_text_before_a_call_is_continued_with_the_call(begin: Start) -> None:
+    upstream = Continuing("Wait a moment.", calls=(("weather", '{"city": "Paris"}'),))
+    ours = begin(upstream)
+    upstream.cuts = deque([3])
+    streamed = await stream(ours, tools=[FUNCTION])
+    assert streamed.terminal == "response.completed"
+    assert [item["type"] for item in streamed.response["output"]] == ["message", "function_call"]
+    assert streamed.response["output"][0]["content"][0]["text"] == "Wait a moment."
+    assert streamed.response["output"][1]["arguments"] == '{"city": "Paris"}'
+
+
+async def test_a_call_that_runs_here_is_closed_and_made_again(begin: Start, serve: Serve) -> None:
+    upstream = Continuing("Sunny.", calls=(("get_weather", '{"city": "Paris"}'),))
+    upstream.cuts = deque([5])
+    url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
+    ours = begin(upstream, tools__max_turns=2)
+    tools = [{"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}]
+    streamed = await stream(ours, tools=tools, max_tool_calls=1)
+    assert streamed.terminal == "response.completed", streamed.response["error"]
+    output = [item for item in streamed.response["output"] if item["type"] != "mcp_list_tools"]
+    assert [(item["type"], item["status"]) for item in output] == [
+        ("message", "completed"),
+        ("mcp_call", "incomplete"),
+        ("mcp_call", "completed"),
+        ("message", "completed"),
+    ]
+    assert output[2]["output"] == "Sunny in Paris."
+    assert "output" not in output[1] or output[1]["output"] is None
+
+
+@pytest.mark.parametrize("reason", ["hides", "unknown"])
+async def test_without_a_proof_the_response_fails(begin: Start, serve: Serve, start_at: Start, reason: str) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([4])
+    if reason == "hides":
+        upstream.hides = True
+        ours = begin(upstream)
+    else:
+        ours = begin(upstream, upstream__dialect="openai")
+    streamed = await stream(ours)
+    assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
+    assert streamed.response["error"]["message"].startswith("The upstream broke off its answer")
+
+
+async def test_an_upstream_that_begins_anew_repeats_nothing(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.begins_anew = SAID
+    upstream.cuts = deque([6])
+    assert said((await stream(begin(upstream))).response) == [("message", SAID)]
+
+
+async def test_another_answer_in_place_of_the_rest_fails_the_response(begin: Start) -> None:
+    upstream = Continuing(SAID * 3)
+    upstream.begins_anew = SAID * 2 + "Otherwise."
+    upstream.cuts = deque([50])
+    streamed = await stream(begin(upstream))
+    assert said(streamed.response) == [("message", upstream.said[: 50 * PIECE], "incomplete")]
+
+
+@pytest.mark.parametrize("text", ["one \n two three four five", "one  two"])
+async def test_white_space_at_the_seam_is_kept_once(begin: Start, text: str) -> None:
+    upstream = Continuing(text)
+    upstream.trims = True
+    ours = begin(upstream)
+    for cut in (1, 2):
+        upstream.cuts = deque([cut])
+        assert said((await stream(ours)).response) == [("message", text)]
+
+
+async def test_text_that_comes_as_reasoning_is_text(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.as_reasoning = True
+    upstream.cuts = deque([5])
+    ours = begin(upstream)
+    assert said((await stream(ours)).response) == [("message", SAID)]
+    upstream.cuts = deque([5])
+    streamed = await stream(ours, tools=[FUNCTION])
+    assert streamed.terminal == "response.failed", "calls would come as text"
+
+
+async def test_the_limit_of_tokens_holds_for_both_parts(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    ours = begin(upstream)
+    unbroken = await stream(ours, max_output_tokens=30)
+    for cut in (4, 10):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours, max_output_tokens=30)
+        assert said(broken.response) == said(unbroken.response) == [("message", SAID[:30], "incomplete")]
+        assert broken.response["usage"] == unbroken.response["usage"]
+        assert broken.response["incomplete_details"] == {"reason": "max_output_tokens"}

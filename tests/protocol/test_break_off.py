@@ -1,0 +1,123 @@
+"""An answer that breaks off anywhere, and goes on with another: the laws of events hold across the seam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from responses_mw.errors import UpstreamError
+from responses_mw.protocol.response.assembler import Assembler
+from responses_mw.protocol.response.events import Event
+from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam
+from tests.protocol import manners
+from tests.protocol.manners import MANNERS, Answer, Manner, render
+from tests.protocol.runs import assembler, said
+from tests.support.replay import check
+
+PART = {"prompt_tokens": 4, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
+
+
+def shown(assembling: Assembler) -> str:
+    items = assembling.response["output"][assembling.turn_begins_at :]
+    return "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
+
+
+def finished(assembling: Assembler, events: list[Event]) -> dict[str, Any]:
+    events += assembling.end_turn()
+    assembling.conclude(1_700_000_001)
+    return check(events + assembling.terminal())
+
+
+def go_on(assembling: Assembler, manner: Manner, answer: Answer, cut: manners.Cut, *, as_reasoning: bool) -> list[Event]:
+    """What an upstream would send after the break: the rest of the text, or the whole answer."""
+    before = shown(assembling)
+    if not before:
+        return [event for one in render(manner, answer, cut) for event in assembling.feed(one)]
+    assert answer.text.startswith(before)
+    assembling.join(before, is_trimmed=False, usage=PART)
+    rest = Answer(text=answer.text[len(before) :], calls=answer.calls)
+    if as_reasoning and not rest.calls:
+        rest = Answer(reasoning=rest.text)
+    return [event for one in render(manner, rest, cut) for event in assembling.feed(one)]
+
+
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_any_answer_cut_anywhere_keeps_the_laws_and_says_everything_once(manner: Manner, data: st.DataObject) -> None:
+    answer = data.draw(manners.answers)
+    chunks = render(manner, answer, data.draw(manners.cuts()))
+    assembling = assembler()
+    events = assembling.start()
+    for one in chunks[: data.draw(st.integers(0, len(chunks)))]:
+        events += assembling.feed(one)
+    if assembling.ended:
+        return
+    phase = assembling.phase
+    if phase is Phase.FIXED:
+        assembling.fail("server_error", "The upstream broke off its answer.")
+        check(events + assembling.terminal())
+        return
+    events += assembling.break_off()
+    as_reasoning = data.draw(st.booleans()) and bool(manner.reasoning)
+    events += go_on(assembling, manner, answer, data.draw(manners.cuts()), as_reasoning=as_reasoning)
+    response = finished(assembling, events)
+    kept = [said(item) for item in response["output"] if item["type"] != "reasoning" or item["status"] == "completed"]
+    texts = "".join(text for one in kept if isinstance(one, list) for _, text in one)
+    assert texts.strip() == (answer.text + (answer.refusal if manner.refusals else "")).strip()
+    assert [one[0] for one in kept if isinstance(one, tuple) and one[0] != "reasoning"] == [
+        call.name for call in answer.calls[: manner.most_calls]
+    ]
+    if phase is Phase.TEXT and response["usage"]:
+        assert response["usage"]["input_tokens"] == PART["prompt_tokens"]
+        assert response["usage"]["total_tokens"] == 4 + 3 + 5
+
+
+@given(before=st.text(min_size=1), after=st.text(), data=st.data())
+def test_a_seam_loses_and_invents_nothing(before: str, after: str, data: st.DataObject) -> None:
+    pieces = data.draw(manners.cuts())(after)
+    seam = Seam(before, is_trimmed=False)
+    told: list[str] = []
+    passed = None
+    for piece in pieces:
+        if passed is None:
+            passed = seam.feed(piece, None)
+            told += [text for text, _ in passed or ()]
+        else:
+            told.append(piece)
+    if passed is None:
+        told += [text for text, _ in seam.flush()]
+    repeats = len(before.lstrip()) >= MIN_REPEATED and after.lstrip().startswith(before.lstrip())
+    assert "".join(told) == (after.lstrip().removeprefix(before.lstrip()) if repeats else after)
+
+
+@given(before=st.text(min_size=MIN_REPEATED).filter(lambda text: len(text.lstrip()) >= MIN_REPEATED), after=st.text())
+def test_a_repetition_is_dropped_however_it_is_cut(before: str, after: str) -> None:
+    seam = Seam(before, is_trimmed=False)
+    passed = None
+    for place, letter in enumerate(before):
+        passed = seam.feed(letter, None)
+        if passed is not None:
+            assert before[place + 1 :] == ""
+    assert passed == []
+
+
+def test_a_second_answer_is_refused_once_it_differs() -> None:
+    seam = Seam("x" * 200, is_trimmed=False)
+    assert seam.feed("x" * (MAX_CHANCE + 1), None) is None
+    with pytest.raises(UpstreamError, match="began a new one"):
+        seam.feed("y", None)
+
+
+@pytest.mark.parametrize(
+    ("before", "pieces", "after"),
+    [("one ", [" two"], "two"), ("one \n", [" ", "\ntwo"], "two"), ("one \n", [" two"], "two"), ("one", [" two"], " two")],
+)
+def test_white_space_that_a_template_removed_comes_once(before: str, pieces: list[str], after: str) -> None:
+    seam, told = Seam(before, is_trimmed=True), []
+    passed = None
+    for piece in pieces:
+        passed = seam.feed(piece, None) if passed is None else [(piece, None)]
+        told += [text for text, _ in passed or ()]
+    assert "".join(told) == after

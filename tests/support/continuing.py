@@ -1,0 +1,115 @@
+"""A vLLM with a model that always says the same, and whose answers break off where a test wants it. A character is a token."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from tests.support.scripted import (
+    DONE,
+    Answer,
+    Asked,
+    BrokenOff,
+    Chunk,
+    Piece,
+    ScriptedUpstream,
+    call,
+    completion,
+    delta,
+    finish,
+    frame,
+    json_answer,
+    reasoning,
+    text,
+    usage,
+)
+
+PIECE = 3
+"""Characters in a delta."""
+
+
+class Continuing(ScriptedUpstream):
+    """Answers each chat request with `thought`, then `said`, then `calls` if tools are offered. It continues a message if it is asked to.
+
+    An answer breaks off after the next number of deltas in `cuts`; -1 lets it end.
+    """
+
+    def __init__(self, said: str = "", thought: str = "", calls: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__()
+        self.said, self.thought, self.calls = said, thought, calls
+        self.cuts: deque[int] = deque()
+        self.broken: Piece | bytes = BrokenOff()
+        """How an answer breaks off; bytes are sent before the clean end of the body."""
+        self.trims = False
+        """Whether the chat template removes white space from the ends of messages."""
+        self.hides = False
+        """Whether `/tokenize` shows another prompt than the one that is used: the flags are ignored."""
+        self.begins_anew: str | None = None
+        """What the model says instead of continuing a message."""
+        self.as_reasoning = False
+        """Whether the reasoning parser takes what continues a message for reasoning."""
+
+    # -- the prompt ------------------------------------------------------------------------------------------------------
+
+    def prompt(self, body: dict[str, Any]) -> str:
+        """Render the chat template."""
+        prompt, last = "", len(body["messages"]) - 1
+        for place, message in enumerate(body["messages"]):
+            content = message.get("content") or ""
+            content = content.rstrip() if self.trims else content
+            is_open = place == last and body.get("continue_final_message")
+            prompt += f"<{message['role']}>{_thinking(message.get('reasoning'))}{content}{'' if is_open else '</>'}"
+        return prompt + ("<assistant>" if body.get("add_generation_prompt", True) else "")
+
+    def page(self, asked: Asked) -> Answer:
+        if asked.path == "/tokenize":
+            prompt = asked.json["prompt"] if "prompt" in asked.json else self.prompt(asked.json)
+            return json_answer({"tokens": [ord(one) for one in prompt], "count": len(prompt)})
+        if asked.path == "/detokenize":
+            return json_answer({"prompt": "".join(map(chr, asked.json["tokens"]))})
+        return super().page(asked)
+
+    # -- the answer ------------------------------------------------------------------------------------------------------
+
+    def unscripted(self, asked: Asked) -> Answer:
+        body = asked.json
+        continues = bool(body.get("continue_final_message")) and not self.hides
+        prompt = self.prompt({**body, "continue_final_message": continues, "add_generation_prompt": not continues})
+        if not body.get("stream"):
+            return json_answer(completion({"content": "x"}, counts=usage(len(prompt), 1)["usage"]))
+        said = body["messages"][-1]["content"] if continues else None
+        said = said.rstrip() if said is not None and self.trims else said
+        calls = self.calls if "tools" in body else ()
+        chunks = list(self._chunks(said, calls, body.get("max_completion_tokens"), len(prompt)))
+        cut = self.cuts.popleft() if self.cuts else -1
+        frames: list[Piece] = [frame(chunk) for chunk in (chunks if cut < 0 else chunks[: cut + 1])]
+        if cut < 0:
+            return Answer([*frames, DONE])
+        return Answer([*frames, self.broken])
+
+    def _chunks(
+        self, said: str | None, calls: tuple[tuple[str, str], ...], maximum: int | None, prompt: int
+    ) -> Iterator[Chunk]:
+        yield delta(role="assistant", content="")
+        thought = _thinking(self.thought) if said is None else ""
+        rest = self.begins_anew or self.said.removeprefix(said) if said is not None else self.said
+        left = rest if maximum is None else rest[: max(maximum - len(thought), 0)]
+        show = reasoning if self.as_reasoning and said is not None else text
+        yield from map(reasoning, _pieces(self.thought if said is None else ""))
+        yield from map(show, _pieces(left))
+        for index, (name, arguments) in enumerate(calls if left == rest else ()):
+            yield call("", name=name, call_id=f"call_{index}", index=index)
+            yield from (call(piece, index=index) for piece in _pieces(arguments))
+        yield finish("length" if left != rest else "tool_calls" if calls else "stop")
+        counts = usage(prompt, len(thought) + len(left))
+        counts["usage"]["completion_tokens_details"] = {"reasoning_tokens": len(self.thought) if said is None else 0}
+        yield counts
+
+
+def _thinking(thought: str | None) -> str:
+    return f"[think]{thought}[/think]" if thought else ""
+
+
+def _pieces(content: str) -> list[str]:
+    return [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
