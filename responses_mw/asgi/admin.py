@@ -1,8 +1,9 @@
 """The admin port: `/livez`, `/readyz` and `/metrics`, separate from the public port.
 
-`/livez` answers 200 while the event loop runs. `/readyz` answers 200 if every check passes, else 503, so that load balancers
-skip replicas that cannot serve; the `warnings` in its body are for the operator. No credential is needed, and no answer
-contains data of a request.
+`/livez` answers 200 while the event loop runs. `/readyz` runs all checks and answers 503, so that load balancers skip the
+replica, if one fails that it requires: the replica itself and the configuration of Redis. That Redis or the upstream is away
+concerns all replicas, and takes none out of service unless `/readyz?require=redis,upstream` asks for it. The `warnings` in
+the body are for the operator. No credential is needed, and no answer contains data of a request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs
 
 from starlette.responses import PlainTextResponse, Response
 
@@ -44,6 +46,8 @@ class Finding(NamedTuple):
     fault: str = ""
     """Why the replica cannot serve; empty if it can."""
     warnings: tuple[str, ...] = ()
+    away: bool = False
+    """Whether what is checked did not answer."""
 
 
 Check = Callable[[], Awaitable[Finding]]
@@ -60,6 +64,7 @@ class Admin:
     def __init__(self, checks: Mapping[str, Check]) -> None:
         """`checks` are named by what they check."""
         self._checks = checks
+        self._reached: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +75,7 @@ class Admin:
         elif scope["path"] == "/livez":
             response = PlainTextResponse("ok\n")
         elif scope["path"] == "/readyz":
-            response = await self._ready()
+            response = await self._ready(scope["query_string"].decode("latin-1"))
         elif scope["path"] == "/metrics":
             body, content_type = telemetry.exposition(_accept(scope))
             response = Response(body, headers={"content-type": content_type})
@@ -78,12 +83,25 @@ class Admin:
             response = PlainTextResponse("not found: use /livez, /readyz or /metrics\n", 404)
         await response(scope, receive, send)
 
-    async def _ready(self) -> Response:
-        findings = await asyncio.gather(*(_finding(check) for check in self._checks.values()))
-        results = {name: found.fault or "ok" for name, found in zip(self._checks, findings, strict=True)}
-        ready = not any(found.fault for found in findings)
-        warnings = [warning for found in findings for warning in found.warnings]
+    async def _ready(self, query: str) -> Response:
+        asked = parse_qs(query, keep_blank_values=True)
+        required = {name for value in asked.pop("require", []) for name in value.split(",")}
+        if asked or not required <= self._checks.keys():
+            return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
+        found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
+        self._reached.update(name for name, finding in found.items() if not finding.fault)
+        ready = not any(self._blocks(name, finding, required) for name, finding in found.items())
+        results = {name: finding.fault or "ok" for name, finding in found.items()}
+        warnings = [warning for finding in found.values() for warning in finding.warnings]
         return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
+
+    def _blocks(self, name: str, finding: Finding, required: set[str]) -> bool:
+        """Return whether this makes the replica unready. A Redis that it never reached does: the URL may be wrong."""
+        if name in required:
+            return bool(finding.fault)
+        if name == "upstream" or (finding.away and name in self._reached):
+            return False
+        return bool(finding.fault)
 
 
 def _accept(scope: Scope) -> str:
@@ -95,9 +113,9 @@ async def _finding(check: Check) -> Finding:
         async with asyncio.timeout(CHECK_TIMEOUT):
             return await check()
     except APIError as error:
-        return Finding(error.message)
+        return Finding(error.message, away=True)
     except TimeoutError:
-        return Finding("It did not answer in time.")
+        return Finding("It did not answer in time.", away=True)
 
 
 # -- checks --------------------------------------------------------------------------------------------------------------

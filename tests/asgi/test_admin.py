@@ -21,9 +21,11 @@ from responses_mw.settings import ServerSettings
 from tests.support.configured import make_settings
 from tests.support.scripted import Signal, text
 from tests.support.servers import lifespan
+from tests.support.valkey import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
@@ -75,7 +77,7 @@ async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
             await admin.get("/livez")
 
 
-async def test_a_replica_without_redis_and_upstream_lives_but_is_not_ready(port: int) -> None:
+async def test_a_replica_that_never_reached_its_redis_lives_but_is_not_ready(port: int) -> None:
     nobody = "127.0.0.1:1"
     settings = make_settings(
         upstream__url=f"http://{nobody}", redis__url=f"redis://:password@{nobody}", server__admin_port=port, redis__timeout=0.2
@@ -88,6 +90,46 @@ async def test_a_replica_without_redis_and_upstream_lives_but_is_not_ready(port:
         assert "cannot be reached" in checks["redis"]
         assert checks["upstream"] != "ok"
         assert "password" not in ready.text
+
+
+async def test_what_is_away_for_all_replicas_takes_none_out_of_service_unless_required(tmp_path: Path, port: int) -> None:
+    redis = Server(tmp_path)
+    redis.start()
+    settings = make_settings(
+        upstream__url="http://127.0.0.1:1", redis__url=redis.url, server__admin_port=port, redis__timeout=0.2
+    )
+    try:
+        async with client(port) as admin, lifespan(create_app(settings)):
+            assert (await get(admin, "/readyz?require=redis")).status_code == 200
+            assert (await admin.get("/readyz?require=upstream")).status_code == 503
+            redis.kill()
+            ready = await admin.get("/readyz")
+            assert ready.status_code == 200, ready.text
+            assert "cannot be reached" in ready.json()["checks"]["redis"]
+            assert ready.json()["checks"]["upstream"] != "ok"
+            assert (await admin.get("/readyz?require=redis")).status_code == 503
+            for wrong in ("require=redsi", "requires=redis", "upstream"):
+                refused = await admin.get(f"/readyz?{wrong}")
+                assert (refused.status_code, "upstream, redis" in refused.text) == (400, True)
+    finally:
+        redis.kill()
+
+
+async def test_the_configuration_of_redis_is_required_even_when_it_was_right_before(
+    serve: Serve, upstream: ScriptedUpstream, tmp_path: Path, port: int
+) -> None:
+    redis = Server(tmp_path)
+    redis.start()
+    settings = make_settings(upstream__url=serve(upstream), redis__url=redis.url, server__admin_port=port)
+    try:
+        async with client(port) as admin, lifespan(create_app(settings)):
+            assert (await get(admin, "/readyz")).json()["ready"]
+            with redis.client() as plain:
+                plain.replicaof("127.0.0.1", 1)
+            ready = await admin.get("/readyz")
+            assert (ready.status_code, "is a replica" in ready.json()["checks"]["redis"]) == (503, True)
+    finally:
+        redis.kill()
 
 
 async def test_an_upstream_that_wants_a_credential_lives(redis_url: str, port: int) -> None:
