@@ -102,8 +102,8 @@ class ToolLoop:
         toolbox, assembler = run.toolbox, run.assembler
         if toolbox is None or not assembler.asked:
             return
-        asked = [(call.form, call.arguments) for call in assembler.asked if call.form is not None]
-        run.calls = [asyncio.create_task(toolbox.call(form, arguments)) for form, arguments in asked]
+        asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
+        run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
         for call in run.calls:
             result = await call
             run.receive(result.size, MAX_ANSWER_BYTES)

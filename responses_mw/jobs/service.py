@@ -18,7 +18,7 @@ from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
-from ..telemetry import annotate, with_trace_context
+from ..telemetry import annotate, queueing_span, with_trace_context
 from .finalize import write_end
 from .follower import Followers
 from .job_runner import secrets_purpose
@@ -79,6 +79,10 @@ class JobService:
         await gate()
         if not run.document["store"]:
             raise Unavailable("The state store is nearly full: no background response can be made now.")
+        with queueing_span(run.document["id"]):
+            return await self._create(run, body)
+
+    async def _create(self, run: Run, body: dict[str, Any]) -> Document:
         start = sse.encode(run.assembler.start(queued=True))
         document, owner = run.document, run.context.owner
         request = {name: value for name, value in body.items() if name not in ("input", "tools")}

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from redis import exceptions
@@ -30,6 +31,7 @@ __all__ = ["SUBSCRIBING", "Client", "ClusterClient"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Address: TypeAlias = "tuple[str | None, int | None, int | None]"
 Call: TypeAlias = "tuple[Sequence[str], Sequence[str | bytes | int]]"
 
 # A subscription waits for as long as it takes, and is opened anew after any error: redis-py must not do so besides.
@@ -66,6 +68,13 @@ FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 def _key(command: Sequence[str | bytes | int]) -> str | bytes | int:
     """The first key of a command; empty for one without."""
     return command[1] if len(command) > 1 else ""
+
+
+def _operation(commands: Sequence[Sequence[str | bytes | int]]) -> str:
+    """The name of a command, or of a pipeline with that of its commands if they are equal."""
+    names = {str(command[0]) for command in commands}
+    name = names.pop() if len(names) == 1 else ""
+    return name if len(commands) == 1 else f"PIPELINE {name}".rstrip()
 
 
 def _is_damage(error: Exception) -> bool:
@@ -160,15 +169,18 @@ class Client:
         return time.monotonic() - self._away_since if self._away_since else 0.0
 
     async def round_trip(
-        self, ask: Callable[[], Awaitable[T]], operation: str = "COMMAND", script: str = "", key: str | bytes | int = ""
+        self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: str | bytes | int = "", *, size: int = 1
     ) -> T:
-        """Return what ``ask`` returns; ``operation`` and ``script`` name the span, ``key`` tells the node in a cluster."""
+        """Return what ``ask`` returns.
+
+        ``operation``, ``script`` and the ``size`` of a pipeline describe the span, ``key`` tells the node in a cluster.
+        """
         if self._probes and (probe := self._probes.get(self._node(key))):
             await probe.check()
         before, began = cancellations(), time.perf_counter()
         try:
             # redis-py's pools raise an error when all connections are in use: wait for one here.
-            with telemetry.redis_span(operation, script):
+            with telemetry.redis_span(operation, script, size, partial(self._address, key)):
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
             telemetry.measure_round_trip(operation, time.perf_counter() - began)
@@ -203,6 +215,12 @@ class Client:
             logger.error("the %s at %s is damaged: %.200s", kind, name, reason)
         return error
 
+    def _address(self, key: str | bytes | int) -> Address:
+        """Host or socket, port and database of the server that a round trip for the key goes to, for its span."""
+        assert isinstance(self.redis, Redis)
+        options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
+        return options.get("path", options.get("host")), options.get("port"), options.get("db")
+
     def _node(self, key: str | bytes | int) -> str:
         """The name of the node that a round trip for the key goes to; empty if it is unknown."""
         return "server"
@@ -213,7 +231,7 @@ class Client:
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Send a command and return its reply."""
-        return await self.round_trip(lambda: self.redis.execute_command(*words), key=_key(words))
+        return await self.round_trip(lambda: self.redis.execute_command(*words), _operation([words]), key=_key(words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Run a script, all of whose ``keys`` are in one slot, and return its reply.
@@ -254,7 +272,9 @@ class Client:
         ``contained``: a damaged key fails no other command; its reply is a ``Damaged``.
         """
         key = _key(commands[0]) if len(commands) == 1 else ""
-        replies = await self.round_trip(lambda: self._pipelined(commands, contained=contained), "PIPELINE", key=key)
+        replies = await self.round_trip(
+            lambda: self._pipelined(commands, contained=contained), _operation(commands), key=key, size=len(commands)
+        )
         return self._told(replies, [_key(command) for command in commands]) if contained else replies
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
@@ -272,7 +292,8 @@ class Client:
                 return await self._pipelined(commands, contained=contained)
 
         key = calls[0][0][0] if len(calls) == 1 else ""
-        replies = await self.round_trip(ask, "PIPELINE", script.name, key)
+        operation = _operation([("EVALSHA",)] * len(calls))
+        replies = await self.round_trip(ask, operation, script.name, key, size=len(calls))
         return self._told(replies, [keys[0] for keys, _ in calls]) if contained else replies
 
     def _told(self, replies: list[Any], keys: Sequence[str | bytes | int]) -> list[Any]:
@@ -340,6 +361,10 @@ class ClusterClient(Client):
         # After a failure, until it has looked up the nodes again, redis-py's own aclose() does nothing.
         for nodes in ("nodes_cache", "startup_nodes"):
             await self.redis.nodes_manager.aclose(nodes)
+
+    def _address(self, key: str | bytes | int) -> Address:
+        host, _, port = self._node(key).rpartition(":")
+        return host or None, int(port) if port else None, None
 
     def _node(self, key: str | bytes | int) -> str:
         return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""

@@ -97,9 +97,9 @@ async def _info(client: Client) -> list[dict[str, Any]]:
     try:
         redis: Any = client.redis
         if client.is_cluster:
-            told = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES))
+            told = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
             return list(told.values())
-        return [await client.round_trip(redis.info)]
+        return [await client.round_trip(redis.info, "INFO")]
     except StateUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return [{}]

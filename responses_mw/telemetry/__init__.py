@@ -39,6 +39,7 @@ from .tracing import (
     job_span,
     link_to_request,
     measure_round_trip,
+    queueing_span,
     redis_span,
     with_trace_context,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "link_to_request",
     "log_facts",
     "measure_round_trip",
+    "queueing_span",
     "redis_span",
     "report_failure",
     "report_lost_job",

@@ -81,7 +81,6 @@ class DB:
     NAMESPACE = "db.namespace"
     OPERATION = "db.operation.name"
     PROCEDURE = "db.stored_procedure.name"
-    STATUS = "db.response.status_code"
     SYSTEM = "db.system.name"
 
 

@@ -3,8 +3,9 @@
     POST /v1/responses            server; child of the caller's traceparent
     ├── EVALSHA commit            client; a round trip to Redis with one of our scripts
     ├── chat <model>              client; a turn
-    └── execute_tool <name>       internal; a call of a hosted tool
-    process response              consumer; a job, linked to the request that queued it, with the same children
+    ├── execute_tool <name>       internal; a call of a hosted tool
+    └── send responses            producer; a job is queued
+    process responses             consumer; a job, linked to the span that queued it, with the children of a request
 
 The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
 context between two items. It is propagated explicitly, by its headers.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -39,7 +40,7 @@ from opentelemetry.trace import (
 
 from ..version import VERSION
 from .context import RequestContext, activated, current_request
-from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, GenAI, Messaging, Own
+from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
 from .metrics import JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 RequestSpan: TypeAlias = Span
@@ -47,6 +48,8 @@ RequestSpan: TypeAlias = Span
 
 TRACER = get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
+_DESTINATION = "responses"
+"""The queue of background responses, as spans name it."""
 
 
 def is_tracing() -> bool:
@@ -145,15 +148,29 @@ def request_span(request: RequestContext, span: Span) -> Iterator[None]:
         span.end()
 
 
+def _messaging(operation: str, response_id: str) -> dict[str, str]:
+    return {
+        Messaging.SYSTEM: "redis",
+        Messaging.DESTINATION: _DESTINATION,
+        Messaging.OPERATION: operation,
+        Messaging.OPERATION_TYPE: operation,
+        Messaging.MESSAGE_ID: response_id,
+    }
+
+
+@contextmanager
+def queueing_span(response_id: str) -> Iterator[None]:
+    """Trace the queueing of a job. The trace of its worker is linked to this span."""
+    span = TRACER.start_span(f"send {_DESTINATION}", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
+    with ending(span), activated_span(span):
+        yield
+
+
 @contextmanager
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
-    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links the trace of the request."""
-    span = TRACER.start_span(
-        "process response",
-        Context(),
-        SpanKind.CONSUMER,
-        {Messaging.OPERATION_TYPE: "process", Messaging.SYSTEM: "redis"},
-    )
+    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links it to what queued the job."""
+    attributes = _messaging("process", response_id)
+    span = TRACER.start_span(f"process {_DESTINATION}", Context(), SpanKind.CONSUMER, attributes)
     JOBS_RUNNING.add(1)
     request = RequestContext(owner=owner, response_id=response_id, stores=True, trace_id=trace_id(span))
     try:
@@ -164,7 +181,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
 
 
 def link_to_request(headers: Mapping[str, str]) -> None:
-    """Link the current span to the trace context in `headers`, those of the request that queued the job."""
+    """Link the current span to the trace context in `headers`, which is that of `queueing_span`."""
     span = get_current_span()
     if span.is_recording():
         linked = get_current_span(extract_context(headers)).get_span_context()
@@ -172,21 +189,31 @@ def link_to_request(headers: Mapping[str, str]) -> None:
             span.add_link(linked)
 
 
-def redis_span(operation: str, script: str = "") -> AbstractContextManager[None]:
-    """Trace a round trip to Redis within a request or a job.
+Address: TypeAlias = tuple[str | None, int | None, int | None]
+
+
+def redis_span(operation: str, script: str, size: int, address: Callable[[], Address]) -> AbstractContextManager[None]:
+    """Trace a round trip to Redis within a request or a job: its command, script, number of commands, and server.
 
     Periodic work of the process itself is not traced: each round trip would be a trace of its own.
     """
-    return _redis_span(operation, script) if get_current_span().is_recording() else _NO_SPAN
+    return _redis_span(operation, script, size, address()) if get_current_span().is_recording() else _NO_SPAN
 
 
 @contextmanager
-def _redis_span(operation: str, script: str) -> Iterator[None]:
-    attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
-    if script:
-        attributes[DB.PROCEDURE] = script
-    name = f"{operation} {script}".rstrip()
-    with ending(TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)):
+def _redis_span(operation: str, script: str, size: int, address: Address) -> Iterator[None]:
+    host, port, database = address
+    known: dict[str, str | int | None] = {
+        DB.SYSTEM: "redis",
+        DB.OPERATION: operation,
+        DB.PROCEDURE: script or None,
+        DB.BATCH_SIZE: size if size > 1 else None,
+        DB.NAMESPACE: None if database is None else str(database),
+        SERVER_ADDRESS: host,
+        SERVER_PORT: port,
+    }
+    attributes = {name: value for name, value in known.items() if value is not None}
+    with ending(TRACER.start_span(f"{operation} {script}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes)):
         yield
 
 
@@ -207,10 +234,11 @@ class ToolCallSpan:
     Spans of the MCP SDK become children.
     """
 
-    def __init__(self, name: str, arguments: str, *, kind: str, server: str) -> None:
-        """`kind` and `server` are labels of the metric: neither may be a client's choice."""
+    def __init__(self, name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str) -> None:
+        """`label` is that of the MCP server. `kind` and `server` are labels of the metric: neither may be a client's choice."""
         self._name = name
         self._arguments = arguments
+        self._described = {GenAI.TOOL_CALL_ID: call_id, Own.MCP_SERVER: label}
         self._measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
 
     def __enter__(self) -> Self:
@@ -218,6 +246,7 @@ class ToolCallSpan:
             GenAI.OPERATION: "execute_tool",
             GenAI.TOOL_NAME: self._name,
             GenAI.TOOL_TYPE: "extension",  # the conventions' term for a tool that the server calls itself
+            **{name: value for name, value in self._described.items() if value},
         }
         request = current_request()
         if request is not None and request.response_id:

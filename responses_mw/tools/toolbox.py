@@ -150,12 +150,15 @@ class Toolbox:
     def sources(self) -> list[Mapping[str, Any]]:
         return [source for entry in self._entries for source in entry.sources]
 
-    async def call(self, form: CallForm, arguments: str) -> ToolResult:
-        """Call the function that was offered with this ``form``."""
+    async def call(self, form: CallForm, arguments: str, call_id: str) -> ToolResult:
+        """Call the function that was offered with this ``form``. ``call_id`` is the model's id of the call, for its span."""
         await self._gate()
         served = self._serving[id(form)]
         name = form.members.get("name", served.offered.name)
-        with telemetry.ToolCallSpan(name, arguments, kind=served.kind, server=served.server) as call:
+        label = form.members.get("server_label", "")
+        with telemetry.ToolCallSpan(
+            name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server
+        ) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
         return result

@@ -464,4 +464,4 @@ async def test_a_connection_that_was_used_is_there_for_all_that_ask(open_state: 
     client = open_state(f"{valkey.url}?max_connections=1").client
     for _ in range(3):
         assert await client.command("PING")
-        assert "redis_version" in await client.round_trip(client.redis.info)
+        assert "redis_version" in await client.round_trip(client.redis.info, "INFO")

@@ -47,6 +47,8 @@ class Span:
     failed: bool
     attributes: dict[str, Any]
     service: str
+    scope: tuple[str, str, str]
+    """Name and version of the instrumentation, and the URL of its schema."""
 
     @property
     def context(self) -> str:
@@ -85,7 +87,8 @@ class Collector:
         for of in request.resource_spans:
             service = {one.key: one.value.string_value for one in of.resource.attributes}["service.name"]
             for scoped in of.scope_spans:
-                self.spans += [_span(span, service) for span in scoped.spans]
+                scope = (scoped.scope.name, scoped.scope.version, scoped.schema_url)
+                self.spans += [_span(span, service, scope) for span in scoped.spans]
 
     async def until(self, *names: str, **attributes: Any) -> list[Span]:
         """Wait for a span of each of these names, and return all spans."""
@@ -102,7 +105,7 @@ class Collector:
         return [span for span in self.spans if span.name == name]
 
 
-def _span(span: Any, service: str) -> Span:
+def _span(span: Any, service: str, scope: tuple[str, str, str]) -> Span:
     return Span(
         name=span.name,
         kind=span.kind,
@@ -113,6 +116,7 @@ def _span(span: Any, service: str) -> Span:
         failed=span.status.code == 2,
         attributes={one.key: _value(one.value) for one in span.attributes},
         service=service,
+        scope=scope,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from responses_mw.telemetry import set_up_sdk
+from responses_mw.telemetry.conventions import SCHEMA_URL
+from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
-from tests.support.scripted import HELLO, call, delta, finish, text, usage
+from tests.support.scripted import HELLO, call, completion, delta, finish, text, usage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.servers import Serve
     from tests.telemetry.conftest import Collector, Start
 
-INTERNAL, SERVER, CLIENT, CONSUMER = 1, 2, 3, 5
+INTERNAL, SERVER, CLIENT, PRODUCER, CONSUMER = 1, 2, 3, 4, 5
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=value"}
 PROMPT, ANSWER = "a secret question", "a secret answer"
@@ -30,7 +33,7 @@ def answered(*texts: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(90)
 async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_processes(
-    serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector
+    serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector, database: str
 ) -> None:
     app, told = remembering(weather().streamable_http_app(stateless_http=True))
     tools = json.dumps({"weather": {"url": serve(app) + "/mcp", "require_approval": "never"}})
@@ -54,14 +57,27 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
     events = [event async for event in stream]
     response = events[-1].response  # type: ignore[union-attr]
     assert response.status == "completed"
-    await collector.until("POST /v1/responses", "process response", "chat tiny", "EVALSHA commit")
+    await collector.until("POST /v1/responses", "process responses", "chat tiny", "EVALSHA commit")
 
-    request, job = collector.one("POST /v1/responses"), collector.one("process response")
+    request, job = collector.one("POST /v1/responses"), collector.one("process responses")
     assert (request.kind, request.trace_id, request.parent_id) == (SERVER, TRACE, PARENT)
     assert (request.service, job.service) == ("responses-mw", "the-worker")
     assert request.attributes["gen_ai.response.id"] == job.attributes["gen_ai.response.id"] == response.id
     assert request.attributes["gen_ai.conversation.id"] == conversation.id
-    assert (job.kind, job.parent_id, job.links) == (CONSUMER, "", [f"{TRACE}/{request.span_id}"])
+    queued = collector.one("send responses")
+    assert (queued.kind, queued.parent_id) == (PRODUCER, request.span_id)
+    assert (job.kind, job.parent_id, job.links) == (CONSUMER, "", [f"{TRACE}/{queued.span_id}"])
+    message = {
+        "messaging.system": "redis",
+        "messaging.destination.name": "responses",
+        "messaging.message.id": response.id,
+    }
+    assert message.items() | {("messaging.operation.name", "send")} <= queued.attributes.items()
+    assert message.items() | {("messaging.operation.name", "process")} <= job.attributes.items()
+    assert request.attributes["url.path"] == "/v1/responses"
+    assert request.attributes["client.address"] == "127.0.0.1"
+    assert request.attributes["gen_ai.request.model"] == "tiny"
+    assert request.attributes["gen_ai.request.stream"] is True
     assert job.trace_id != TRACE
 
     first, second = collector.all("chat tiny")
@@ -89,7 +105,8 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
 
     tool = collector.one("execute_tool get_weather")
     assert (tool.kind, tool.parent_id, tool.failed) == (INTERNAL, job.span_id, False)
-    assert tool.attributes["gen_ai.tool.name"] == "get_weather"
+    described = {"gen_ai.tool.name": "get_weather", "gen_ai.tool.call.id": "c1", "responses_mw.mcp.server": "weather"}
+    assert described.items() <= tool.attributes.items()
     assert any(span.parent_id == tool.span_id for span in collector.spans)  # of MCP's SDK
     listed, called = (told[method] for method in ("tools/list", "tools/call"))
     assert {header.split("-")[1] for header, _ in (listed, called)} == {job.trace_id}
@@ -99,9 +116,16 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
     }
 
     created, committed = collector.one("EVALSHA job_create"), collector.one("EVALSHA commit")
-    assert (created.parent_id, committed.parent_id) == (request.span_id, job.span_id)
+    assert (created.parent_id, committed.parent_id) == (queued.span_id, job.span_id)
     assert committed.kind == CLIENT
-    assert committed.attributes["db.system.name"] == "redis"
+    of_redis = {
+        "db.system.name": "redis",
+        "db.operation.name": "EVALSHA",
+        "db.stored_procedure.name": "commit",
+        "db.namespace": "14",
+        "server.address": urlsplit(database).path,
+    }
+    assert of_redis.items() <= committed.attributes.items()
     assert collector.all("EVALSHA log_append") == []  # periodic work is not traced
     written = repr([(span.name, span.attributes) for span in collector.spans])
     assert PROMPT not in written
@@ -163,6 +187,41 @@ async def test_a_request_is_one_trace_and_its_failures_have_a_kind(
     written = repr([(span.name, span.attributes) for span in collector.spans])
     assert PROMPT not in written
     assert "secret" not in written
+
+
+@pytest.mark.timeout(90)
+async def test_a_turn_is_described_by_the_conventions(upstream: ScriptedUpstream, start: Start, collector: Collector) -> None:
+    front = await start("serve").is_ready()
+    upstream.stream(*HELLO)
+    first = await front.ours.client.responses.create(model="tiny", input="hi", stream=True)
+    [*_, ended] = [event async for event in first]
+    before = ended.response.id  # type: ignore[union-attr]
+    details = {"prompt_tokens_details": {"cached_tokens": 16}, "completion_tokens_details": {"reasoning_tokens": 4}}
+    counts = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42, **details}
+    upstream.whole(completion({"content": "{}"}, counts=counts))
+    body = {"previous_response_id": before, "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_object"}}}
+    bearer = {"authorization": f"Bearer {front.ours.client.api_key}"}
+    answer = await front.ours.http.post("/v1/responses", json={"model": "tiny", "input": "hi", **body}, headers=bearer)
+    assert answer.status_code == 200, answer.text
+    await front.ours.http.get("/v1/responses/x")
+    await collector.until("GET /v1/responses/{response_id}")
+    streamed, whole = collector.all("chat tiny")
+    assert streamed.attributes["gen_ai.request.stream"] is True
+    assert streamed.attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert "gen_ai.request.stream" not in whole.attributes
+    expected = {
+        "gen_ai.output.type": "json",
+        "gen_ai.request.reasoning.level": "low",
+        "gen_ai.request.previous_response.id": before,
+        "gen_ai.usage.input_tokens": 30,
+        "gen_ai.usage.output_tokens": 12,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+        "gen_ai.usage.reasoning.output_tokens": 4,
+    }
+    assert expected.items() <= whole.attributes.items()
+    request = collector.all("POST /v1/responses")[1]
+    assert request.attributes["gen_ai.request.previous_response.id"] == before
+    assert {span.scope for span in (*collector.all("chat tiny"), request)} == {("responses_mw", VERSION, SCHEMA_URL)}
 
 
 @pytest.mark.timeout(90)
