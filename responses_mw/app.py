@@ -232,6 +232,14 @@ async def open_cache(
             await cache.aclose()
 
 
+@asynccontextmanager
+async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
+    """Open the client of the embeddings server for a command; None if its model or its URL is not set."""
+    async with network_transport() as transport:
+        base = settings.cache.embedding_url or settings.upstream.url
+        yield _embeddings(transport, base, settings) if base is not None else None
+
+
 def _embeddings(transport: httpx.AsyncBaseTransport, base: str, settings: Settings) -> Embeddings | None:
     if not settings.cache.embedding_model:
         return None

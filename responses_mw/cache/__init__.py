@@ -1,10 +1,26 @@
 """Cached answers to repeated questions, in Redis: the same question, or one that means the same."""
 
-from .cache import Cache, Hit, Miss
+from .cache import Cache
 from .embeddings import Embeddings
+from .explain import Explanation, explain
 from .key import Key
 from .policy import Policy, policy_of
 from .record import mark
+from .result import Hit, Miss, Uncacheable
 from .store import Entries, Stats
 
-__all__ = ["Cache", "Embeddings", "Entries", "Hit", "Key", "Miss", "Policy", "Stats", "mark", "policy_of"]
+__all__ = [
+    "Cache",
+    "Embeddings",
+    "Entries",
+    "Explanation",
+    "Hit",
+    "Key",
+    "Miss",
+    "Policy",
+    "Stats",
+    "Uncacheable",
+    "explain",
+    "mark",
+    "policy_of",
+]

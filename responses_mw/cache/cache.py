@@ -16,7 +16,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,13 +25,14 @@ from ..crypto import Sealer
 from ..errors import Unavailable
 from ..ids import random_part
 from ..protocol.request.create import CreateResponse
-from ..protocol.types import Chunk, Document, Item
+from ..protocol.types import Document, Item
 from ..settings import CacheSettings
-from ..telemetry import CACHE_LOOKUPS, annotate
+from ..telemetry import CACHE_LOOKUPS, CACHE_MISSES, annotate
 from . import guard, record
-from .embeddings import Computing, Embedder, Embeddings, Headers, Scope
-from .key import Key, key_of
+from .embeddings import Embedder, Embeddings, Headers, Scope
+from .key import Key, key_of, obstacle
 from .policy import Policy
+from .result import Hit, Miss, Uncacheable
 from .store import NO_VECTOR, Entries, LookupResult, Page, Redis, Stats
 
 if TYPE_CHECKING:
@@ -48,42 +48,11 @@ LEASE = 5.0
 """Seconds after which the flight of a lost process ends."""
 STREAM_WAIT = 1.0
 """Maximum seconds that a streaming request waits for an equal one: its client expects a first event."""
+_NEAR = 0.15
+"""How far below the threshold the nearest text may be so that a miss tells its similarity."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
 """Redis is down or slow, or our keys hold something that we did not write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds."""
-
-    kind: str
-    similarity: float
-    age: int
-    chunks: list[Chunk]
-
-    @property
-    def header(self) -> str:
-        """The value of ``x-responses-cache``."""
-        return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
-
-
-@dataclass(slots=True)
-class Miss:
-    """No cached answer; what is needed to store the one that is computed now, and to release the requests waiting for it."""
-
-    key: Key
-    policy: Policy
-    generation: str | None = None
-    """None if the cache failed: the answer is not stored."""
-    token: str | None = None
-    """Set while other requests wait for this one."""
-    vector: Computing | None = None
-    """The embedding of the text, until the flight ends."""
-    signature: guard.Signature | None = None
-    """The signature of the text, once it was needed."""
-
-    header = "miss"
 
 
 class Cache:
@@ -118,6 +87,12 @@ class Cache:
         """Return the key of ``request`` in this deployment; None if it is not cacheable."""
         return key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
 
+    def uncacheable(self, request: CreateResponse, items: Sequence[Item]) -> Uncacheable:
+        """Report a ``request`` that has no key."""
+        found = Uncacheable(obstacle(request, items))
+        _report_miss(found)
+        return found
+
     async def aclose(self) -> None:
         """Wait until all flights are released."""
         if self._releases:
@@ -150,6 +125,7 @@ class Cache:
             logger.debug("cache lookup failed: %s", type(error).__name__)
             self.counts["failed"] += 1
             hit = None  # the answer is still stored if only the search timed out
+            miss.because("failed")
         except BaseException:
             await self._end(miss)  # release the waiting requests
             raise
@@ -158,11 +134,16 @@ class Cache:
         result = hit.kind if hit else "miss"
         self.counts[result] += 1
         CACHE_LOOKUPS.add(1, {"result": result})
+        if hit is None:
+            _report_miss(miss)
+            return miss
         annotate(cache=result)
-        return miss if hit is None else hit
+        return hit
 
     async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
         semantic = self.embedder.compares(miss.key.text, miss.policy)
+        if not miss.policy.read:
+            miss.because("refresh")
         found = await self._exact(miss, wait, semantic=semantic)
         self.embedder.expect(miss.key, answered=found.verdict == "hit")
         miss.generation = found.generation
@@ -172,7 +153,10 @@ class Cache:
             hit = self._exact_hit(miss.key, found)
             if hit is not None:
                 return hit
+            miss.because("unreadable")
         if not semantic:
+            if miss.policy.mode == "semantic":
+                miss.because("too_long")
             return None
         if miss.vector is None:
             miss.vector = self.embedder.compute(miss.key.text, headers, scope)
@@ -202,9 +186,12 @@ class Cache:
             await asyncio.wait({miss.vector})  # unlike awaiting it, this can be cancelled without waiting for the embedding
         vector = miss.vector.result()
         if vector is None:
+            miss.because("embedding_failed")
             return None
         async with asyncio.timeout(self._settings.timeout):
             matches = await self._scan.nearest(miss.key, vector, miss.policy.threshold, page=page)
+            if not matches and (nearest := self._scan.similarity(miss.key, vector, miss.policy.threshold - _NEAR)) is not None:
+                miss.because("below_threshold", nearest)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
 
@@ -214,7 +201,12 @@ class Cache:
 
     def _semantic_hit(self, miss: Miss, match: Match) -> Hit | None:
         entry = self._unpack(match.record, miss.key, match.entry, signed=True)
-        if entry is None or entry.signature is None or self._refuses(entry.signature, self._signature(miss)):
+        if entry is None or entry.signature is None:
+            miss.because("unreadable")
+            return None
+        rule = self._difference(entry.signature, self._signature(miss))
+        if rule is not None:
+            miss.because(f"guard:{rule}", match.similarity)
             return None
         return _hit("semantic", match.similarity, entry, match.left)
 
@@ -226,12 +218,10 @@ class Cache:
             self.counts["failed"] += 1
             return None
 
-    def _refuses(self, stored: guard.Signature, asked: guard.Signature) -> bool:
-        reason = guard.difference(stored, asked, strict=self._settings.guard == "strict")
-        if reason is not None:
-            self.counts["refused"] += 1
-            logger.debug("the guard refused a semantic hit: %s", reason)
-        return reason is not None
+    def _difference(self, stored: guard.Signature, asked: guard.Signature) -> str | None:
+        rule = guard.difference(stored, asked, strict=self._settings.guard == "strict")
+        self.counts["refused"] += rule is not None
+        return rule
 
     def _signature(self, miss: Miss) -> guard.Signature:
         if miss.signature is None:
@@ -352,6 +342,11 @@ def _scan(store: Entries, embeddings: Embeddings | None, memory_bytes: int) -> S
     from .search import Scan  # needs numpy, an optional dependency
 
     return Scan(store, embeddings.space, memory_bytes)
+
+
+def _report_miss(miss: Miss | Uncacheable) -> None:
+    CACHE_MISSES.add(1, {"reason": miss.reason})
+    annotate(cache="miss", cache_reason=miss.reason)
 
 
 def _hit(kind: str, similarity: float, entry: record.Entry, left: float) -> Hit:

@@ -76,6 +76,24 @@ class Signature:
         return cls(whole=str(members["whole"]), plain=members["plain"] is True, careful=members["careful"] is True, **lists)
 
 
+RULES = {
+    "script": "code, scripts other than Latin, and texts without a content word match only themselves",
+    "kind": "they are different kinds of questions",
+    "negations": "one has a negation",
+    "numbers": "the numbers differ",
+    "units": "the units differ",
+    "dates": "the dates differ",
+    "quoted": "the quoted texts differ",
+    "literals": "paths, identifiers or addresses differ",
+    "critical": "words that connect or compare differ",
+    "symbols": "the symbols differ",
+    "articles": "an article changes the meaning",
+    "names": "the names differ",
+    "words": "other words differ (cache.guard: loose leaves these to the similarity)",
+    "order": "the words have another order",
+}
+"""What the results of ``difference`` mean, in its order."""
+
 _SCALARS = frozenset({"whole", "plain", "careful"})
 
 

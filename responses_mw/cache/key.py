@@ -31,6 +31,7 @@ NEUTRAL = frozenset(
         "conversation",
         "background",  # never cached
         "background_options",
+        "enable_response_messages",  # never cached
         "metadata",
         "store",
         "stream",
@@ -78,12 +79,11 @@ def key_of(
     ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name of the model; ``headers``
     are the forwarded ones; ``deployment`` distinguishes upstreams.
     """
-    if not items or not _is_cacheable(request, items):
+    if obstacle(request, items):
         return None
     *history, last = items
     text = _user_text(last)
-    if text is None or not all(_has_only_text(item) for item in history):
-        return None
+    assert text is not None
     shape = {
         "version": VERSION,
         "owner": owner,
@@ -101,11 +101,23 @@ def key_of(
 _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
 
 
-def _is_cacheable(request: CreateResponse, items: Sequence[Item]) -> bool:
+def obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
+    """Return why ``request`` is not cacheable; empty if it is.
+
+    It is ``background``, ``tools``, ``logprobs``, ``messages`` (vLLM's ``enable_response_messages``), ``input`` (the last turn
+    is not one user text) or ``content`` (an earlier item is not only text).
+    """
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)
-    could_run = (has_tools and request.tool_choice != "none") or _APPROVAL in types
-    return not (request.background or could_run or request.wants_logprobs)
+    obstacles = {
+        "background": request.background,
+        "tools": (has_tools and request.tool_choice != "none") or _APPROVAL in types,
+        "logprobs": request.wants_logprobs,
+        "messages": request.enable_response_messages,
+        "input": not items or _user_text(items[-1]) is None,
+    }
+    content = "" if all(_has_only_text(item) for item in items[:-1]) else "content"
+    return next((name for name, stands in obstacles.items() if stands), content)
 
 
 def _user_text(item: Item) -> str | None:

@@ -83,6 +83,12 @@ class Scan:
         records = await self._records(key, partition, [entry for entry, _ in near])
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
+    def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
+        """Return the similarity of the nearest entry known here; None if it is less than ``floor``."""
+        partition = self._partitions.get((key.partition, len(vector)))
+        near = partition.vectors.nearest(vector, floor, 1, self._now()) if partition is not None else []
+        return near[0][1] if near else None
+
     async def _records(self, key: Key, partition: _Partition, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
         """Return record and remaining seconds of each entry that still exists; read those that are not held."""
         now, state = self._now(), partition.state

@@ -14,10 +14,10 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from .. import sandbox
-from ..app import open_core, open_state
+from ..app import open_core, open_embeddings, open_state
 from ..asgi.admin import checks, open_admin
 from ..auth import InvalidKeys
-from ..cache import Entries
+from ..cache import Entries, explain
 from ..errors import APIError, StartupError
 from ..jobs import Worker
 from ..sandbox import SandboxSettings
@@ -99,20 +99,36 @@ class Work(Settings):
 
 
 class CacheOf(Settings):
-    """Print the size of the response cache (stats), or empty it (purge), for one owner or for all.
+    """Print the size of the response cache (stats), empty it (purge), or compare two texts (explain):
+
+        responses-mw cache explain "What is the capital of France?" "Tell me the capital of France."
 
     Every flag is also an environment variable (--redis is RESPONSES_MW_REDIS_URL) and a key of the --config file.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw cache", **FLAGS)
-    uses: ClassVar[tuple[str, ...]] = (*_LOGGING, *_REDIS, "cache.max_owner_bytes", "owner")
-    arguments: ClassVar[str] = "{stats,purge} "
+    uses: ClassVar[tuple[str, ...]] = (
+        *_LOGGING,
+        *_REDIS,
+        "upstream.url",
+        "upstream.api_key",
+        "cache.max_owner_bytes",
+        "cache.embedding_*",
+        "cache.threshold",
+        "cache.guard",
+        "cache.timeout",
+        "owner",
+    )
+    arguments: ClassVar[str] = "{stats,purge,explain} [TEXT TEXT] "
 
-    action: CliPositionalArg[Literal["stats", "purge"]] = Field(description="stats or purge")
+    action: CliPositionalArg[Literal["stats", "purge", "explain"]] = Field(description="stats, purge or explain")
+    texts: CliPositionalArg[list[str]] = Field([], description="the two texts that explain compares")
     owner: str | None = Field(None, description="owner, as the hash in the keys of Redis (unset: all owners)")
 
     def cli_cmd(self) -> None:
         _log(self)
+        if self.action == "explain":
+            sys.exit(asyncio.run(explain_cache(self)))
         if self.redis.url is None:
             sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS_URL.")
         sys.exit(asyncio.run(run_cache_command(self)))
@@ -226,6 +242,22 @@ async def work(settings: Settings) -> None:
         async with open_admin(settings.server, checks(upstream, state, lambda: not stopping.is_set()), state):
             print(f"responses-mw: working for {settings.upstream.url}", flush=True)
             await worker.run()
+
+
+async def explain_cache(settings: CacheOf) -> int:
+    """Print whether the second text would be answered with the answer to the first, and return the exit status: 0 if it is."""
+    if len(settings.texts) != 2:
+        print("cache: explain compares two texts", file=sys.stderr)
+        return 2
+    one, other = settings.texts
+    try:
+        async with open_embeddings(settings) as embeddings:
+            explanation = await explain(one, other, embeddings, settings.cache)
+    except StartupError as error:
+        print(f"cache: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(explanation.lines))
+    return 0 if explanation.is_hit else 1
 
 
 async def run_cache_command(settings: CacheOf) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from .. import telemetry
-from ..cache import Hit, Miss
+from ..cache import Hit, Miss, Uncacheable
 from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
@@ -75,7 +75,7 @@ class Run:
     """The functions that the model may call."""
     results: dict[str, str | list[Part]] = field(default_factory=dict)
     """The results of the calls made in this run, by the id of the call's item."""
-    looked_up: Hit | Miss | None = None
+    looked_up: Hit | Miss | Uncacheable | None = None
     """The answer of the cache, if it was asked."""
     turn: OpenTurn | None = None
     """The turn being read."""

@@ -200,12 +200,11 @@ class Runner:
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
         """Ask the cache for the answer of `run`. A hit never reaches the upstream, so the cache checks the caller itself."""
         caller, context = run.caller, run.context
-        if run.request.enable_response_messages:
-            return  # a cached answer does not have them
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
         )
         if key is None:
+            run.looked_up = cache.uncacheable(run.request, context.items)
             return
         run.looked_up = found = await cache.lookup(
             key, policy, self._gate(caller), streamed=streamed, headers=caller.headers, scope=caller.scope

@@ -16,6 +16,7 @@ from .instruments import REGISTRY, exposition
 from .logs import set_up_logs
 from .metrics import (
     CACHE_LOOKUPS,
+    CACHE_MISSES,
     EVENT_LOOP_LAG,
     EVENTS_APPENDED,
     JOBS_RETRIED,
@@ -47,6 +48,7 @@ from .turn import TurnSpan, UpstreamServer
 
 __all__ = [
     "CACHE_LOOKUPS",
+    "CACHE_MISSES",
     "EVENTS_APPENDED",
     "EVENT_LOOP_LAG",
     "JOBS_RETRIED",

@@ -84,6 +84,13 @@ LIMITS_UNCHECKED = Counter(
     ["limit"],
     ["requests", "streams", "background", "storage"],
 )
+CACHE_MISSES = Counter(
+    "responses_mw.cache.misses",
+    "{request}",
+    "Requests without a cached answer, by reason.",
+    ["reason"],
+    ["not_found", "below_threshold", "embedding_failed", "failed"],
+)
 CACHE_LOOKUPS = Counter(
     "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", ["result"], ["exact", "semantic", "miss"]
 )

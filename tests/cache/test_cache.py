@@ -52,7 +52,7 @@ async def test_a_hit_is_a_whole_response_of_its_own_with_the_first_usage(cache: 
     first = answered(("reasoning", "Easy."), ("content", "Paris."))
     miss = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(miss, Miss)
-    assert miss.header == "miss"
+    assert miss.header == "miss; reason=not_found"
     assert await cache.keep(miss, first)
     hit = await cache.lookup(key(cache), EXACT, granted)
     assert isinstance(hit, Hit)

@@ -53,7 +53,7 @@ async def test_the_command_reports_its_errors() -> None:
     for arguments, said in (
         (["stats"], "--redis"),
         (["stats", "--redis=redis://127.0.0.1:1"], "unavailable"),
-        (["dump", "--redis=redis://127.0.0.1:1"], "'stats' or 'purge'"),
+        (["dump", "--redis=redis://127.0.0.1:1"], "'stats', 'purge' or 'explain'"),
         (["purge", "--redis=redis://127.0.0.1:1", "--owner=A{b}"], "lower-case"),
     ):
         status, printed = await run(*arguments)

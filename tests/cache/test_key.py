@@ -37,7 +37,6 @@ SHAPING: dict[str, Any] = {
     "top_p": 0.5,
     "truncation": "auto",
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
-    "enable_response_messages": True,
     "user": "somebody",
 }
 """Of each member of a request that is part of the partition, a value that is not its default."""
@@ -69,7 +68,7 @@ def partition(request: CreateResponse, items: list[dict[str, Any]] | None = None
 def test_of_every_member_of_a_request_it_is_decided_whether_it_shapes_the_answer() -> None:
     members = {field.name for field in fields(CreateResponse)}
     assert SHAPING.keys() == members - NEUTRAL
-    assert OTHERS.keys() | {"items", "background", "background_options", "cache", "size"} == NEUTRAL
+    assert OTHERS.keys() | {"items", "background", "background_options", "cache", "enable_response_messages", "size"} == NEUTRAL
 
 
 def test_the_size_of_a_request_does_not_shape_the_answer() -> None:

@@ -46,7 +46,7 @@ async def test_a_repeated_question_is_answered_without_the_upstream(
     upstream.whole(completion({"content": "Paris."}))
     first = await post(ours, question)
     again = await post(ours, question)
-    assert (told(first), told(again).partition(";")[0]) == ("miss", "exact")
+    assert (told(first), told(again).partition(";")[0]) == ("miss; reason=not_found", "exact")
     one, other = first.json(), again.json()
     assert one["output_text"] == other["output_text"] == "Paris."
     assert one["id"] != other["id"]
@@ -164,8 +164,8 @@ async def test_requests_with_tools_and_cut_answers_are_not_cached(
     for n in range(2):
         upstream.whole(completion({"content": str(n)}))
         response = await post(ours, {**question, "tools": tools})
-        assert (response.json()["output_text"], told(response)) == (str(n), "None")
+        assert (response.json()["output_text"], told(response)) == (str(n), "miss; reason=uncacheable:tools")
     for n in range(2):
         upstream.whole(completion({"content": str(n)}, finish_reason="length"))
         response = await post(ours, question)
-        assert (response.json()["output_text"], told(response)) == (str(n), "miss")
+        assert (response.json()["output_text"], told(response)) == (str(n), "miss; reason=not_found")

@@ -13,6 +13,7 @@ from tests.support.queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, alert
 
 QUERIES = list(queries())
 WITHOUT_PANEL = {
+    "responses_mw_cache_misses_total",
     "responses_mw_responses_total",
     "responses_mw_websockets_open",
     "responses_mw_upstream_active_requests",

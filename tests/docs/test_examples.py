@@ -71,7 +71,7 @@ def test_a_tool_of_an_mcp_server_waits_for_approval(run: Run, serve: Serve) -> N
 
 def test_the_second_answer_comes_from_the_cache(run: Run) -> None:
     first, second = run("cache").splitlines()
-    assert first.startswith("first: 6 * 7 = 42. [miss] resp_")
+    assert first.startswith("first: 6 * 7 = 42. [miss; reason=not_found] resp_")
     assert second.startswith("second: 6 * 7 = 42. [exact; similarity=1.0000; age=")
 
 

@@ -31,6 +31,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_jobs_retried_total": {"reason"},
     "responses_mw_events_appended_total": set(),
     "responses_mw_cache_lookups_total": {"result"},
+    "responses_mw_cache_misses_total": {"reason"},
     "responses_mw_streams_open": set(),
     "responses_mw_state_errors_total": {"error_type"},
     "responses_mw_responses_total": {"status", "kind"},

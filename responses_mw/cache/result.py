@@ -1,0 +1,84 @@
+"""The results of a lookup. One that is no hit says why.
+
+Reasons are labels of a metric, facts of the access line and part of the header `x-responses-cache`:
+
+    uncacheable:<cause>   the request is never cached; `key.obstacle` names the causes
+    refresh               the request does not look answers up
+    not_found             no answer to this text; nothing near it, if the mode is semantic
+    below_threshold       the nearest text is less similar than the threshold
+    guard:<rule>          the nearest text differs; `guard.difference` names the rules
+    too_long              the text is too long to be compared
+    embedding_failed      the embeddings server did not answer, or not in time
+    unreadable            the stored answer is damaged, or sealed with another key
+    failed                Redis did not answer, or not in time
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.types import Chunk
+from .embeddings import Computing
+from .guard import Signature
+from .key import Key
+from .policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds."""
+
+    kind: str
+    similarity: float
+    age: int
+    chunks: list[Chunk]
+
+    @property
+    def header(self) -> str:
+        """The value of ``x-responses-cache``."""
+        return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
+
+
+@dataclass(slots=True)
+class Miss:
+    """No cached answer; what is needed to store the one that is computed now, and to release the requests waiting for it."""
+
+    key: Key
+    policy: Policy
+    generation: str | None = None
+    """None if the cache failed: the answer is not stored."""
+    token: str | None = None
+    """Set while other requests wait for this one."""
+    vector: Computing | None = None
+    """The embedding of the text, until the flight ends."""
+    signature: Signature | None = None
+    """The signature of the text, once it was needed."""
+    reason: str = "not_found"
+    nearest: float | None = None
+    """Similarity of the nearest text, if it decided."""
+
+    @property
+    def header(self) -> str:
+        similarity = "" if self.nearest is None else f"; similarity={self.nearest:.4f}"
+        threshold = f"; threshold={self.policy.threshold:.4f}" if self.reason == "below_threshold" else ""
+        return f"miss; reason={self.reason}{similarity}{threshold}"
+
+    def because(self, reason: str, nearest: float | None = None) -> None:
+        """Record why there is no hit, unless a reason is known already."""
+        if self.reason == "not_found":
+            self.reason, self.nearest = reason, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Uncacheable:
+    """A request that is never cached."""
+
+    cause: str
+
+    @property
+    def reason(self) -> str:
+        return f"uncacheable:{self.cause}"
+
+    @property
+    def header(self) -> str:
+        return f"miss; reason={self.reason}"

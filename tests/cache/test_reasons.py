@@ -1,0 +1,112 @@
+"""A miss says why: in the header, in a metric, and for two texts on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from responses_mw.cache import Miss, Policy
+from responses_mw.cache.embeddings import MAX_TEXT_LENGTH
+from responses_mw.telemetry import REGISTRY
+from tests.cache.asking import EXACT, SEMANTIC, EmbeddingServer, ask, granted, key
+from tests.cache.test_command import run
+from tests.support.scripted import completion
+
+if TYPE_CHECKING:
+    from responses_mw.cache import Cache
+    from tests.cache.conftest import OpenCache
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve, Start
+
+Q, SAME, FINLAND = "What is the capital of France?", "Tell me the capital of France.", "What is the capital of Finland?"
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+def counted(reason: str) -> float:
+    return REGISTRY.get_sample_value("responses_mw_cache_misses_total", {"reason": reason}) or 0.0
+
+
+async def missed(cache: Cache, question: str, policy: Policy = SEMANTIC) -> Miss:
+    """Return a miss, which is counted once under its reason."""
+    [family] = [one for one in REGISTRY.collect() if one.name == "responses_mw_cache_misses"]
+    before = {one.labels["reason"]: one.value for one in family.samples if one.name.endswith("_total")}
+    found = await cache.lookup(key(cache, question), replace(policy, write=False), granted)
+    assert isinstance(found, Miss)
+    assert counted(found.reason) == before.get(found.reason, 0) + 1
+    return found
+
+
+async def test_a_text_that_is_not_near_enough_is_reported_with_its_similarity(
+    cache: Cache, embedding_server: EmbeddingServer
+) -> None:
+    embedding_server.near(Q, SAME, 0.93)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    miss = await missed(cache, SAME)
+    assert miss.header.startswith("miss; reason=below_threshold; similarity=0.9")
+    assert miss.header.endswith("; threshold=0.9500")
+    assert miss.nearest == pytest.approx(0.93, abs=1e-3)
+    assert (await missed(cache, "Who wrote Hamlet?")).header == "miss; reason=not_found"
+
+
+async def test_the_rule_of_the_guard_is_named(cache: Cache, embedding_server: EmbeddingServer) -> None:
+    embedding_server.near(Q, FINLAND, 0.999)
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    assert (await missed(cache, FINLAND)).header.startswith("miss; reason=guard:names; similarity=0.99")
+
+
+async def test_embeddings_that_fail_and_texts_that_are_too_long_are_reasons(
+    cache: Cache, embedding_server: EmbeddingServer
+) -> None:
+    await ask(cache, key(cache), SEMANTIC, answer="Paris.")
+    embedding_server.status = 500
+    assert (await missed(cache, SAME)).header == "miss; reason=embedding_failed"
+    assert (await missed(cache, "long " * MAX_TEXT_LENGTH)).header == "miss; reason=too_long"
+    assert (await missed(cache, Q, replace(EXACT, read=False, write=True))).header == "miss; reason=refresh"
+
+
+async def test_a_redis_that_fails_is_a_reason(open_cache: OpenCache, url: str) -> None:
+    cache = open_cache(url)
+    assert (await missed(cache, Q, EXACT)).reason == "not_found"
+    away = open_cache("redis://127.0.0.1:1")
+    assert (await missed(away, Q, EXACT)).header == "miss; reason=failed"
+
+
+@pytest.mark.parametrize(
+    ("members", "cause"),
+    [
+        ({"tools": [FUNCTION]}, "tools"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "input"),
+        ({"enable_response_messages": True}, "messages"),
+        ({"top_logprobs": 1, "include": ["message.output_text.logprobs"]}, "logprobs"),
+    ],
+)
+async def test_a_request_that_is_never_cached_says_why(
+    start: Start, upstream: ScriptedUpstream, members: dict[str, Any], cause: str
+) -> None:
+    before = counted(f"uncacheable:{cause}")
+    upstream.whole(completion({"content": "Paris."}))
+    ours = start(cache__mode="exact")
+    answer = await ours.http.post("/v1/responses", json={"model": "tiny", "input": Q, **members})
+    assert answer.headers["x-responses-cache"] == f"miss; reason=uncacheable:{cause}"
+    assert counted(f"uncacheable:{cause}") == before + 1
+
+
+async def test_the_command_explains_two_texts(serve: Serve, embedding_server: EmbeddingServer) -> None:
+    embedding_server.near(Q, SAME, 0.97)
+    embedding_server.vectors[FINLAND] = embedding_server.vectors[Q]
+    flags = [
+        "--cache.embedding-model=e",
+        f"--cache.embedding-url={serve(embedding_server, lifespan='off')}",
+        "--cache.timeout=20",
+    ]
+    status, printed = await run("explain", Q, SAME, *flags)
+    assert status == 0
+    assert "similarity: 0.97" in printed
+    assert printed.endswith("guard (strict): accepts\nhit: semantic\n")
+    status, printed = await run("explain", Q, FINLAND, *flags)
+    assert (status, 'guard (strict): refuses by "names": the names differ\nhit: none\n' in printed) == (1, True)
+    embedding_server.status = 500
+    assert "similarity: unknown: the embeddings server answered 500" in (await run("explain", Q, SAME, *flags))[1]
+    assert (await run("explain", Q))[0] == 2
