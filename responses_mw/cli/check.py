@@ -76,10 +76,10 @@ async def _check_state(settings: Settings) -> bool:
     maximum = health.max_memory or "unlimited"
     print(f"state:    {health.server}{kind}, {health.policy}, {health.used_memory} of {maximum} bytes used")
     for warning in health.warnings:
-        print(f"          {warning}")
+        print(f"          {warning}", file=sys.stderr if warning == health.fault else sys.stdout)
     if not agree:
         print("          auth.secret_keys differ from those of other replicas", file=sys.stderr)
-    return agree
+    return agree and not health.fault
 
 
 async def no_app(*_: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw import create_app
+from responses_mw.cli.check import check
 from responses_mw.telemetry import REGISTRY
 from tests.support.alerts import assert_fires, scrape
 from tests.support.configured import make_settings
@@ -47,7 +48,11 @@ async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 
 async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_looks(
-    serve: Serve, upstream: ScriptedUpstream, valkey: Server, caplog: pytest.LogCaptureFixture
+    serve: Serve,
+    upstream: ScriptedUpstream,
+    valkey: Server,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     port, before = free_port(), scrape()
     for _ in range(3):
@@ -63,9 +68,11 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
             documents = [await create(http) for _ in range(3)]
             async with httpx.AsyncClient(trust_env=False) as admin:
                 ready = await admin.get(f"http://127.0.0.1:{port}/readyz")
+            assert await check(app.settings, []) == 1
     assert not any(document["store"] for document in documents)
     [warning] = [one for one in caplog.records if one.name == "responses_mw.state.health"]
     assert (warning.levelno, UNSTORED in warning.getMessage()) == (logging.WARNING, True)
+    assert UNSTORED in capsys.readouterr().err
     assert ready.status_code == 200
     assert any(UNSTORED in one for one in ready.json()["warnings"])
     after = scrape()
