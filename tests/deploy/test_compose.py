@@ -46,6 +46,26 @@ def test_the_server_is_given_settings_that_it_has() -> None:
     make_settings(**{name.replace("_", "__", 1): value for name, value in given.items()})
 
 
+def extended(name: str) -> dict[str, Any]:
+    """Return a service of the small file, with what it takes over from the full one."""
+    small = load("compose.small.yaml")["services"][name]
+    assert small["extends"] == {"file": "compose.yaml", "service": name}
+    whole = SERVICES[name]
+    return {**whole, **small, "environment": {**whole.get("environment", {}), **small.get("environment", {})}}
+
+
+def test_the_small_file_has_the_server_and_a_valkey_and_needs_nothing_else() -> None:
+    small = load("compose.small.yaml")
+    assert small["services"].keys() == {"server", "valkey"}
+    given = extended("server")["environment"]
+    settings = environment(extended("server"), "RESPONSES_MW_") | {"upstream_url": "http://vllm:8000"}
+    make_settings(**{name.replace("_", "__", 1): value for name, value in settings.items()})
+    assert given["OTEL_TRACES_EXPORTER"] == given["OTEL_METRICS_EXPORTER"] == "none"
+    assert not re.search("demo|collector", given["RESPONSES_MW_UPSTREAM_URL"])
+    assert given["RESPONSES_MW_REDIS_URL"] == "redis://valkey:6379/0"
+    assert {volume.split(":")[0] for volume in extended("valkey")["volumes"]} == small["volumes"].keys()
+
+
 def test_the_sandbox_is_given_settings_that_it_has() -> None:
     settings = SandboxSettings.model_validate(environment(SANDBOX["sandbox"], "RESPONSES_MW_SANDBOX_"))
     url = environment(SANDBOX["server"], "RESPONSES_MW_")["tools_sandbox_url"]

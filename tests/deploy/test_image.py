@@ -12,6 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uvicorn.main import main
 
 from responses_mw import ResponsesMiddleware
 from tests.support.paths import ROOT
@@ -74,6 +75,7 @@ def test_the_demo_service_runs_what_the_package_has() -> None:
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["demo"]
     module, _, factory = service["entrypoint"][-1].partition(":")
     assert callable(getattr(import_module(module), factory))
+    main.make_context("uvicorn", [*service["entrypoint"][3:], *service["command"]])
 
 
 def test_the_example_inside_vllm_is_valid_and_names_our_middleware() -> None:

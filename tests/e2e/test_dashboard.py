@@ -1,6 +1,6 @@
-"""A real Prometheus is asked every query of the dashboard and of the alerts, while it scrapes a server under load.
+"""A real Prometheus is asked every query of the dashboards and alerts of two releases, one of them under load.
 
-It needs prometheus and promtool (apt install prometheus; or ``$PROMETHEUS``, the folder that they are in). A panel that stays
+It needs Helm (fetched from npm's registry), prometheus and promtool (apt install prometheus; or ``$PROMETHEUS``, the folder that they are in). A panel that stays
 empty, a legend with a label that the answer has not, or an alert that cannot be evaluated is a failure.
 """
 
@@ -13,16 +13,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from benchmarks.processes import free_port
 from responses_mw.demo.servers import demo_upstream
+from tests.helm.rendering import render
+from tests.helm.test_observation import WATCHED
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -31,11 +34,8 @@ FILES = ROOT / "helm" / "responses-mw" / "files"
 SECONDS = 20
 MOST_JOBS = 5
 PATIENCE = 60.0
-CONFIG = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: [{alerts}]
-scrape_configs: [{{job_name: responses-mw, static_configs: [{{targets: ["127.0.0.1:{admin}"]}}]}}]
-"""
+LIMITS = httpx.Limits(keepalive_expiry=1)  # well before the server closes idle connections
+Asking = Callable[..., Awaitable[Any]]
 
 
 def program(name: str) -> str:
@@ -79,18 +79,18 @@ async def exercise(client: httpx.AsyncClient, url: str) -> None:
     assert load.returncode == 0, "the load failed"
 
 
-def panels() -> Iterator[tuple[str, str, set[str]]]:
+def panels(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, set[str]]]:
     """Of each query: its panel, the query, and the labels of its legend."""
-    for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
+    for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
-            query = target["expr"].replace("$job", "responses-mw").replace("$instance", ".*").replace("$__rate_interval", "15s")
+            query = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "15s")
             yield panel["title"], query, set(re.findall(r"{{\s*(\w+)\s*}}", target.get("legendFormat", "")))
 
 
-async def faults_of_panels(client: httpx.AsyncClient, prometheus: str) -> list[str]:
+async def faults_of_panels(prometheus: Asking, dashboard: dict[str, Any]) -> list[str]:
     found = []
-    for title, query, legend in panels():
-        answer = (await client.get(f"{prometheus}/api/v1/query", params={"query": query})).json()
+    for title, query, legend in panels(dashboard):
+        answer = await prometheus("query", query=query)
         series: list[dict[str, Any]] = answer.get("data", {}).get("result", [])
         labels = {label for one in series for label in one["metric"]}
         numbers = [one["value"][1] for one in series if one["value"][1] != "NaN"]
@@ -99,32 +99,79 @@ async def faults_of_panels(client: httpx.AsyncClient, prometheus: str) -> list[s
     return found
 
 
-async def faults_of_alerts(client: httpx.AsyncClient, prometheus: str) -> list[str]:
-    groups = (await client.get(f"{prometheus}/api/v1/rules")).json()["data"]["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
+async def faults_of_alerts(prometheus: Asking) -> list[str]:
+    rules = [rule for group in (await prometheus("rules"))["data"]["groups"] for rule in group["rules"]]
     assert rules
     return [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
 
 
-def test_the_alerts_are_rules_of_prometheus() -> None:
-    subprocess.run([program("promtool"), "check", "rules", str(FILES / "alerts.yaml")], check=True)
+async def pending(prometheus: Asking, alert: str) -> set[str]:
+    """Return the releases for which an alert is pending or fires."""
+    alerts = (await prometheus("alerts"))["data"]["alerts"]
+    return {one["labels"]["release"] for one in alerts if one["labels"]["alertname"] == alert}
 
 
-async def test_no_panel_stays_empty_and_every_alert_is_evaluated(tmp_path: Path) -> None:
+def monitored(release: str, folder: Path) -> dict[str, Any]:
+    """Write the alerts of a release as Prometheus reads them, and return its dashboard."""
+    rendered = render(WATCHED, release=release)
+    (folder / f"{release}-rules.yaml").write_text(yaml.safe_dump(rendered.kind("PrometheusRule")[0]["spec"]))
+    [found] = [one for one in rendered.kind("ConfigMap") if one["metadata"]["name"].endswith("-dashboard")]
+    [text] = found["data"].values()
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def scraped(release: str, admin: int) -> dict[str, Any]:
+    """Return the configuration by which a target has the labels that the Prometheus operator gives it."""
+    service = f"{release}-responses-mw-admin"
+    targets = {"targets": [f"127.0.0.1:{admin}"], "labels": {"namespace": "llm", "service": service}}
+    return {"job_name": service, "static_configs": [targets]}
+
+
+def test_the_alerts_are_rules_of_prometheus(tmp_path: Path) -> None:
+    monitored("one", tmp_path)
+    files = [FILES / "alerts.yaml", tmp_path / "one-rules.yaml"]
+    subprocess.run([program("promtool"), "check", "rules", *map(str, files)], check=True)
+
+
+async def test_of_two_releases_no_panel_stays_empty_and_each_alert_is_for_its_own(tmp_path: Path) -> None:
     server = program("prometheus")
-    port, admin, own = (free_port() for _ in range(3))
-    url, prometheus = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{own}"
-    (tmp_path / "prometheus.yaml").write_text(CONFIG.format(alerts=FILES / "alerts.yaml", admin=admin))
-    with ExitStack() as stack:
+    admin = {release: free_port() for release in ("one", "other")}
+    dashboards = {release: monitored(release, tmp_path) for release in admin}
+    port, own = free_port(), free_port()
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [f"{tmp_path}/*-rules.yaml"],
+        "scrape_configs": [scraped(*one) for one in admin.items()],
+    }
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    async with AsyncExitStack() as stack:
         upstream = stack.enter_context(demo_upstream(0.02))
-        serve = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", f"--port={port}"]
-        serve += [f"--limits.background={MOST_JOBS}", "--server.drain-timeout=1", f"--server.admin-port={admin}"]
-        stack.enter_context(started(tmp_path / "serve.log", *serve))
+        serve = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", "--server.drain-timeout=1"]
+        limits = [f"--limits.background={MOST_JOBS}"]
+        busy = [*serve, *limits, f"--port={port}", f"--server.admin-port={admin['one']}"]
+        stack.enter_context(started(tmp_path / "one.log", *busy))
+        idle = stack.enter_context(ExitStack())
+        idle.enter_context(started(tmp_path / "other.log", *serve, "--port=0", f"--server.admin-port={admin['other']}"))
         options = [f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data"]
         listen = f"--web.listen-address=127.0.0.1:{own}"
         stack.enter_context(started(tmp_path / "prometheus.log", server, *options, listen))
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            await until_ready(client, f"http://127.0.0.1:{admin}/readyz")
-            await until_ready(client, f"{prometheus}/-/ready")
-            await exercise(client, url)
-            assert await faults_of_panels(client, prometheus) + await faults_of_alerts(client, prometheus) == []
+        client = await stack.enter_async_context(httpx.AsyncClient(timeout=60, limits=LIMITS, trust_env=False))
+        for place in [*[f"{one}/readyz" for one in admin.values()], f"{own}/-/ready"]:
+            await until_ready(client, f"http://127.0.0.1:{place}")
+
+        async def prometheus(path: str, **params: str) -> Any:
+            return (await client.get(f"http://127.0.0.1:{own}/api/v1/{path}", params=params)).json()
+
+        await exercise(client, f"http://127.0.0.1:{port}")
+        assert await faults_of_panels(prometheus, dashboards["one"]) + await faults_of_alerts(prometheus) == []
+        for release, dashboard in dashboards.items():
+            for title, query, _ in panels(dashboard):
+                seen = {one["metric"].get("instance") for one in (await prometheus("query", query=query))["data"]["result"]}
+                assert seen <= {None, f"127.0.0.1:{admin[release]}"}, f"{title}: {query}"
+        up = [query for title, query, _ in panels(dashboards["other"]) if title == "Replicas up"]
+        assert [(await prometheus("query", query=query))["data"]["result"][0]["value"][1] for query in up] == ["1"]
+        idle.close()
+        async with asyncio.timeout(PATIENCE):
+            while not (down := await pending(prometheus, "ResponsesReplicaDown")):
+                await asyncio.sleep(0.2)
+        assert down == {"other"}

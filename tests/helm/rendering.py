@@ -69,17 +69,17 @@ class Rendered:
         return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}
 
 
-def render(*values: Path | dict[str, Any]) -> Rendered:
+def render(*values: Path | dict[str, Any], release: str = "responses") -> Rendered:
     """Renders the chart with these values, the later ones over the earlier. Raises `RenderingFailed`."""
     given = [yaml.safe_load(one.read_text()) if isinstance(one, Path) else one for one in values]
-    return Rendered([one for one in yaml.load_all(_rendered(json.dumps(merged(given))), _Loader) if one])
+    text = _rendered(release, json.dumps(merged(given)))
+    return Rendered([one for one in yaml.load_all(text, _Loader) if one])
 
 
 @cache
-def _rendered(values: str) -> str:
-    return run_helm(
-        ["template", "responses", str(CHART), "--namespace", "llm", "--kube-version", KUBERNETES], json.loads(values)
-    )
+def _rendered(release: str, values: str) -> str:
+    command = ["template", release, str(CHART), "--namespace", "llm", "--kube-version", KUBERNETES]
+    return run_helm(command, json.loads(values))
 
 
 def render_all(cases: list[dict[str, Any]]) -> list[Rendered]:
