@@ -273,7 +273,7 @@ async def open_application(
             is_working = (lambda: jobs.is_working) if settings.jobs.concurrency else None
         await stack.enter_async_context(open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state))
         routes = Routes(runner, upstream, state, jobs, settings, cache)
-        yield Application(_around(routes, limits, settings), runner.drain, jobs)
+        yield Application(_around(routes, limits, settings), runner.drain, jobs, upstream)
 
 
 def _jobs(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None) -> JobService | None:

@@ -180,13 +180,18 @@ async def _passes(check: Check) -> bool:
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """Open the port, or return None if another worker of the same server has it. Raises `StartupError`."""
+    """Open the port, or return None if another worker of the same server has it. Raises `StartupError`.
+
+    Workers whose metrics are shared share the port, too: any of them may answer.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    shares = server_group() is not None and telemetry.is_shared()
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, reuse_port=shares)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and server_group() is not None:
-            logger.warning("another process has the admin port %s:%s: it shows nothing of this one", host, port)
+            shared = "set PROMETHEUS_MULTIPROC_DIR to share it"
+            logger.warning("another process has the admin port %s:%s, which shows nothing of this one: %s", host, port, shared)
             return None
         raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +29,8 @@ from .inbound import Inbound
 
 if TYPE_CHECKING:
     from .middleware import Dispatcher
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
 
@@ -44,23 +48,40 @@ class DrainingServer(uvicorn.Server):
     `END_TIMEOUT` seconds longer. A second signal ends the drain, a third one the process.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
+        """`on_start` is called in the event loop when the server listens."""
         super().__init__(config)
         self._app = app
         self._drain_timeout = drain_timeout
+        self._on_start = on_start
         self._hurry = asyncio.Event()
+
+    @property
+    def address(self) -> Any:
+        """The address of the socket that listens."""
+        return self.servers[0].sockets[0].getsockname()
+
+    def stop(self) -> None:
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's method would raise the signal again after the shutdown: the exit status would not be 0.
         if not self.should_exit:
-            self.should_exit = True
+            self.stop()
         elif not self._hurry.is_set():
             self._hurry.set()
         else:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if in_progress := self._in_progress():
+            seconds = f"{self._drain_timeout:g} s"
+            logger.info("stopping: waiting up to %s for %s; a second signal ends them now", seconds, in_progress)
         self._app.stop()
         draining = asyncio.create_task(self._drain())
         await super().shutdown(sockets)
@@ -70,7 +91,14 @@ class DrainingServer(uvicorn.Server):
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout):
                 await self._hurry.wait()
+        if in_progress := self._in_progress():
+            logger.warning("stopping now: %s did not end in time", in_progress)
         await self._app.fail_runs()
+
+    def _in_progress(self) -> str:
+        """Return what has not ended, in words; "" if there is nothing."""
+        counts = {"requests": len(self.server_state.tasks), "background responses": self._app.running_jobs}
+        return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
 
 
 class HTTPProtocol(HttpToolsProtocol):

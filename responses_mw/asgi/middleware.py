@@ -15,6 +15,7 @@ from ..errors import APIError, StartupError, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
 from ..settings import ServerSettings
+from ..upstream import Upstream
 from .json import ErrorResponse
 
 # The members of the host's scope that calls outside a request inherit.
@@ -27,11 +28,12 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The application for our paths, its foreground runs, and its background jobs (None without stored state)."""
+    """The application for our paths, its foreground runs, its background jobs (None without stored state) and the upstream."""
 
     routes: ASGIApp
     drain: Drain
     jobs: JobService | None
+    upstream: Upstream
 
 
 OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
@@ -130,6 +132,17 @@ class Dispatcher:
             await asyncio.get_running_loop().create_future()  # the loop cancels it at its end
         finally:
             await self._close()
+
+    @property
+    def application(self) -> Application | None:
+        """The application, while it is open."""
+        return self._application
+
+    @property
+    def running_jobs(self) -> int:
+        """The number of background responses that this process runs."""
+        jobs = self._application.jobs if self._application else None
+        return jobs.running if jobs else 0
 
     def stop(self) -> None:
         """Begin the drain: claim no more jobs, end the streams of background responses, and close idle WebSockets."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import math
 import signal
 import sys
 from typing import ClassVar, Literal
@@ -16,7 +14,6 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, S
 from .. import sandbox
 from ..app import open_core, open_embeddings, open_state
 from ..asgi.admin import checks, open_admin
-from ..auth import InvalidKeys
 from ..cache import Entries, explain
 from ..errors import APIError, StartupError
 from ..jobs import Worker
@@ -25,6 +22,8 @@ from ..settings import Settings, unknown_variables, variables
 from ..telemetry import set_up_logs, set_up_sdk
 from .check import check, no_app
 from .flags import FLAGS
+from .serve import serve
+from .summary import announce, summary
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ class Serve(Settings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    processes: int = Field(1, ge=1, le=64, description="processes that listen on the port; each uses one core")
     check: CliImplicitFlag[bool] = Field(
         False, description="check the settings, the upstream and Redis, print what was found, and exit"
     )
@@ -184,47 +184,6 @@ def _unknown_variables() -> list[str]:
     return unknown_variables(name for command in COMMANDS.values() for name in variables(command))
 
 
-def serve(settings: Serve) -> None:
-    """Serve until a signal stops the process."""
-    import uvicorn
-
-    from ..app import create_app
-    from ..asgi.inbound import Inbound
-    from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
-
-    set_up_sdk()
-    # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    print(f"responses-mw: http://{settings.host}:{settings.port}/v1 in front of {settings.upstream.url}", flush=True)
-    try:
-        app = create_app(settings)
-    except InvalidKeys as error:
-        sys.exit(f"responses-mw: {error}")
-
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=HTTPProtocol,
-        log_config=None,  # set_up_logs has configured logging
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
-        ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
-        ws_max_size=settings.limits.max_request_bytes,
-        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
-        ws_per_message_deflate=False,  # costs more than everything else that a token does
-        server_header=False,
-        date_header=False,
-    )
-    server = DrainingServer(config, app, settings.server.drain_timeout)
-    server.run()
-    if not server.started:
-        sys.exit(3)  # as uvicorn does
-
-
 async def work(settings: Settings) -> None:
     """Run background responses until a signal stops the process."""
     set_up_sdk()
@@ -234,13 +193,16 @@ async def work(settings: Settings) -> None:
         worker = Worker(runner, state, sealer, settings.jobs, settings.redis, drain_timeout=settings.server.drain_timeout)
 
         def stop() -> None:
+            if worker.running and not stopping.is_set():
+                seconds = f"{settings.server.drain_timeout:g} s"
+                logger.info("stopping: waiting up to %s for %d background responses", seconds, worker.running)
             stopping.set()
             worker.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
         async with open_admin(settings.server, checks(upstream, state, lambda: not stopping.is_set()), state):
-            print(f"responses-mw: working for {settings.upstream.url}", flush=True)
+            announce(settings, "runs background responses", summary(settings, upstream.known_dialect, has_state=True))
             await worker.run()
 
 

@@ -169,6 +169,11 @@ class JobService:
         """Whether this process claims jobs now."""
         return self._working is not None and not self._working.done() and not self._stopped
 
+    @property
+    def running(self) -> int:
+        """The number of background responses that run in this process."""
+        return self._worker.running if self._worker is not None else 0
+
     def stop(self) -> None:
         """Stop claiming jobs and end the followers, which continue at another replica. To be called when the server stops."""
         self._stopped = True

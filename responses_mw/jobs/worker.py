@@ -33,6 +33,7 @@ POLL = 1.0
 """Maximum seconds between two checks of the queue. Messages usually cause one earlier."""
 GIVE_UP_AFTER = 0.8
 """Share of a lease's duration after which a run without renewal is stopped."""
+_WARN_INTERVAL = 60.0
 FINAL_WRITES_TIMEOUT = 5.0
 """Seconds that a stopped worker waits until jobs that ran out of time are stored."""
 
@@ -66,6 +67,7 @@ class Worker:
         self._suspected: set[str] = set()
         self._stopping = asyncio.Event()
         self._sweeps_from = 0.0
+        self._quiet_until = 0.0
 
     async def run(self) -> None:
         """Claim jobs until `stop`, then wait up to `server.drain_timeout` for those that are running."""
@@ -81,6 +83,11 @@ class Worker:
                 for task in [*loops, *self._tasks]:
                     task.cancel()
                 await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
+
+    @property
+    def running(self) -> int:
+        """The number of jobs in progress."""
+        return len(self._tasks)
 
     def stop(self) -> None:
         """Stop claiming jobs. `run` returns when the claimed ones are finished or returned to the queue."""
@@ -101,11 +108,19 @@ class Worker:
                     await self._sweep()
                 await self._claim_due()
             except StateUnavailable as error:
-                logger.warning("no jobs are claimed: %s", error.message)
+                self._warn(error)
                 self._sweeps_from = loop.time() + self._lease
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(look):
                     await self._change.wait()
+
+    def _warn(self, error: StateUnavailable) -> None:
+        """Log a warning at most once a minute."""
+        now = asyncio.get_running_loop().time()
+        is_due = now >= self._quiet_until
+        logger.log(logging.WARNING if is_due else logging.DEBUG, "no jobs are claimed: %s", error.message)
+        if is_due:
+            self._quiet_until = now + _WARN_INTERVAL
 
     @property
     def _has_room(self) -> bool:

@@ -18,7 +18,7 @@ from .groups import Group
 
 PREFIX = "RESPONSES_MW_"
 
-COMMAND_SETTINGS = ("host", "port")
+COMMAND_SETTINGS = ("host", "port", "processes")
 """Settings of ``responses-mw serve`` alone. Other processes may share its environment and file."""
 
 _SERVICE_LINK = re.compile(

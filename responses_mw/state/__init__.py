@@ -4,7 +4,7 @@ Keys, commands and scripts are all here; nothing else imports redis.
 """
 
 from .client import Client
-from .connection import connect
+from .connection import connect, without_credentials
 from .embedded import embedded, server_group
 from .errors import (
     Damaged,
@@ -55,4 +55,5 @@ __all__ = [
     "connect",
     "embedded",
     "server_group",
+    "without_credentials",
 ]

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 
 from .client import SUBSCRIBING, Client, ClusterClient
 
-__all__ = ["connect"]
+__all__ = ["connect", "without_credentials"]
 
 # The buffer of an asyncio stream: a long chain is read in half as many steps, in two thirds of the time.
 READ_SIZE = 1 << 17
@@ -52,6 +52,12 @@ def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Cli
     if kind:
         raise ValueError(f"unknown kind of Redis URL: {scheme}+{kind}://")
     return _server(url, options)
+
+
+def without_credentials(url: str) -> str:
+    """Return a valid URL without its user, password and options."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _server(url: str, options: dict[str, Any]) -> Client:

@@ -32,6 +32,8 @@ from .metrics import (
 )
 from .report import count_response, log_facts, report_failure, report_lost_job
 from .sdk import set_up_sdk
+from .shared import DIRECTORY as METRICS_DIRECTORY
+from .shared import forget_process, is_shared
 from .tracing import (
     ToolCallSpan,
     count_state_error,
@@ -55,6 +57,7 @@ __all__ = [
     "LEASES_LOST",
     "LIMITS_REFUSED",
     "LIMITS_UNCHECKED",
+    "METRICS_DIRECTORY",
     "QUEUE_AGE",
     "QUEUE_DEPTH",
     "REDIS_MEMORY_MAX",
@@ -71,7 +74,9 @@ __all__ = [
     "count_state_error",
     "end_run",
     "exposition",
+    "forget_process",
     "is_measuring",
+    "is_shared",
     "is_tracing",
     "job_span",
     "link_to_request",

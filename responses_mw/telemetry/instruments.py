@@ -21,6 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from ..version import VERSION
 from .conventions import SCHEMA_URL, SCOPE
+from .shared import is_shared, shared_registry
 
 __all__ = ["MAX_SERIES", "REGISTRY", "Counter", "Gauge", "Histogram", "KnownNames", "UpDownCounter", "exposition"]
 
@@ -150,9 +151,10 @@ class KnownNames:
 
 def exposition(accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type: OpenMetrics if the `Accept` header names it, else Prometheus' text format."""
+    registry = shared_registry(REGISTRY) if is_shared() else REGISTRY
     if "application/openmetrics-text" in accept:
-        return openmetrics.generate_latest(REGISTRY), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
-    return prometheus.generate_latest(REGISTRY), "text/plain; version=0.0.4; charset=utf-8"
+        return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return prometheus.generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _prometheus_name(name: str, unit: str = "") -> str:

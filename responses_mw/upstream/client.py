@@ -89,6 +89,11 @@ class Upstream:
         except orjson.JSONDecodeError:
             raise UpstreamError("The upstream sent something that is not JSON.") from None
 
+    @property
+    def known_dialect(self) -> str | None:
+        """The name of the dialect, unless it is still to be detected."""
+        return self._dialect.name if self._dialect is not None else None
+
     async def dialect(self, caller: Caller) -> Dialect:
         """Return the configured or detected dialect. Detection is repeated until the upstream answers."""
         if self._dialect is None:

@@ -1,0 +1,202 @@
+"""``responses-mw serve --processes N``: several processes that listen on one port, and the one that starts and ends them.
+
+Each process has a socket of its own (SO_REUSEPORT), among which the kernel distributes connections. The parent holds the port
+with a socket that does not listen. It handles no request: it starts the processes, passes signals on to them, and replaces one
+that ends. A process whose parent has ended drains and ends, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from ..telemetry import METRICS_DIRECTORY, forget_process, set_up_logs
+from .serve import STARTUP_FAILURE, announce_server, run_server
+
+if TYPE_CHECKING:
+    from ..asgi.listener import DrainingServer
+    from .commands import Serve
+
+__all__ = ["supervise"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+"""Seconds until a process that has ended is replaced; doubled each time that the next one does not start."""
+
+
+def supervise(settings: Serve) -> int:
+    """Run the processes until a signal stops them, and return the exit status."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
+    with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
+        os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
+        try:
+            _check_free(settings.server.admin_host, settings.server.admin_port)
+            _check_free(settings.host, settings.port)
+            with _socket(settings.host, settings.port) as reserved:
+                return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
+        except OSError as error:
+            print(f"responses-mw: {error.strerror}", file=sys.stderr)
+            return STARTUP_FAILURE
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OSError for a port that another server has: SO_REUSEPORT would share it in silence."""
+    if port:
+        try:
+            socket.create_server((host, port), family=_family(host)).close()
+        except OSError as error:
+            raise OSError(error.errno, f"{host}:{port} cannot be opened: {error.strerror}") from None
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    """Return a socket of the port that does not listen yet."""
+    bound = socket.socket(_family(host))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind((host, port))
+    return bound
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class _Child:
+    """A process. Starting it takes seconds: it imports everything anew, because asyncio and threads do not survive a fork."""
+
+    def __init__(self, settings: Serve) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._reader, writer = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run_child, args=(settings, writer))
+        self._process.start()
+        writer.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self.facts: dict[str, str] | None = None
+        """What it said when it had started."""
+
+    async def start(self) -> bool:
+        """Wait until it serves; return whether it does."""
+        await _readable(self._reader.fileno())
+        try:
+            self.facts = self._reader.recv()
+        except EOFError:  # it has ended
+            return False
+        finally:
+            self._reader.close()
+        return True
+
+    async def end(self) -> int:
+        """Wait for its end, and return its exit status."""
+        await _readable(self._process.sentinel)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def stop(self) -> None:
+        self._process.terminate()
+
+
+class _Supervisor:
+    def __init__(self, settings: Serve, address: Any, directory: str) -> None:
+        self._settings = settings.model_copy(update={"port": address[1]})
+        self._address = address
+        self._directory = directory
+        self._children: set[_Child] = set()
+        self._stopping = asyncio.Event()
+        self._status = 0
+        self._is_announced = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        first = _Child(self._settings)  # alone, so that what prevents the start is said once
+        self._children.add(first)
+        if not await first.start():
+            status = await first.end()
+            return 0 if self._stopping.is_set() else status
+        others = [_Child(self._settings) for _ in range(self._settings.processes - 1) if not self._stopping.is_set()]
+        self._children.update(others)
+        async with asyncio.TaskGroup() as group:
+            for child in (first, *others):
+                group.create_task(self._keep(child))
+        return self._status
+
+    def _announce(self) -> None:
+        """Say once that the server has started, when all processes have."""
+        facts = [child.facts for child in self._children if child.facts is not None]
+        if not self._is_announced and len(facts) == self._settings.processes:
+            self._is_announced = True
+            announce_server(self._settings, self._address, facts[0])
+
+    def _stop(self) -> None:
+        """Pass a signal on. The processes are not in the group that a terminal's Ctrl-C reaches."""
+        self._stopping.set()
+        for child in self._children:
+            child.stop()
+
+    async def _keep(self, child: _Child) -> None:
+        """Replace a process that ends, until the server stops."""
+        pause = _FIRST_PAUSE
+        while True:
+            if child.facts is not None or await child.start():
+                pause = _FIRST_PAUSE
+                self._announce()
+            status = await child.end()
+            self._children.discard(child)
+            forget_process(child.pid, self._directory)
+            if self._stopping.is_set():
+                is_clean = status == 0 or (status == -signal.SIGTERM and child.facts is None)  # it had not started
+                self._status = self._status if is_clean else 1
+                return
+            cause = signal.Signals(-status).name if status < 0 else f"status {status}"
+            logger.error("process %d ended (%s); another is started in %g s", child.pid, cause, pause)
+            await self._wait(pause)
+            if self._stopping.is_set():
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            child = _Child(self._settings)
+            self._children.add(child)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _run_child(settings: Serve, started: Connection) -> None:
+    """The main function of a process."""
+    os.setpgid(0, 0)
+    set_up_logs(settings.server.log_level, settings.server.log_format)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def tell(server: DrainingServer, facts: dict[str, str]) -> None:
+        asyncio.get_running_loop().add_reader(parent.sentinel, server.stop)
+        started.send(facts)
+        started.close()
+
+    run_server(settings, tell, _socket(settings.host, settings.port))

@@ -1,0 +1,95 @@
+"""``responses-mw serve`` in one process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..auth import InvalidKeys
+from ..telemetry import set_up_sdk
+from .summary import announce, summary
+
+if TYPE_CHECKING:
+    from ..app import ResponsesMiddleware
+    from ..asgi.listener import DrainingServer
+    from .commands import Serve
+
+__all__ = ["STARTUP_FAILURE", "announce_server", "run_server", "serve"]
+
+logger = logging.getLogger(__name__)
+
+STARTUP_FAILURE = 3
+"""The exit status of a server that could not start, as uvicorn has it."""
+
+
+def serve(settings: Serve) -> None:
+    """Serve until a signal stops the process."""
+    if settings.processes > 1:
+        from .processes import supervise
+
+        sys.exit(supervise(settings))
+
+    def started(server: DrainingServer, facts: dict[str, str]) -> None:
+        announce_server(settings, server.address, facts)
+
+    run_server(settings, started)
+
+
+def run_server(
+    settings: Serve, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
+) -> None:
+    """Serve until a signal stops the process; on ``listener`` if it is given. ``started`` is called in the event loop."""
+    import uvicorn
+
+    from ..app import create_app
+    from ..asgi.inbound import Inbound
+    from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
+
+    set_up_sdk()
+    # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        app = create_app(settings)
+    except InvalidKeys as error:
+        sys.exit(f"responses-mw: {error}")
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=HTTPProtocol,
+        log_config=None,  # set_up_logs has configured logging
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
+        ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
+        ws_max_size=settings.limits.max_request_bytes,
+        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
+        ws_per_message_deflate=False,  # costs more than everything else that a token does
+        server_header=False,
+        date_header=False,
+    )
+    server = DrainingServer(config, app, settings.server.drain_timeout, lambda: started(server, _facts(settings, app)))
+    server.run([listener] if listener is not None else None)
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
+
+
+def _facts(settings: Serve, app: ResponsesMiddleware) -> dict[str, str]:
+    application = app.application
+    assert application is not None
+    dialect = application.upstream.known_dialect
+    return summary(settings, dialect, has_state=application.jobs is not None, processes=settings.processes)
+
+
+def announce_server(settings: Serve, address: Any, facts: dict[str, str]) -> None:
+    """Say where the server listens: ``address`` is that of its socket."""
+    host, port = address[:2]
+    host = f"[{host}]" if ":" in host else host
+    announce(settings, f"listens on http://{host}:{port}{settings.server.base_path}/v1", facts)

@@ -1,0 +1,154 @@
+"""``responses-mw serve --processes``: several processes on one port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from benchmarks.processes import free_port
+from tests.support.scripted import Signal, completion, finish, text
+from tests.support.servers import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Command, Launch
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="needs SO_REUSEPORT")
+BODY = {"model": "tiny", "input": "Hi"}
+
+
+@pytest.fixture
+def start(launch: Launch, serve: Serve, upstream: ScriptedUpstream) -> Callable[..., tuple[Command, str]]:
+    def start(*flags: str) -> tuple[Command, str]:
+        server = launch("serve", f"--upstream={serve(upstream)}", "--port=0", "--processes=2", *flags)
+        url = server.wait_for(r"listens on (\S+)/v1\n  processes +2\n")[1]
+        return server, url
+
+    return start
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    """Send a request on a connection of its own, which any process may accept."""
+    with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
+        return client.request("GET" if body is None else "POST", url + path, json=body)
+
+
+def children(server: Command) -> set[int]:
+    """The processes that serve: those that are no tracker of resources."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and "spawn_main" in (process / "cmdline").read_text():
+                found.add(int(process.name))
+    return found
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def requests_counted(admin: str) -> float:
+    pattern = r'^http_server_request_duration_seconds_count{.*http_route="/v1/responses".*} (\S+)$'
+    return sum(float(count) for count in re.findall(pattern, ask(admin, "/metrics").text, re.MULTILINE))
+
+
+def test_processes_share_the_port_the_store_and_the_metrics(
+    start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream
+) -> None:
+    admin = f"http://127.0.0.1:{free_port()}"
+    server, url = start(f"--server.admin-port={admin.rpartition(':')[2]}")
+    assert len(children(server)) == 2
+    for _ in range(16):
+        upstream.whole(completion({"content": "Hello"}))
+    made = [ask(url, "/v1/responses", BODY).json() for _ in range(16)]
+    assert all(ask(url, f"/v1/responses/{one['id']}").json() == one for one in made)
+    metrics = ask(admin, "/metrics").text
+    assert requests_counted(admin) == 16
+    assert "responses_mw_build_info{" in metrics
+    memory = re.search(r"^process_resident_memory_bytes (\S+)$", metrics, re.MULTILINE)
+    assert memory is not None
+    assert float(memory[1]) > 100e6
+    assert ask(admin, "/readyz").json()["ready"]
+    assert server.end() == 0
+    with pytest.raises(httpx.ConnectError):
+        ask(url, "/v1/responses")
+
+
+def test_a_process_that_dies_is_replaced_and_logged_and_counters_do_not_go_down(
+    start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream
+) -> None:
+    admin = f"http://127.0.0.1:{free_port()}"
+    server, url = start(f"--server.admin-port={admin.rpartition(':')[2]}")
+    for _ in range(6):
+        upstream.whole(completion({"content": "Hello"}))
+        ask(url, "/v1/responses", BODY)
+    before = children(server)
+    killed = min(before)
+    os.kill(killed, signal.SIGKILL)
+    server.wait_for(rf"process {killed} ended \(SIGKILL\); another is started")
+    until(lambda: len(children(server)) == 2 and killed not in children(server))
+    until(lambda: ask(admin, "/readyz").status_code == 200)
+    assert requests_counted(admin) == 6
+    assert server.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_every_process_drains_and_the_status_is_0(
+    start: Callable[..., tuple[Command, str]], upstream: ScriptedUpstream, number: int
+) -> None:
+    server, url = start("--server.drain-timeout=600")
+    go = Signal()
+    answers = [upstream.stream(text("Hel"), go, text("lo"), finish()) for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(ask, url, "/v1/responses", {**BODY, "stream": True}) for _ in answers]
+        until(lambda: all(answer.asked.is_set() for answer in answers))
+        server.process.send_signal(number)
+        server.wait_for("stopping: waiting up to 600 s for")
+        go.set()
+        assert all('"lo"' in one.result().text and "response.completed" in one.result().text for one in asked)
+    assert server.process.wait(PATIENCE) == 0
+
+
+def test_processes_end_when_their_parent_was_killed(start: Callable[..., tuple[Command, str]]) -> None:
+    server, _ = start()
+    processes = children(server)
+    server.process.kill()
+    server.process.wait(PATIENCE)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+
+
+def test_what_prevents_the_start_is_said_once(launch: Launch, redis_url: str) -> None:
+    flags = [f"--redis={redis_url}", "--server.prompts-dir=/nowhere", "--port=0"]
+    server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=3", *flags)
+    assert server.process.wait(PATIENCE) == 3
+    assert server.output.count("/nowhere is not a directory") == 1
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
+def test_a_port_that_another_server_has_is_not_shared(launch: Launch, flag: str) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = launch("serve", "--upstream=http://127.0.0.1:1", "--processes=2", f"{flag}={port}")
+        assert server.process.wait(PATIENCE) == 3
+    assert f"127.0.0.1:{port} cannot be opened: Address already in use" in server.output

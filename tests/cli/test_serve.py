@@ -1,0 +1,118 @@
+"""What ``responses-mw serve`` and ``worker`` say when they start and stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.support.scripted import Signal, finish, text
+from tests.support.servers import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Launch
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+
+SECRET = "a secret that all the replicas of the deployment have"
+
+
+def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
+    launch: Launch, serve: Serve, upstream: ScriptedUpstream
+) -> None:
+    url = serve(upstream)
+    server = launch(
+        "serve",
+        f"--upstream={url}",
+        "--redis=redis://default:geheim@127.0.0.1:1/0?protocol=2",
+        "--port=0",
+        "--server.base-path=/llm",
+        "--limits.streams=7",
+        "--search.provider=searxng",
+        "--search.url=http://searx",
+        '--tools.mcp-servers={"weather": {"url": "http://weather/mcp"}}',
+        f"--auth.secret-keys={SECRET}",
+    )
+    listening = server.wait_for(r"listens on (http://127\.0\.0\.1:[1-9]\d+/llm)/v1\n")[1]
+    server.wait_for("admin port")
+    assert httpx.get(f"{listening}/v1/responses", trust_env=False).status_code == 405
+    for line in (
+        rf"upstream +{url} \(vllm\)",
+        r"store +redis://127\.0\.0\.1:1/0",
+        r"tools +MCP weather; web search \(searxng\)",
+        "cache +off",
+        "keys +no API keys: the upstream decides; 1 secret keys",
+        "limits +7 streams for each owner",
+        "admin port +off",
+    ):
+        server.wait_for(rf"\n  {line}\n")
+    assert server.end() == 0
+    assert "geheim" not in server.output
+    assert SECRET not in server.output
+
+
+def test_the_summary_is_one_line_of_json_if_logs_are_json(launch: Launch) -> None:
+    server = launch("serve", "--upstream=http://127.0.0.1:1", "--port=0", "--server.log-format=json")
+    server.wait_for("listens on")
+    lines = [json.loads(line) for line in server.output.splitlines()]
+    [start] = [line for line in lines if "listens on" in line["message"]]
+    assert start["upstream"] == "http://127.0.0.1:1 (does not answer yet)"
+    assert start["store"].startswith("embedded Valkey in memory")
+    assert start["level"] == "info"
+    assert server.end() == 0
+
+
+def test_a_server_that_cannot_start_does_not_say_that_it_listens(launch: Launch, redis_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = launch("serve", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--port={port}")
+        assert server.process.wait(PATIENCE) == 3
+    assert "address already in use" in server.output
+    assert "listens" not in server.output
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_stops_says_what_it_waits_for(
+    launch: Launch, serve: Serve, upstream: ScriptedUpstream, redis_url: str, number: int
+) -> None:
+    server = launch("serve", f"--upstream={serve(upstream)}", f"--redis={redis_url}", "--port=0", "--server.drain-timeout=600")
+    url = server.wait_for(r"listens on (\S+)")[1]
+    go = Signal()
+    answer = upstream.stream(text("Hel"), go, text("lo"), finish())
+    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as client:
+        asked = pool.submit(client.post, f"{url}/responses", json={"model": "tiny", "input": "Hi", "stream": True})
+        while not answer.asked.is_set():
+            assert not asked.done()
+        server.process.send_signal(number)
+        server.wait_for(r"stopping: waiting up to 600 s for 1 request; a second signal ends them now\n")
+        go.set()
+        assert '"lo"' in asked.result().text
+    assert server.process.wait(PATIENCE) == 0
+    assert "did not end in time" not in server.output
+
+
+def test_an_idle_server_stops_without_a_word(launch: Launch, redis_url: str) -> None:
+    server = launch("serve", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", "--port=0")
+    server.wait_for("admin port")
+    assert server.end() == 0
+    assert "stopping" not in server.output
+
+
+def test_a_worker_says_what_it_works_for(launch: Launch, redis_url: str) -> None:
+    worker = launch("worker", "--upstream=http://127.0.0.1:1", f"--redis={redis_url}", f"--auth.secret-keys={SECRET}")
+    worker.wait_for(r"responses-mw \S+ runs background responses\n")
+    worker.wait_for(r"\n  background  up to 32 responses at a time\n")
+    assert worker.end() == 0
+
+
+def test_a_worker_without_redis_warns_once_a_minute(launch: Launch) -> None:
+    flags = [f"--auth.secret-keys={SECRET}", "--redis=redis://127.0.0.1:1", "--server.log-level=debug"]
+    worker = launch("worker", "--upstream=http://127.0.0.1:1", *flags)
+    worker.wait_for(r"DEBUG responses_mw\.jobs\.worker: no jobs are claimed: .* the connection was refused")
+    assert worker.output.count("WARNING responses_mw.jobs.worker: no jobs are claimed") == 1
