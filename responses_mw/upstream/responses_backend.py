@@ -21,7 +21,7 @@ from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.builder import ResponseOptions
 from ..protocol.response.passthrough import ResponsesPassthrough
-from ..protocol.response.summaries import readable
+from ..protocol.response.reasoning import readable
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings

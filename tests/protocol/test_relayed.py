@@ -507,3 +507,14 @@ def test_reasoning_that_the_upstream_summarized_and_encrypted_is_left_alone() ->
 def test_malformed_reasoning_does_no_harm(odd: dict[str, Any]) -> None:
     [item] = ended([completed({**THOUGHT, **odd})], **SUMMARY, **SEALED)["output"]
     assert not item["encrypted_content"]
+
+
+def test_log_probabilities_of_a_whole_answer_are_those_of_its_text() -> None:
+    """vLLM lists those of the reasoning and of the end, too."""
+    tokens = ["<think>", "Hm", ".", "</think>", "Hel", "lo", "<|im_end|>"]
+    told = message(text="Hello")
+    told["content"][0]["logprobs"] = [
+        {"token": token, "logprob": -1.0, "bytes": [*token.encode()], "top_logprobs": []} for token in tokens
+    ]
+    part = ended([completed(THOUGHT_DONE, told)])["output"][1]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"]] == ["Hel", "lo"]

@@ -10,7 +10,7 @@
    begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here
    each ends before the next begins, and what comes for it afterwards is dropped.
 5. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
-   Readable reasoning is a summary if the request asks for one (`summaries`), and is encrypted here if the upstream does not.
+   Readable reasoning is a summary if the request asks for one (`reasoning`), and is encrypted here if the upstream does not.
 6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
@@ -33,8 +33,8 @@ from ..types import Chunk, Document, Item, Part, Tool
 from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
 from .document import add_usage, usage_of_responses
 from .events import Event
+from .reasoning import text_of, with_summary, without_hidden_logprobs
 from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay, ending
-from .summaries import text_of, with_summary
 
 OURS = frozenset(
     {
@@ -263,7 +263,7 @@ class ResponsesPassthrough(ResponseBuilder):
         # The document's status counts: vLLM sends response.completed for an incomplete response.
         status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
-        for index, item in enumerate(map(_item, listed)):
+        for index, item in enumerate(without_hidden_logprobs(list(map(_item, listed)))):
             place = self._places.get(index, index + self._first)
             if place >= len(self._output.items):
                 self._add_whole(item, index)

@@ -1,4 +1,4 @@
-"""Turn the reasoning of an upstream's own Responses API into a summary, where the request asks for one.
+"""Do with readable reasoning of an upstream's own Responses API what the request asks for.
 
 Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary`` and send the reasoning as content all the same. Many
 clients show only summaries, so content becomes a summary, as for Chat Completions. An item that has a summary stays as it is.
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..types import Item, Part
 from .replay import ADDED, DONE
-from .text import OPEN_REASONING_TEXT, REASONING_TEXT, SUMMARY_TEXT
+from .text import OPEN_REASONING_TEXT, REASONING_TEXT, SUMMARY_TEXT, logprobs_of
 
 _TEXTS = {
     f"response.{kind.events}.{step}": step for kind in (REASONING_TEXT, OPEN_REASONING_TEXT) for step in ("delta", "done")
@@ -56,6 +56,26 @@ def text_of(item: Item) -> str:
         if text := "\n".join(text for text in texts if isinstance(text, str)):
             return text
     return ""
+
+
+def without_hidden_logprobs(output: list[Item]) -> list[Item]:
+    """Return a whole answer's items with the log probabilities of the text only. vLLM also reports those of the reasoning."""
+    thoughts = "\n".join(filter(None, (text_of(item) for item in output if item["type"] == "reasoning")))
+    return [_visible(item, thoughts) if item["type"] == "message" else item for item in output]
+
+
+def _visible(message: Item, thoughts: str) -> Item:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_visible_part(part, thoughts) for part in content]}
+
+
+def _visible_part(part: Any, thoughts: str) -> Any:
+    if not (isinstance(part, dict) and isinstance(part.get("logprobs"), list)):
+        return part
+    kept = logprobs_of(part.get("text"), {"content": part["logprobs"]}, after=thoughts)
+    return {**part, "logprobs": kept["content"] if kept else []}
 
 
 def _is_reasoning(part: Any) -> bool:
