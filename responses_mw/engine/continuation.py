@@ -22,6 +22,7 @@ from typing import TypeVar
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase
+from ..telemetry import UPSTREAM_WAITS
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .run import Run
@@ -73,6 +74,7 @@ class Continuation:
                     raise
                 jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
                 wait = min(max(wanted, pause) * jitter, left)
+                UPSTREAM_WAITS.add(1, {"status": str(error.status)})
                 logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE)

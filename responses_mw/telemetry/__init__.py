@@ -28,6 +28,7 @@ from .metrics import (
     REDIS_MEMORY_MAX,
     REDIS_MEMORY_USED,
     UPSTREAM_UP,
+    UPSTREAM_WAITS,
     WEBSOCKETS_OPEN,
 )
 from .report import count_response, log_facts, report_failure, report_lost_job
@@ -64,6 +65,7 @@ __all__ = [
     "REDIS_MEMORY_USED",
     "REGISTRY",
     "UPSTREAM_UP",
+    "UPSTREAM_WAITS",
     "WEBSOCKETS_OPEN",
     "ToolCallSpan",
     "TurnSpan",

@@ -91,6 +91,13 @@ CACHE_MISSES = Counter(
     ["reason"],
     ["not_found", "below_threshold", "embedding_failed", "failed"],
 )
+UPSTREAM_WAITS = Counter(
+    "responses_mw.upstream.waits",
+    "{wait}",
+    "Waits within a stream for an upstream that is overloaded or away, by its status (502: no connection).",
+    ["status"],
+    ["429", "502", "503", "504"],
+)
 CACHE_LOOKUPS = Counter(
     "responses_mw.cache.lookups", "{lookup}", "Cache lookups, by result.", ["result"], ["exact", "semantic", "miss"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.engine import continuation
+from responses_mw.telemetry.instruments import exposition
 from responses_mw.upstream import client, errors
 from tests.support.mcp_servers import weather
 from tests.support.oracle import KEEP_ALIVE, stream, whole
@@ -45,6 +47,24 @@ async def test_a_stream_waits_for_an_overloaded_upstream(late: Ours, upstream: S
     streamed = await stream(late)
     assert (streamed.terminal, streamed.deltas) == ("response.completed", ["Hel", "lo"])
     assert len(upstream.requests) == 4
+
+
+async def test_waits_for_an_overloaded_upstream_are_counted(late: Ours, upstream: ScriptedUpstream) -> None:
+    before = waits()
+    upstream.whole(error("busy", 429), 429)
+    upstream.whole(error("busy", 503), 503)
+    upstream.stream(*HELLO)
+    assert (await stream(late)).terminal == "response.completed"
+    assert [after - earlier for after, earlier in zip(waits(), before, strict=True)] == [1, 1, 0]
+
+
+def waits() -> list[float]:
+    """How many waits for an upstream with status 429, 503 and 502 this process has counted."""
+    text = exposition("")[0].decode()
+    found = {
+        match[1]: float(match[2]) for match in re.finditer(r'responses_mw_upstream_waits_total{status="(\d+)"} (.+)', text)
+    }
+    return [found.get(status, 0.0) for status in ("429", "503", "502")]
 
 
 async def test_the_official_client_sees_nothing_of_an_overload_after_the_grace(ours: Ours, upstream: ScriptedUpstream) -> None:
