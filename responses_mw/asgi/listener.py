@@ -44,8 +44,9 @@ _TRY_AGAIN_LATER = 1013
 class DrainingServer(uvicorn.Server):
     """Give the requests in progress `drain_timeout` seconds at the end, then fail their responses.
 
-    uvicorn itself only cancels requests, `config.timeout_graceful_shutdown` seconds after the signal, which must be
-    `END_TIMEOUT` seconds longer. A second signal ends the drain, a third one the process.
+    Streams that only pass through are broken off then: uvicorn would log errors. It only cancels requests itself,
+    `config.timeout_graceful_shutdown` seconds after the signal, which must be `END_TIMEOUT` seconds longer. A second
+    signal ends the drain, a third one the process.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
@@ -93,6 +94,10 @@ class DrainingServer(uvicorn.Server):
                 await self._hurry.wait()
         if in_progress := self._in_progress():
             logger.warning("stopping now: %s did not end in time", in_progress)
+        for connection in list(self.server_state.connections):
+            answered = connection.answered if isinstance(connection, HTTPProtocol) else None
+            if answered is not None and not self._app.serves(answered):
+                connection.transport.abort()
         await self._app.fail_runs()
 
     def _in_progress(self) -> str:
@@ -132,6 +137,11 @@ class HTTPProtocol(HttpToolsProtocol):
                 "A connection cannot be upgraded before its earlier requests are answered.", code="invalid_upgrade"
             )
         require_bodiless_get(method, self.headers)
+
+    @property
+    def answered(self) -> dict[str, Any] | None:
+        """The scope of the request whose response has begun and not ended."""
+        return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection, after the answers to earlier requests and never within one of them."""

@@ -73,6 +73,10 @@ class Dispatcher:
             with application.drain.ending():
                 await application.routes({**scope, "responses_mw.path": path}, receive, send)
 
+    def serves(self, scope: Scope) -> bool:
+        """Whether the request is for the application."""
+        return self._our_path(scope) is not None
+
     def _our_path(self, scope: Scope) -> str | None:
         """Return the path from `/v1` on, or None if it is not ours. Hosts include their `root_path` or leave it out."""
         path: str = scope["path"]

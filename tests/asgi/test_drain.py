@@ -151,6 +151,20 @@ async def test_a_proxied_request_that_the_server_cancels_gets_a_503(apps: Apps, 
     assert FAILED["message"].encode() in client.bodies[0]
 
 
+async def test_a_proxied_stream_longer_than_the_drain_is_broken_off_quietly(launch: Launch, unfinished: Answer) -> None:
+    server = launch()
+    async with aclosing(server):
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with server.http.stream("POST", "/v1/chat/completions", json=chat) as response:
+            pieces = response.aiter_bytes()
+            assert b'"Hel"' in await anext(pieces)
+            server.stop()
+            with pytest.raises(httpx.TransportError):
+                await anext(pieces)
+    await server.has_stopped()
+    assert "ERROR" not in server.log.read_text()
+
+
 async def test_a_response_on_a_websocket_longer_than_the_drain_fails_and_the_connection_is_closed(
     launch: Launch, unfinished: Answer
 ) -> None:
