@@ -55,20 +55,36 @@ def test_a_lock_has_what_the_package_asks_for(name: str, asked: list[Requirement
         )
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
+def test_the_image_of_vllm_gets_what_vllm_lacks_in_versions_that_the_package_asks_for() -> None:
+    lock = locked("vllm/requirements.lock")
+    asked_for = {canonicalize_name(one.name): one.specifier for one in asked()}
+    assert {"redis", "orjson"} <= lock.keys() & asked_for.keys()
+    assert not lock.keys() & {"httpx", "pydantic-settings", "starlette", "torch", "vllm"}
+    for name in lock.keys() & asked_for.keys():
+        assert asked_for[name].contains(lock[name], prereleases=True), name
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock", "vllm/requirements.lock"])
 def test_every_package_is_locked_by_the_hashes_of_its_files(name: str) -> None:
     entries = re.split(r"^(?=[a-z0-9-]+==)", (DEPLOY / name).read_text(), flags=re.MULTILINE)[1:]
     assert entries
     assert all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_the_image_is_built_in_stages_from_what_is_locked_and_is_not_root() -> None:
-    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+@pytest.mark.parametrize("name", ["Dockerfile", "vllm/Dockerfile"])
+def test_an_image_is_built_in_stages_from_what_is_locked(name: str) -> None:
+    lines = (DEPLOY / name).read_text().splitlines()
     assert sum(line.startswith("FROM ") for line in lines) == 2
-    assert "USER 65532:65532" in lines
     installs = [line for line in lines if "pip" in line and " install " in line]
     assert installs
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
+    copied = {word for line in lines if line.startswith("COPY deploy/") for word in line.split() if word.endswith(".lock")}
+    ignored = (DEPLOY / f"{name}.dockerignore").read_text().splitlines()
+    assert {f"!{word}" for word in copied} <= set(ignored)
+
+
+def test_the_image_is_not_root() -> None:
+    assert "USER 65532:65532" in (DEPLOY / "Dockerfile").read_text().splitlines()
 
 
 def test_the_demo_service_runs_what_the_package_has() -> None:

@@ -419,4 +419,6 @@ def test_a_digest_takes_the_place_of_a_tag() -> None:
 
 @each_set
 def test_no_image_is_named_latest(values: Any) -> None:
-    assert all(re.search(r":[0-9][^:]*$", container(pod)["image"]) for pod in render(values).pods().values())
+    assert all(
+        re.search(r":[0-9][^:@]*(@sha256:[0-9a-f]{64})?$", container(pod)["image"]) for pod in render(values).pods().values()
+    )
