@@ -57,7 +57,7 @@ def test_a_lock_has_what_the_package_asks_for(name: str, asked: list[Requirement
 
 def test_the_image_of_vllm_gets_what_vllm_lacks_in_versions_that_the_package_asks_for() -> None:
     lock = locked("vllm/requirements.lock")
-    asked_for = {canonicalize_name(one.name): one.specifier for one in asked()}
+    asked_for = {str(canonicalize_name(one.name)): one.specifier for one in asked()}
     assert {"redis", "orjson"} <= lock.keys() & asked_for.keys()
     assert not lock.keys() & {"httpx", "pydantic-settings", "starlette", "torch", "vllm"}
     for name in lock.keys() & asked_for.keys():
