@@ -169,6 +169,8 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(open_upstream(app, settings, transport))
         state = await stack.enter_async_context(open_state(settings))
+        if state is not None:
+            await stack.enter_async_context(state.ledger.recording())
         secrets = [secret.get_secret_value() for secret in settings.auth.secret_keys]
         sealer = Sealer(secrets, default=state.client.shared_secret if state is not None else None)
         cache = await stack.enter_async_context(open_cache(upstream, state, sealer, settings))

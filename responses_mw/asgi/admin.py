@@ -1,4 +1,4 @@
-"""The admin port: `/livez`, `/readyz` and `/metrics`, separate from the public port.
+"""The admin port: `/livez`, `/readyz`, `/metrics` and `/usage`, separate from the public port.
 
 `/livez` answers 200 while the event loop runs. `/readyz` runs all checks and answers 503, so that load balancers skip the
 replica, if one fails that it requires: the replica itself and the configuration of Redis. That Redis or the upstream is away
@@ -14,9 +14,11 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl
 
 from starlette.responses import PlainTextResponse, Response
 
@@ -61,9 +63,10 @@ _GONE = frozenset({502, 503, 504})
 class Admin:
     """The port's ASGI application."""
 
-    def __init__(self, checks: Mapping[str, Check]) -> None:
-        """`checks` are named by what they check."""
+    def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
+        """`checks` are named by what they check; `state` has the usage of the owners."""
         self._checks = checks
+        self._state = state
         self._reached: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,9 +82,29 @@ class Admin:
         elif scope["path"] == "/metrics":
             body, content_type = telemetry.exposition(_accept(scope))
             response = Response(body, headers={"content-type": content_type})
+        elif scope["path"] == "/usage":
+            response = await self._usage(scope["query_string"].decode("latin-1"))
         else:
-            response = PlainTextResponse("not found: use /livez, /readyz or /metrics\n", 404)
+            response = PlainTextResponse("not found: use /livez, /readyz, /metrics or /usage\n", 404)
         await response(scope, receive, send)
+
+    async def _usage(self, query: str) -> Response:
+        """Return what each owner has used on one day, by default today (UTC)."""
+        try:
+            [(name, value)] = parse_qsl(query, keep_blank_values=True) or [("day", datetime.now(UTC).date().isoformat())]
+            day = date.fromisoformat(value)
+        except ValueError:
+            name = ""
+        if name != "day":
+            return PlainTextResponse("use /usage?day=YYYY-MM-DD\n", 400)
+        if self._state is None:
+            return PlainTextResponse("there is no Redis to add up usage\n", 404)
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT):
+                owners = await self._state.ledger.read(day)
+        except (APIError, TimeoutError):
+            return PlainTextResponse("Redis does not answer\n", 503)
+        return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
     async def _ready(self, query: str) -> Response:
         asked = parse_qs(query, keep_blank_values=True)
@@ -171,7 +194,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
             await stack.enter_async_context(monitoring(state, is_up))
         listener = _listener(settings.admin_host, settings.admin_port) if settings.admin_port else None
         if listener is not None:
-            await stack.enter_async_context(_serving(Admin(checks), listener))
+            await stack.enter_async_context(_serving(Admin(checks, state), listener))
         yield
 
 

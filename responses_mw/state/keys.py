@@ -27,6 +27,7 @@ responses is in other slots; the number after the q is the version of its format
     rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
 
     rmw:{i<hash>}:key             hash: the request and response of an idempotency key (idempotency.py)
+    rmw:{usage}:<day>             hash: what each owner has used on a day (ledger.py)
     rmw:{keys}:check              set: values by which replicas check that their secret keys agree
 """
 

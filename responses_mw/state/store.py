@@ -9,6 +9,7 @@ from .health import Health, Memory, check
 from .idempotency import IdempotencyKeys
 from .jobs import Jobs
 from .keys import KEY_CHECK
+from .ledger import Ledger
 from .limits import Usage
 from .pubsub import PubSub
 from .queue import Queue
@@ -33,7 +34,7 @@ WEEK = 7 * DAY
 
 class State:
     """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, the ``quota`` of
-    what they have stored, and ``idempotency_keys``, behind one client.
+    what they have stored, the ``ledger`` of what they have used, and ``idempotency_keys``, behind one client.
 
     ``wakeups`` delivers messages about what other processes have written.
     """
@@ -72,6 +73,7 @@ class State:
         )
         self.jobs = Jobs(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
         self.usage = Usage(client)
+        self.ledger = Ledger(client)
         self.idempotency_keys = IdempotencyKeys(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = PubSub(client)

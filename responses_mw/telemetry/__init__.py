@@ -1,7 +1,7 @@
 """Spans, metrics and log records. Nothing here runs per token.
 
     context    facts about the current request or job
-    report     log lines made of them
+    report     log lines and counts made of them; usage: of each owner
     turn       chat completions: client span, metrics of generative AI, messages by opt-in
     tracing    all other spans, and propagation of trace context
     metrics    all metrics, for Prometheus and OpenTelemetry; instruments: their kinds
@@ -48,6 +48,7 @@ from .tracing import (
     with_trace_context,
 )
 from .turn import TurnSpan, UpstreamServer
+from .usage import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
 
 __all__ = [
     "CACHE_LOOKUPS",
@@ -58,7 +59,9 @@ __all__ = [
     "LEASES_LOST",
     "LIMITS_REFUSED",
     "LIMITS_UNCHECKED",
+    "MAX_OWNERS",
     "METRICS_DIRECTORY",
+    "OTHERS",
     "QUEUE_AGE",
     "QUEUE_DEPTH",
     "REDIS_MEMORY_MAX",
@@ -66,7 +69,9 @@ __all__ = [
     "REGISTRY",
     "UPSTREAM_UP",
     "UPSTREAM_WAITS",
+    "USAGE",
     "WEBSOCKETS_OPEN",
+    "OwnerUsage",
     "ToolCallSpan",
     "TurnSpan",
     "UpstreamServer",

@@ -10,6 +10,7 @@ from typing import Any
 
 from .context import Failure, RequestContext
 from .metrics import RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
+from .usage import USAGE
 
 __all__ = ["count_response", "log_facts", "report_failure", "report_lost_job"]
 
@@ -40,6 +41,8 @@ def count_response(request: RequestContext, kind: str) -> None:
     RESPONSES.add(1, {"status": request.outcome, "kind": kind})
     if request.unstored in UNSTORED_REASONS:
         UNSTORED.add(1, {"reason": request.unstored})
+    if request.owner and (request.usage or request.outcome in ("completed", "incomplete")):
+        USAGE.count(request.owner, request.usage)  # not of refused and failed requests: their owners may be made up
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:

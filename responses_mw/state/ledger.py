@@ -1,0 +1,95 @@
+"""Usage of each owner by day (UTC), added up over all replicas.
+
+    rmw:{usage}:<YYYY-MM-DD>    hash: of each owner its responses, and input, cached and output tokens; for ``DAYS`` days
+    rmw:{usage}:batch:<random>  string: this batch was added, so that its repetition changes nothing; for an hour
+
+1. Requests wait for nothing: each process collects in memory, and adds it up every ``INTERVAL`` seconds, and when it stops.
+2. What a killed process has not added is lost.
+3. A day has at most ``MAX_OWNERS`` owners. Those beyond share ``_OTHER``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+from ..ids import random_part
+from ..telemetry import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
+from .errors import StateUnavailable
+from .scripts import script
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .client import Client
+
+__all__ = ["Ledger"]
+
+logger = logging.getLogger(__name__)
+
+DAYS = 35
+INTERVAL = 10.0
+BATCH = 500
+"""Maximum number of owners that one script adds up: it holds up Redis for some milliseconds."""
+_ADD = script("usage_add")
+
+
+class Ledger:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._batch: dict[str, OwnerUsage] = {}
+        """Taken from the meter, and possibly added already."""
+        self._token = ""
+
+    @asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Add up what this process counts until the context exits."""
+        task = asyncio.create_task(self._record())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._record_last()
+
+    async def _record(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                await self.flush()
+            except StateUnavailable as error:  # the batch is repeated
+                logger.debug("usage is recorded later: %s", error.message)
+
+    async def _record_last(self) -> None:
+        try:
+            await self.flush()
+        except StateUnavailable as error:
+            logger.warning("the usage of %d owners is lost: %s", len(self._batch), error.message)
+
+    async def flush(self) -> None:
+        """Add up what was counted since the last call. Raises StateUnavailable; the next call repeats the batch."""
+        if self._batch:
+            await self._add()
+        while batch := USAGE.take(BATCH):
+            self._batch, self._token = batch, random_part()
+            await self._add()
+
+    async def _add(self) -> None:
+        keys = [_key(datetime.now(UTC).date()), f"rmw:{{usage}}:batch:{self._token}"]
+        rows: list[str | int] = []
+        for owner, used in self._batch.items():
+            rows += (owner, *used.values())
+        await self._client.script(_ADD, keys, [MAX_OWNERS, OTHERS, DAYS * 24 * 3600, *rows])
+        self._batch = {}
+
+    async def read(self, day: date) -> dict[str, OwnerUsage]:
+        """Return the usage of each owner on a day. Raises StateUnavailable."""
+        stored: dict[bytes, bytes] = await self._client.command("HGETALL", _key(day))
+        return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}
+
+
+def _key(day: date) -> str:
+    return f"rmw:{{usage}}:{day.isoformat()}"

@@ -1,0 +1,58 @@
+"""What each owner has used in this process and nobody has collected yet. Owners are too many to be labels of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from itertools import islice
+from typing import Any
+
+MAX_OWNERS = 10_000
+"""Maximum number of owners that are told apart. Those beyond share ``OTHERS``."""
+OTHERS = "_OTHER"
+
+
+@dataclass(slots=True)
+class OwnerUsage:
+    """The responses of an owner and their tokens. Answers of the cache have none."""
+
+    responses: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Input tokens that the upstream had cached; they are among the input tokens."""
+    output_tokens: int = 0
+
+    def add(self, other: OwnerUsage) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def values(self) -> tuple[int, ...]:
+        return astuple(self)
+
+
+class UsageMeter:
+    """Like the metrics, of the whole process."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, OwnerUsage] = {}
+
+    def count(self, owner: str, usage: Mapping[str, Any]) -> None:
+        """Count one response with this ``usage``."""
+        if owner not in self._owners and len(self._owners) >= MAX_OWNERS:
+            owner = OTHERS
+        used = OwnerUsage(1)
+        if not usage.get("cache"):  # counted when the answer was made
+            details = usage.get("input_tokens_details") or {}
+            used.input_tokens, used.output_tokens = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+            used.cached_tokens = details.get("cached_tokens", 0)
+        self._owners.setdefault(owner, OwnerUsage()).add(used)
+
+    def take(self, maximum: int = MAX_OWNERS) -> dict[str, OwnerUsage]:
+        """Remove and return what was counted, of up to ``maximum`` owners."""
+        taken = dict(islice(self._owners.items(), maximum))
+        for owner in taken:
+            del self._owners[owner]
+        return taken
+
+
+USAGE = UsageMeter()

@@ -1,0 +1,111 @@
+"""What each owner has used, by day, on the admin port."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from benchmarks.processes import free_port
+from responses_mw import create_app
+from responses_mw.ids import random_part
+from responses_mw.state import State, StateUnavailable, connect
+from responses_mw.telemetry import MAX_OWNERS, USAGE
+from tests.support.configured import make_settings
+from tests.support.scripted import completion, error
+from tests.support.servers import lifespan
+from tests.support.valkey import Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+
+ANSWER = completion({"role": "assistant", "content": "hello"}, counts={"prompt_tokens": 7, "completion_tokens": 5})
+
+
+def owner_of(key: str) -> str:
+    return sha256(f"credential\0Bearer {key}".encode()).hexdigest()[:32]
+
+
+async def used(settings: dict[str, Any], query: str = "") -> httpx.Response:
+    """Ask another replica."""
+    port = free_port()
+    async with (
+        lifespan(create_app(make_settings(**settings, server__admin_port=port))),
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        return await http.get(f"http://127.0.0.1:{port}/usage{query}")
+
+
+async def test_usage_is_added_up_by_owner_and_day(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+    alice, bob, failing = (random_part() for _ in range(3))
+    settings: dict[str, Any] = {"upstream__url": serve(upstream), "redis__url": redis_url, "cache__mode": "exact"}
+    for _ in range(2):  # replicas, one after the other
+        app = create_app(make_settings(**settings))
+        async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+            for key in (alice, bob):
+                upstream.whole(ANSWER)
+                body = {"model": "tiny", "input": random_part()}
+                for _ in range(1 if key == bob else 2):  # the second one is a hit of the cache
+                    answer = await http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
+                    assert answer.status_code == 200
+            upstream.whole(error("no", 500), 500)
+            await http.post(
+                "/v1/responses", json={"model": "tiny", "input": "x"}, headers={"authorization": f"Bearer {failing}"}
+            )
+    found = (await used(settings)).json()
+    assert found["day"] == datetime.now(UTC).date().isoformat()
+    assert found["owners"][owner_of(alice)] == {"responses": 4, "input_tokens": 14, "cached_tokens": 0, "output_tokens": 10}
+    assert found["owners"][owner_of(bob)] == {"responses": 2, "input_tokens": 14, "cached_tokens": 0, "output_tokens": 10}
+    assert owner_of(failing) not in found["owners"]
+    assert (await used(settings, "?day=2020-01-01")).json() == {"day": "2020-01-01", "owners": {}}
+    for query in ("?day=yesterday", "?owner=x", "?day=2020-01-01&day=2020-01-02"):
+        assert (await used(settings, query)).status_code == 400
+
+
+async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state, owner = State(connect(server.url)), random_part()
+    try:
+        USAGE.take()
+        USAGE.count(owner, {"input_tokens": 3, "output_tokens": 4})
+        server.kill()
+        with pytest.raises(StateUnavailable):
+            await state.ledger.flush()
+        USAGE.count(owner, {"input_tokens": 10, "output_tokens": 1})
+        server.start()
+        for _ in range(2):
+            await state.ledger.flush()
+        today = datetime.now(UTC).date()
+        assert (await state.ledger.read(today))[owner].values() == (2, 13, 0, 5)
+        with server.client() as client:  # the answer to a batch was lost
+            for key in client.scan_iter("rmw:{usage}:batch:*"):
+                assert client.ttl(key) > 0
+            assert client.ttl(f"rmw:{{usage}}:{today}") > 30 * 24 * 3600
+    finally:
+        await state.aclose()
+        server.kill()
+
+
+async def test_the_number_of_owners_is_bounded(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    state = State(connect(server.url))
+    try:
+        for part in range(2):
+            USAGE.take()
+            for number in range(MAX_OWNERS - 10):
+                USAGE.count(f"owner{part}-{number}", {"input_tokens": 1})
+            await state.ledger.flush()
+        found = await state.ledger.read(datetime.now(UTC).date())
+        assert len(found) == MAX_OWNERS + 1
+        assert found["_OTHER"].values() == (MAX_OWNERS - 20, MAX_OWNERS - 20, 0, 0)
+    finally:
+        await state.aclose()
+        server.kill()
