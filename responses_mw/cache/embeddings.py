@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from ..http import BodyRefused, read_body
 from ..settings import CacheSettings
+from ..telemetry import measured_embedding
 from .key import Key
 from .policy import Policy
 
@@ -78,6 +79,10 @@ class Embeddings:
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
         """Return the vector of ``text``. ``headers`` and ``scope`` are the caller's. Raises ``NoEmbedding``."""
+        with measured_embedding(self._parameters["model"]):
+            return await self._embed(text, headers, scope)
+
+    async def _embed(self, text: str, headers: Headers, scope: Scope) -> Vector:
         try:
             async with asyncio.timeout(self._timeout):
                 response = await self._transport.handle_async_request(self._request(text, headers or {}, scope))

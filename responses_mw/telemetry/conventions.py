@@ -60,6 +60,7 @@ class GenAI:
 class GenAIMetric:
     TOOL_DURATION = "gen_ai.execute_tool.duration"
     DURATION = "gen_ai.client.inference.duration"
+    OPERATION_DURATION = "gen_ai.client.operation.duration"
     TIME_TO_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
     CACHED_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens"
     INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens"

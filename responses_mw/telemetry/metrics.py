@@ -56,6 +56,14 @@ TOOL_DURATION = Histogram(
     _OPERATION,
 )
 
+EMBEDDING_DURATION = Histogram(
+    GenAIMetric.OPERATION_DURATION,
+    "s",
+    "Duration of embeddings for the semantic cache.",
+    (GenAI.OPERATION, GenAI.MODEL, ERROR_TYPE),
+    _OPERATION,
+)
+
 # -- of requests -----------------------------------------------------------------------------------------------------------
 
 _HTTP = (HTTP.METHOD, URL_SCHEME)

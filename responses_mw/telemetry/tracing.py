@@ -41,7 +41,7 @@ from opentelemetry.trace import (
 from ..version import VERSION
 from .context import RequestContext, activated, current_request
 from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
-from .metrics import JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
+from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 RequestSpan: TypeAlias = Span
 """The span of a request, for the ASGI middleware, which does not know OpenTelemetry."""
@@ -221,6 +221,19 @@ def measure_round_trip(operation: str, seconds: float, error: Exception | None =
     """Record the duration of a round trip to Redis."""
     attributes = {DB.SYSTEM: "redis", DB.OPERATION: operation}
     REDIS_DURATION.record(seconds, attributes if error is None else {**attributes, ERROR_TYPE: type(error).__name__})
+
+
+@contextmanager
+def measured_embedding(model: str) -> Iterator[None]:
+    """Measure an embedding by the configured `model`."""
+    attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
+    try:
+        yield
+    except Exception as error:
+        attributes[ERROR_TYPE] = type(error.__cause__ or error).__name__
+        raise
+    finally:
+        EMBEDDING_DURATION.record(time.perf_counter() - began, attributes)
 
 
 def count_state_error(error: Exception) -> None:

@@ -28,6 +28,11 @@ def counted(reason: str) -> float:
     return REGISTRY.get_sample_value("responses_mw_cache_misses_total", {"reason": reason}) or 0.0
 
 
+def embeddings(error: str) -> float:
+    labels = {"gen_ai_operation_name": "embeddings", "gen_ai_request_model": "embed", "error_type": error}
+    return REGISTRY.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) or 0.0
+
+
 async def missed(cache: Cache, question: str, policy: Policy = SEMANTIC) -> Miss:
     """Return a miss, which is counted once under its reason."""
     [family] = [one for one in REGISTRY.collect() if one.name == "responses_mw_cache_misses"]
@@ -59,9 +64,11 @@ async def test_the_rule_of_the_guard_is_named(cache: Cache, embedding_server: Em
 async def test_embeddings_that_fail_and_texts_that_are_too_long_are_reasons(
     cache: Cache, embedding_server: EmbeddingServer
 ) -> None:
+    before = embeddings("NoEmbedding"), embeddings("")
     await ask(cache, key(cache), SEMANTIC, answer="Paris.")
     embedding_server.status = 500
     assert (await missed(cache, SAME)).header == "miss; reason=embedding_failed"
+    assert (embeddings("NoEmbedding"), embeddings("")) == (before[0] + 1, before[1] + 1)
     assert (await missed(cache, "long " * MAX_TEXT_LENGTH)).header == "miss; reason=too_long"
     assert (await missed(cache, Q, replace(EXACT, read=False, write=True))).header == "miss; reason=refresh"
 

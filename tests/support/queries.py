@@ -44,6 +44,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_upstream_active_requests": set(),
     "responses_mw_upstream_up": set(),
     "gen_ai_execute_tool_duration_seconds": {"responses_mw_tool_kind", "responses_mw_tool_server", "error_type"},
+    "gen_ai_client_operation_duration_seconds": {"gen_ai_request_model", "error_type"},
     "responses_mw_redis_memory_used_bytes": set(),
     "responses_mw_redis_memory_max_bytes": set(),
     "db_client_operation_duration_seconds": {"db_operation_name"},
