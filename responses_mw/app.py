@@ -193,6 +193,13 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
         yield Core(upstream, state, sealer, runner, cache)
 
 
+@asynccontextmanager
+async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
+    """Open the tools for a command."""
+    async with httpx.AsyncClient(trust_env=False, verify=system_tls()) as http:
+        yield Tools(ToolConfig(settings.tools, settings.search), http, Sealer([]))
+
+
 def _backend_and_tools(
     upstream: Upstream, sealer: Sealer, settings: Settings, http: httpx.AsyncClient
 ) -> tuple[Backend, Tools]:

@@ -1,7 +1,7 @@
 """Cached answers to repeated questions, in Redis: the same question, or one that means the same."""
 
 from .cache import Cache
-from .embeddings import Embeddings
+from .embeddings import Embeddings, NoEmbedding
 from .explain import Explanation, explain
 from .key import Key
 from .policy import Policy, policy_of
@@ -17,6 +17,7 @@ __all__ = [
     "Hit",
     "Key",
     "Miss",
+    "NoEmbedding",
     "Policy",
     "Stats",
     "Uncacheable",

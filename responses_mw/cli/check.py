@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from ..app import open_state, open_upstream
-from ..auth import APIKeys, InvalidKeys
+from ..app import open_embeddings, open_state, open_tools, open_upstream
+from ..auth import ANONYMOUS, APIKeys, InvalidKeys
+from ..cache import NoEmbedding
 from ..crypto import Sealer
 from ..engine.prompt_templates import InvalidPrompt, Prompts
 from ..errors import APIError, StartupError
+from ..protocol.types import Tool
 from ..settings import Settings, origins
+from ..tools import Tools
 from ..upstream import Caller
 
 _PATIENCE = 10.0
 """Maximum seconds that a check waits for an upstream that is connected and silent."""
 
 
-async def check(settings: Settings, unknown: list[str]) -> int:
-    """Print what the settings, the upstream and the state are, and return the exit status: 0 if all can be used.
+async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
+    """Print what the settings name and whether it answers, and return the exit status: 0 if all can be used.
 
-    `unknown` are the variables that look like settings and are none.
+    ``unknown`` are the variables that look like settings and are none. ``check_ports`` raises OSError.
     """
     timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
-    hasty = settings.model_copy(update={"upstream": settings.upstream.model_copy(update=timeouts)})
-    results = [_check_files(settings, unknown), await _check_upstream(hasty), await _check_state(settings)]
+    hasty = settings.model_copy(
+        update={
+            "upstream": settings.upstream.model_copy(update=timeouts),
+            "tools": settings.tools.model_copy(update={"timeout": min(settings.tools.timeout, _PATIENCE)}),
+            "cache": settings.cache.model_copy(update={"timeout": _PATIENCE}),
+        }
+    )
+    results = [_check_files(settings, unknown), _check_ports(check_ports), await _check_upstream(hasty)]
+    results += [await _check_state(settings), await _check_embeddings(hasty), await _check_tools(hasty)]
     return 0 if all(results) else 1
 
 
@@ -80,6 +91,70 @@ async def _check_state(settings: Settings) -> bool:
     if not agree:
         print("          auth.secret_keys differ from those of other replicas", file=sys.stderr)
     return agree and not health.fault
+
+
+def _check_ports(check_ports: Callable[[], None]) -> bool:
+    try:
+        check_ports()
+    except OSError as error:
+        print(f"port:     {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+async def _check_embeddings(settings: Settings) -> bool:
+    if settings.cache.embedding_model is None:
+        return True
+    try:
+        async with open_embeddings(settings) as embeddings:
+            assert embeddings is not None
+            vector = await embeddings.embed("Hello")
+    except (NoEmbedding, StartupError) as error:
+        print(f"cache:    {error}", file=sys.stderr)
+        return False
+    print(f"cache:    {settings.cache.embedding_model} makes vectors of {len(vector)} dimensions")
+    return True
+
+
+async def _check_tools(settings: Settings) -> bool:
+    """Use each configured tool once. An upstream with a Responses API runs them itself."""
+    if settings.upstream.api == "responses":
+        return True
+    used: dict[str, tuple[Tool, str | None]] = {
+        f"MCP server '{label}'": ({"type": "mcp", "server_label": label}, None) for label in settings.tools.mcp_servers
+    }
+    if settings.search.provider != "none":
+        used[f"web search ({settings.search.provider})"] = ({"type": "web_search"}, '{"query": "weather"}')
+    if settings.tools.sandbox_url is not None:
+        used["code interpreter"] = ({"type": "code_interpreter", "container": {"type": "auto"}}, '{"code": "1"}')
+    async with open_tools(settings) as tools:
+        return all([await _check_tool(tools, name, tool, arguments) for name, (tool, arguments) in used.items()])
+
+
+async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None) -> bool:
+    """Open the tool, and call it if there are ``arguments``."""
+    try:
+        toolbox = tools.toolbox(tools.check([tool]), [], [], {}, ANONYMOUS, _accept)
+        assert toolbox is not None
+        try:
+            await toolbox.open()
+            offered = len(toolbox.offered)
+            result = await toolbox.call(toolbox.offered[0].form, arguments, "check") if arguments else None
+        finally:
+            await toolbox.aclose()
+    except APIError as error:
+        fault = error.message
+    else:
+        fault = str(result.content) if result is not None and result.failed else ""
+    if fault:
+        print(f"tools:    {name}: {fault.removeprefix(f'{name}: ')}", file=sys.stderr)
+        return False
+    print(f"tools:    {name}: {'works' if arguments else f'{offered} tools'}")
+    return True
+
+
+async def _accept() -> None:
+    """Let the check call tools: it is the operator's."""
 
 
 async def no_app(*_: object) -> None:

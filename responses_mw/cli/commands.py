@@ -22,7 +22,7 @@ from ..settings import Settings, unknown_variables, variables
 from ..telemetry import set_up_logs, set_up_sdk
 from .check import check, no_app
 from .flags import FLAGS
-from .serve import serve
+from .serve import check_ports, serve
 from .summary import announce, summary
 
 logger = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class Serve(Settings):
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     processes: int = Field(1, ge=1, le=64, description="processes that listen on the port; each uses one core")
     check: CliImplicitFlag[bool] = Field(
-        False, description="check the settings, the upstream and Redis, print what was found, and exit"
+        False, description="check the settings and everything that they name, print what was found, and exit"
     )
 
     def cli_cmd(self) -> None:
         if self.check and self.upstream.url is not None:
             set_up_logs("error", self.server.log_format)  # the check prints what matters
-            sys.exit(asyncio.run(check(self, _unknown_variables())))
+            sys.exit(asyncio.run(check(self, _unknown_variables(), lambda: check_ports(self))))
         _log(self)
         if self.upstream.url is None:
             sys.exit("responses-mw: no upstream is set. Use --upstream http://host:port, or RESPONSES_MW_UPSTREAM_URL.")

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ..telemetry import METRICS_DIRECTORY, forget_process, set_up_logs
-from .serve import STARTUP_FAILURE, announce_server, run_server
+from .serve import STARTUP_FAILURE, announce_server, check_ports, run_server
 
 if TYPE_CHECKING:
     from ..asgi.listener import DrainingServer
@@ -40,22 +40,12 @@ def supervise(settings: Serve) -> int:
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
         os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
         try:
-            _check_free(settings.server.admin_host, settings.server.admin_port)
-            _check_free(settings.host, settings.port)
+            check_ports(settings)  # SO_REUSEPORT would share a port with another server in silence
             with _socket(settings.host, settings.port) as reserved:
                 return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
         except OSError as error:
             print(f"responses-mw: {error.strerror}", file=sys.stderr)
             return STARTUP_FAILURE
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raise OSError for a port that another server has: SO_REUSEPORT would share it in silence."""
-    if port:
-        try:
-            socket.create_server((host, port), family=_family(host)).close()
-        except OSError as error:
-            raise OSError(error.errno, f"{host}:{port} cannot be opened: {error.strerror}") from None
 
 
 def _socket(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..asgi.listener import DrainingServer
     from .commands import Serve
 
-__all__ = ["STARTUP_FAILURE", "announce_server", "run_server", "serve"]
+__all__ = ["STARTUP_FAILURE", "announce_server", "check_ports", "run_server", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,16 @@ def run_server(
     server.run([listener] if listener is not None else None)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+def check_ports(settings: Serve) -> None:
+    """Raise OSError for a port that cannot be opened."""
+    for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
+        if port:
+            try:
+                socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+            except OSError as error:
+                raise OSError(error.errno, f"{host}:{port} cannot be opened: {os.strerror(error.errno or 0)}") from None
 
 
 def _facts(settings: Serve, app: ResponsesMiddleware) -> dict[str, str]:

@@ -14,6 +14,7 @@ import httpx
 import httpx2
 import orjson
 
+from ..unreachable import explain
 from .guard import AddressRefused
 
 HTTP_FAULT = -32050
@@ -97,7 +98,10 @@ def _reason(error: httpx.TransportError) -> str:
         return "its URL does not lead to a public address"
     if isinstance(error, httpx.TimeoutException):
         return "it did not answer in time"
-    return "it cannot be reached" if isinstance(error, httpx.ConnectError) else "the connection broke"
+    if not isinstance(error, httpx.ConnectError):
+        return "the connection broke"
+    why = explain(error)
+    return f"it cannot be reached: {why}" if why else "it cannot be reached"
 
 
 class _BridgedBody(httpx2.AsyncByteStream):

@@ -232,7 +232,7 @@ def test_check_says_what_it_found(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream.models = [TINY, {**TINY, "id": "huge"}]
-    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check") == 0
+    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0") == 0
     told = capsys.readouterr().out
     assert "vllm" in told
     assert "tiny, huge" in told
@@ -241,7 +241,7 @@ def test_check_says_what_it_found(
 def test_check_says_that_the_upstream_is_away(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     told = capsys.readouterr()
     assert url in told.err
     assert "cannot be reached" in told.err
@@ -251,7 +251,7 @@ def test_check_says_that_the_url_is_wrong(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = serve(upstream) + "/wrong"
-    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     assert url in capsys.readouterr().err
 
 
@@ -259,7 +259,7 @@ def test_check_says_whose_key_is_refused(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = serve(APIKeyMiddleware(upstream, APIKeys(["operator:sha256:" + "0" * 64])))
-    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     assert "--upstream.api-key" in capsys.readouterr().err
 
 
@@ -269,13 +269,13 @@ def test_check_says_whose_key_is_refused(
 def test_check_says_which_file_is_missing(
     upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], setting: str, told: str
 ) -> None:
-    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", setting, "/nowhere") == 1
+    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0", setting, "/nowhere") == 1
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[", "http://a b"])
 def test_check_says_that_the_url_is_none(redis_url: str, capsys: pytest.CaptureFixture[str], url: str) -> None:
-    assert run("serve", "--upstream", url, "--redis", redis_url, "--check") == 1
+    assert run("serve", "--upstream", url, "--redis", redis_url, "--check", "--port=0") == 1
     message = capsys.readouterr().err
     assert "upstream" in message
     assert "Traceback" not in message

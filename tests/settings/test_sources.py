@@ -91,7 +91,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
     assert (settings.upstream.dialect, settings.upstream.idle_timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
     assert settings.state.ttl == 5
     with pytest.raises(AssertionError):  # there is no Redis
-        run("serve", "--check", "--upstream", url, "--upstream.dialect", "vllm")
+        run("serve", "--check", "--port=0", "--upstream", url, "--upstream.dialect", "vllm")
     told = capsys.readouterr()
     assert f"upstream: {url} answers" in told.out
     assert "dialect:  vllm (set)" in told.out
@@ -167,11 +167,12 @@ def test_the_check_says_where_each_setting_came_from(
     monkeypatch.setenv("RESPONSES_MW_CACHE_TTL", "8")
     monkeypatch.setenv("RESPONSES_MW_SERVER_LOG_FORMAT", "json")
     monkeypatch.setenv("RESPONSES_MW_REDIS_URL", redis_url)
-    run("serve", "--check", "--upstream", serve(upstream), "--server.log-format", "human", "--jobs.lease", "20")
+    run("serve", "--check", "--port=0", "--upstream", serve(upstream), "--server.log-format", "human", "--jobs.lease", "20")
     told = capsys.readouterr().out.partition("upstream:")[0].splitlines()
     assert [line.strip() for line in told] == [
         "settings: valid",
         "config from RESPONSES_MW_CONFIG",
+        "port from a flag",
         "upstream.url from a flag",
         "redis.url from RESPONSES_MW_REDIS_URL",
         f"state.ttl from {path}",
@@ -210,7 +211,7 @@ def test_unknown_variables_fail_the_check(
     redis_url: str, capsys: pytest.CaptureFixture[str], upstream: ScriptedUpstream, serve: Serve
 ) -> None:
     with pytest.raises(AssertionError):
-        run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check")
+        run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0")
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert all(f"RESPONSES_MW_{name}" in told for name in WRONG)

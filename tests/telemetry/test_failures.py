@@ -68,7 +68,7 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
             documents = [await create(http) for _ in range(3)]
             async with httpx.AsyncClient(trust_env=False) as admin:
                 ready = await admin.get(f"http://127.0.0.1:{port}/readyz")
-            assert await check(app.settings, []) == 1
+            assert await check(app.settings, [], lambda: None) == 1
     assert not any(document["store"] for document in documents)
     [warning] = [one for one in caplog.records if one.name == "responses_mw.state.health"]
     assert (warning.levelno, UNSTORED in warning.getMessage()) == (logging.WARNING, True)

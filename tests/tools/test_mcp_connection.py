@@ -225,7 +225,7 @@ async def test_a_server_that_is_away_is_a_failed_result(free_url: str) -> None:
     async with aclosing(connection(free_url)) as weather:
         result = await weather.call("get_weather", {"city": "Paris"})
     assert result.members["error"] == {
-        "type": "http_error", "code": 502, "message": "MCP server 'weather': it cannot be reached."
+        "type": "http_error", "code": 502, "message": "MCP server 'weather': it cannot be reached: the connection was refused."
     }  # fmt: skip
 
 

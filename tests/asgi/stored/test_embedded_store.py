@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def check(upstream_url: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """``responses-mw serve --check``"""
     flags = [part for name, value in settings.items() for part in (flag(name), value)]
-    command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--upstream", upstream_url, *flags]
+    command = [sys.executable, "-m", "responses_mw", "serve", "--check", "--port=0", "--upstream", upstream_url, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -115,7 +115,7 @@ def test_a_store_that_may_evict_is_refused_unless_that_is_allowed(start_valkey: 
     assert served.returncode != 0
     assert "allkeys-lru" in served.stderr
     allowed = subprocess.run(
-        [*command[:4], "--check", "--redis.allow-eviction", *command[4:]],
+        [*command[:4], "--check", "--port=0", "--redis.allow-eviction", *command[4:]],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,0 +1,104 @@
+"""``responses-mw serve --check``: everything that the settings name is used once."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+
+from responses_mw.cli import main
+from tests.support.mcp_servers import TOKEN, Bearer, weather
+from tests.support.search_servers import SEARXNG, SearchServer
+
+if TYPE_CHECKING:
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
+
+NOBODY = "http://127.0.0.1:1"
+REFUSED = "the connection was refused"
+
+
+@pytest.fixture
+def flags(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> list[str]:
+    return [f"--upstream={serve(upstream)}", f"--redis={redis_url}", "--port=0", "--check"]
+
+
+def run(*flags: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *flags])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def sandbox() -> MCPServer[None]:
+    server = MCPServer("sandbox", log_level="CRITICAL")
+
+    @server.tool(structured_output=False)
+    def python(code: str, container_id: str) -> str:
+        assert container_id == "auto"
+        return code
+
+    return server
+
+
+def test_what_works_is_said(
+    flags: list[str], serve: Serve, upstream: ScriptedUpstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream.pages["/v1/embeddings"] = {"data": [{"embedding": [0.6, 0.8]}]}
+    search = SearchServer(SEARXNG)
+    guarded = serve(Bearer(weather().streamable_http_app())) + "/mcp"
+    servers = {"weather": {"url": guarded, "authorization": TOKEN, "allowed_tools": ["get_weather"]}}
+    status = run(
+        *flags,
+        "--cache.mode=semantic",
+        "--cache.embedding-model=e",
+        f"--tools.mcp-servers={json.dumps(servers)}",
+        "--search.provider=searxng",
+        f"--search.url={serve(search)}",
+        f"--tools.sandbox-url={serve(sandbox().streamable_http_app())}",
+    )
+    told = capsys.readouterr()
+    assert (status, told.err) == (0, "")
+    for line in (
+        "cache:    e makes vectors of 2 dimensions",
+        "tools:    MCP server 'weather': 1 tools",
+        "tools:    web search (searxng): works",
+        "tools:    code interpreter: works",
+    ):
+        assert f"{line}\n" in told.out
+    assert len(search.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--tools.mcp-servers={url}", f"tools:    MCP server 'weather': it cannot be reached: {REFUSED}."),
+        ("--search.url=http://127.0.0.1:1", "tools:    web search (searxng): The search failed: The search provider cannot be"),
+        ("--tools.sandbox-url=http://127.0.0.1:1", f"it cannot be reached: {REFUSED}."),
+        ("--cache.embedding-url=http://127.0.0.1:1", f"cache:    the embeddings server did not answer: {REFUSED}"),
+    ],
+)
+def test_what_does_not_work_is_said_and_the_status_is_1(
+    flags: list[str], capsys: pytest.CaptureFixture[str], flag: str, said: str
+) -> None:
+    needed = {
+        "--search": ["--search.provider=searxng"],
+        "--cache.": ["--cache.mode=semantic", "--cache.embedding-model=e"],
+    }
+    flag = flag.replace("{url}", json.dumps({"weather": {"url": f"{NOBODY}/mcp"}}))
+    assert run(*flags, flag, *needed.get(flag[:8], [])) == 1
+    told = capsys.readouterr()
+    assert said in told.err
+    assert len(told.err.splitlines()) == 1
+    assert "answers" in told.out
+
+
+@pytest.mark.parametrize("flag", ["--port", "--server.admin-port"])
+def test_a_port_that_is_taken_is_said(flags: list[str], capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(*flags, f"{flag}={port}") == 1
+    assert capsys.readouterr().err == f"port:     127.0.0.1:{port} cannot be opened: Address already in use\n"
