@@ -22,7 +22,7 @@ from typing import TypeVar
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase
-from ..telemetry import UPSTREAM_WAITS
+from ..telemetry import UPSTREAM_WAITS, kind_of_error
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .run import Run
@@ -111,7 +111,7 @@ class Continuation:
         if run.turn is None:
             raise error
         lost = asyncio.get_running_loop().time() - began
-        logger.info("response %s goes on within %s after %.1f s: %s", run.document["id"], phase, lost, error.message)
+        logger.info("response %s goes on within %s after %.1f s: %s", run.document["id"], phase, lost, kind_of_error(error))
 
     def _admits(self, run: Run) -> bool:
         return run.continuations < self._maximum and self._timeout > 0

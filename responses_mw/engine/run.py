@@ -151,7 +151,7 @@ class Run:
 
     def report(self) -> None:
         """Add how the run ended, or the state in which it is cancelled, to the facts of the current request."""
-        telemetry.end_run(self.document, turns=self.turns, error=self.error)
+        telemetry.end_run(self.document, turns=self.turns, continuations=self.continuations, error=self.error)
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""

@@ -199,7 +199,7 @@ class JobRunner:
             pause = min(left, retry.delay(job.retries, error))
             await self._state.queue.renew([job.response_id], pause)
             JOBS_RETRIED.add(1, {"reason": why})
-            logger.info("response %s waits %.1f s for the upstream (%s): %s", job.response_id, pause, why, message)
+            logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
 
     async def _hand_back(self, claimed: ClaimedJob) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from ..telemetry import kind_of_error
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,6 @@ class CircuitBreaker:
         if was_open:
             self._pause = min(MAX_DELAY, 2 * self._pause)
         else:
-            logger.warning("the upstream is away, background responses wait: %s", error.message)
+            logger.warning("the upstream is away, background responses wait: %s", kind_of_error(error))
         self._opened = now
         self._next_probe = now + max(self._pause, min(MAX_DELAY, error.retry_after or 0.0))

@@ -11,7 +11,7 @@ No other module imports opentelemetry or prometheus_client. Spans, metrics and l
 path or query.
 """
 
-from .context import annotate, begin_run, end_run
+from .context import annotate, begin_run, end_run, kind_of_error
 from .instruments import REGISTRY, exposition
 from .logs import set_up_logs
 from .metrics import (
@@ -87,6 +87,7 @@ __all__ = [
     "is_shared",
     "is_tracing",
     "job_span",
+    "kind_of_error",
     "link_to_request",
     "log_facts",
     "measure_round_trip",

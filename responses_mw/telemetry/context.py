@@ -50,7 +50,7 @@ class Failure:
 def kind_of_error(error: Exception) -> str:
     """Return the upstream's status if it caused the `error`, or else the class."""
     status = error.upstream_status if isinstance(error, APIError) else None
-    return str(status) if status is not None else type(error).__name__
+    return str(status) if status is not None else type(error).__name__.lstrip("_")
 
 
 @dataclass(slots=True)
@@ -80,6 +80,11 @@ class RequestContext:
     also `requeued`, `lost` (cancelled, or taken by another worker) or `interrupted`."""
     failure: Failure | None = None
     turns: int | None = None
+    continuations: int = 0
+    """How often the run went on after the upstream had broken off."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    """Calls of server-side tools, and those that failed: the model sees the failure, and the run goes on."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_chunk: float | None = None
     """Seconds until the upstream's answer began."""
@@ -132,6 +137,9 @@ class RequestContext:
             "model": self.model[:_MAX_TEXT],
             "stream": self.streams,
             "turns": self.turns,
+            "continuations": self.continuations or None,
+            "tool_calls": self.tool_calls or None,
+            "tool_errors": self.tool_errors or None,
             "tokens_in": self.usage.get("input_tokens"),
             "tokens_out": self.usage.get("output_tokens"),
             "tokens_cached": details_in.get("cached_tokens"),
@@ -216,7 +224,7 @@ def begin_run(document: Mapping[str, Any], *, streams: bool) -> None:
     request.previous_response = document.get("previous_response_id") or ""
 
 
-def end_run(document: Mapping[str, Any], *, turns: int, error: Exception | None = None) -> None:
+def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, error: Exception | None = None) -> None:
     """Record the end of the current request's run, or the state in which it was cancelled.
 
     A later call replaces an earlier one. `error` is what ended the run, if it is known. Runs that make a part of the response,
@@ -226,7 +234,7 @@ def end_run(document: Mapping[str, Any], *, turns: int, error: Exception | None 
     if request is None or document["id"] != request.response_id:
         return
     request.outcome = document["status"] if document["status"] in _ENDS else "cancelled"
-    request.turns, request.usage = turns, document.get("usage") or {}
+    request.turns, request.continuations, request.usage = turns, continuations, document.get("usage") or {}
     fault = document.get("error") if request.has_failed else None
     if fault:
         request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], fault["code"])

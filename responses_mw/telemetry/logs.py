@@ -37,13 +37,15 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
 
 class _Formatter(logging.Formatter):
     def __init__(self, format: str | None = None, *, with_messages: bool) -> None:  # noqa: A002 (logging's name)
-        """`with_messages` includes the messages of exceptions. They may quote requests, so it is meant for debugging."""
+        """`with_messages` includes the messages of exceptions, unless a request is not known to be stored. They may quote
+        requests, so it is meant for debugging."""
         super().__init__(format)
         self._with_messages = with_messages
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Return the traceback, by default without the exceptions' messages."""
-        if self._with_messages:
+        request = current_request()
+        if self._with_messages and (request is None or request.stores):
             return _block(super().formatException(ei))
         return _block("\n".join(_traceback(ei[1]))) if ei[1] is not None else ""
 

@@ -284,6 +284,10 @@ class ToolCallSpan:
         if kind is not None:
             self._fail(kind.__name__)
         TOOL_DURATION.record(time.perf_counter() - self._started, self._measured)
+        request = current_request()
+        if request is not None:
+            request.tool_calls += 1
+            request.tool_errors += ERROR_TYPE in self._measured
         self._span.end()
 
     def _fail(self, kind: str) -> None:

@@ -16,6 +16,7 @@ from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.errors import UpstreamError
 from responses_mw.telemetry import REGISTRY, annotate, begin_run
+from responses_mw.telemetry.context import RequestContext, activated
 from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
 from tests.support.scripted import HELLO
 
@@ -72,6 +73,13 @@ def test_an_exception_is_logged_by_place_and_class_without_its_message(formatter
 
 def test_debugging_shows_the_message_of_an_exception() -> None:
     assert PROMPT in JSONFormatter(with_messages=True).format(record("x", error=raised()))
+
+
+@pytest.mark.parametrize(("stores", "shown"), [(True, True), (False, False)])
+def test_debugging_shows_no_message_within_a_request_that_is_not_stored(stores: bool, shown: bool) -> None:
+    with activated(RequestContext(stores=stores)):
+        text = JSONFormatter(with_messages=True).format(record("x", error=raised()))
+    assert (PROMPT in text) is shown
 
 
 # What can begin a line, move a cursor, or turn a text around.

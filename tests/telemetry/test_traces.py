@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ from responses_mw.telemetry import set_up_sdk
 from responses_mw.telemetry.conventions import SCHEMA_URL
 from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
+from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, call, completion, delta, finish, text, usage
 
 if TYPE_CHECKING:
@@ -272,6 +275,13 @@ async def test_a_disabled_sdk_exports_nothing_and_passes_the_callers_context_on(
     front.end()  # what was recorded would be sent now
     assert TRACEPARENT.items() <= upstream.requests[0].headers.items()
     assert collector.spans == []
+
+
+def test_names_of_the_conventions_are_in_one_module() -> None:
+    name = re.compile(r'"((gen_ai|messaging|db)\.[a-z_.]+|(client|server)\.address|url\.path|http\.route|error\.type)"')
+    package = ROOT / "responses_mw"
+    found = {path.relative_to(package) for path in package.rglob("*.py") if name.search(path.read_text())}
+    assert found == {Path("telemetry/conventions.py")}
 
 
 def test_an_exporter_that_is_not_installed_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
