@@ -13,15 +13,24 @@ import anyio
 import httpx
 import pytest
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from responses_mw import create_app
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.upstream.transports.http11 import NetworkTransport
+from tests.support.configured import make_settings
+from tests.support.scripted import HELLO
+from tests.support.servers import lifespan
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve
 
     Connection = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
@@ -706,3 +715,13 @@ async def test_the_lifespan_starts_and_ends() -> None:
         proxy = ReverseProxy(client, "http://127.0.0.1:9")
         sent = await call(proxy, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
+
+
+async def test_the_upstream_may_be_below_a_path(serve: Serve, upstream: ScriptedUpstream, redis_url: str) -> None:
+    below = serve(Starlette(routes=[Mount("/llm/openai", upstream)]))
+    upstream.stream(*HELLO)
+    app = create_app(make_settings(upstream__url=f"{below}/llm/openai/v1", redis__url=redis_url))
+    transport = httpx.ASGITransport(app)
+    async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.post("/v1/responses", json={"model": "tiny", "input": "hi"})).status_code == 200
+        assert (await http.get("/v1/models")).json()["data"] == upstream.models
