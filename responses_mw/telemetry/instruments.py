@@ -45,11 +45,16 @@ class Instrument(Generic[Metric]):
         self._metric = metric
         self._labels = labels
         self._series: dict[tuple[str, ...], Metric] = {}
+        self._known: dict[tuple[tuple[str, str | int], ...], Metric] = {}  # the same series, by attributes as they are given
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
         """Return the series to record to, with the attributes that it has."""
         if not self._labels:
             return self._metric, attributes
+        given = tuple(attributes.items())
+        known = self._known.get(given)
+        if known is not None:
+            return known, attributes
         values = tuple([str(attributes.get(label, "")) for label in self._labels])
         series = self._series.get(values)
         if series is None:
@@ -59,6 +64,7 @@ class Instrument(Generic[Metric]):
                 attributes = dict.fromkeys(self._labels, OTHER)
                 return self._metric.labels(*attributes.values()), attributes
             series = self._series[values] = self._metric.labels(*values)
+        self._known[given] = series
         return series, attributes
 
 

@@ -91,7 +91,8 @@ class ChatStream:
                 raise
             except httpx.HTTPError as error:
                 raise UpstreamBrokeOff(f"The upstream broke off its answer ({type(error).__name__}).") from error
-            idle.received()
+            idle.is_waiting = False
+            idle.ticks = 0
             text = self._fast_path.text(data) if self._begins_frame else None
             self._left -= len(text[1]) if text else len(data)  # framing does not count
             if self._left < 0:
@@ -221,12 +222,13 @@ class IdleTimeout:
     counts how many ticks in a row find the reader waiting.
     """
 
-    __slots__ = ("_is_cancelled", "_task", "_ticks", "_timeout", "_timer", "is_waiting")
+    __slots__ = ("_is_cancelled", "_task", "_timeout", "_timer", "is_waiting", "ticks")
 
     def __init__(self) -> None:
         self.is_waiting = False
         """Whether the reader waits for the network. Time spent by our own client does not count."""
-        self._ticks = 0
+        self.ticks = 0
+        """How many ticks in a row found the reader waiting. The reader sets it to 0 when the network answers."""
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_cancelled = False
@@ -235,13 +237,8 @@ class IdleTimeout:
         """Limit the waits of the current task to ``timeout`` seconds (at most an eighth more)."""
         self._task = asyncio.current_task()
         self._timeout = timeout
-        self._ticks = 0
+        self.ticks = 0
         self._arm()
-
-    def received(self) -> None:
-        """Record that the network answered."""
-        self.is_waiting = False
-        self._ticks = 0
 
     def check(self) -> None:
         """Raise ``UpstreamTimeout`` if the cancellation of the reader is ours alone."""
@@ -258,8 +255,8 @@ class IdleTimeout:
 
     def _tick(self) -> None:
         if self.is_waiting:
-            self._ticks += 1
-        if self._ticks <= _TICKS:
+            self.ticks += 1
+        if self.ticks <= _TICKS:
             self._arm()
         elif self._task:
             self._is_cancelled = self._task.cancel()

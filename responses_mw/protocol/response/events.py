@@ -53,7 +53,7 @@ class Emitter:
 
     def emit(self, event_type: str, /, **members: Any) -> None:
         """Add an event. Its members are copied, as the run goes on changing the document and its items."""
-        copies = {name: _snapshot(value) for name, value in members.items()}
+        copies = {name: _copy(value) if isinstance(value, dict | list) else value for name, value in members.items()}
         self._events.append(Event(event_type, {"type": event_type, **copies, "sequence_number": self._number()}))
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
@@ -87,6 +87,6 @@ class NullEmitter(Emitter):
         self._events.append(Event(template.type, {}))
 
 
-def _snapshot(value: Any) -> Any:
-    """Copy a JSON value deeply; strings and numbers are immutable."""
-    return orjson.loads(orjson.dumps(value)) if isinstance(value, dict | list) else value
+def _copy(value: Any) -> Any:
+    """Copy a JSON value deeply."""
+    return orjson.loads(orjson.dumps(value))
