@@ -83,7 +83,7 @@ class Queue:
     async def drop(self, job: str) -> None:
         """Remove a job that has ended, also from its owner's usage.
 
-        In a damaged partition, it comes back when its lease ends, and is removed then.
+        In a damaged partition, it stays where it is, and is removed when it is claimed.
         """
         owner: bytes | None = None
         with suppress(Damaged):

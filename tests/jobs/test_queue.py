@@ -137,6 +137,26 @@ async def test_no_job_is_lost_while_a_key_of_its_partition_is_damaged(queue: Que
     assert claimed == entered >= set(jobs)
 
 
+@pytest.mark.parametrize("part", ["ready", "leases", "since", "jobs", "owners", "turns:alice"])
+async def test_a_job_that_ends_while_a_key_of_its_partition_is_damaged_is_dropped_later(
+    queue: Queue, state: State, part: str
+) -> None:
+    key, command = f"rmw:{{q1p0}}:{part}", state.client.command
+    jobs = await enter(queue, "alice", 3)
+    assert await claim(queue) == jobs[0]
+    await command("RENAME", key, "{q1p0}kept")
+    await command("SET", key, "another program's")
+    for job in jobs[:2]:  # one that runs, and one that waits
+        await queue.drop(job)
+    await command("RENAME", "{q1p0}kept", key)
+    await queue.renew(jobs, 0.0)
+    await asyncio.sleep(0.05)
+    assert {await claim(queue) for _ in jobs} == set(jobs)
+    for job in jobs:
+        await queue.drop(job)
+    assert await command("HLEN", "rmw:{q1p0}:jobs") == 0
+
+
 async def test_cancelled_jobs_do_not_count_against_their_owner(queue: Queue) -> None:
     await enter(queue, "bob", 40)
     for job in await enter(queue, "alice", 60):

@@ -4,6 +4,10 @@
 -- Answers: its owner; nil if it was removed before
 
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
+-- First look at every key: if one is damaged, the job stays where it is, and is removed when it is claimed.
+for _, key in ipairs({KEYS[1], prefix .. 'since', prefix .. 'leases', prefix .. 'turns:' .. (owner or ''), prefix .. 'owners'}) do
+  redis.call('ZSCORE', key, ARGV[1])
+end
 redis.call('ZREM', prefix .. 'since', ARGV[1])
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('ZREM', prefix .. 'leases', ARGV[1])
