@@ -4,6 +4,9 @@
     Z<size>:<frame>     compressed by Zstandard; <size> is the length of the JSON in decimal
     <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]}
 
+A batch of events is compressed with a dictionary of what most of them have in common (``pack_events``): a delta of 240 bytes
+takes 30.
+
 Only 4 KiB or more are compressed (level 1: smaller than zlib, in a quarter of the time). Large texts shrink to half or less,
 and they fill a Redis; compressing short turns would save half a kilobyte each and slow a long chain down by more than all its
 round trips. The size comes first so that scripts can bound the JSON instead of its compressed form, which for repetitive text
@@ -33,10 +36,12 @@ __all__ = [
     "decompress",
     "json_size",
     "pack",
+    "pack_events",
     "pack_turn",
     "turn_owner",
     "turn_text",
     "unpack",
+    "unpack_events",
     "unpack_turn",
     "unpack_turns",
 ]
@@ -48,12 +53,35 @@ PLAIN, COMPRESSED = b"JZ"
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
 
 
+# Stands for the common part of all ids of a response. It is in no JSON text.
+_ID = b"\0"
+# The beginnings and ends of frequent events, the most frequent last. Logs are read with the dictionary that they were written
+# with: another one needs another name for its entries.
+_FREQUENT = zstandard.ZstdCompressionDict(
+    b"".join(
+        b'event: response.%b.delta\ndata: {"type":"response.%b.delta","item_id":"%b_\x001",'
+        b'"output_index":0,%b,"sequence_number":1' % (kind, kind, prefix, rest)
+        for kind, prefix, rest in (
+            (b"mcp_call_arguments", b"mcp", b'"delta":""'),
+            (b"function_call_arguments", b"fc", b'"delta":""'),
+            (b"reasoning_summary_text", b"rs", b'"summary_index":0,"delta":""'),
+            (b"reasoning_text", b"rs", b'"content_index":0,"delta":""'),
+            (b"output_text", b"msg", b'"content_index":0,"delta":"","logprobs":[]'),
+        )
+    ),
+    zstandard.DICT_TYPE_RAWCONTENT,
+)
+_FREQUENT.precompute_compress(level=1)  # a tenth of the time for each batch
+
+
 class _Zstandard(threading.local):
     """Compressors by thread: making one costs more than using it, and none may be shared between threads."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=1).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
+        self.compress_events = zstandard.ZstdCompressor(dict_data=_FREQUENT).compress
+        self.decompress_events = zstandard.ZstdDecompressor(dict_data=_FREQUENT).decompress
 
 
 _zstandard = _Zstandard()
@@ -75,6 +103,22 @@ def decompress(frame: bytes) -> bytes:
     """Return the bytes in a frame. Raises ValueError."""
     try:
         return _zstandard.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def pack_events(data: bytes, stem: str) -> bytes:
+    """Compress a short batch of events of a response, whose ids begin with ``stem``; empty if it is to be stored as it is."""
+    if len(data) > COMPRESS_FROM or _ID in data:
+        return b""
+    packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
+    return packed if len(packed) < len(data) else b""
+
+
+def unpack_events(packed: bytes, stem: str) -> bytes:
+    """Return the batch that ``pack_events`` has compressed. Raises ValueError."""
+    try:
+        return _zstandard.decompress_events(packed).replace(_ID, stem.encode())
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
 

@@ -8,7 +8,7 @@ import orjson
 
 from ..ids import random_part
 from ..threads import by_size
-from .codec import compress, decompress, json_size, pack, unpack
+from .codec import compress, decompress, json_size, pack, pack_events, unpack, unpack_events
 from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
 from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
@@ -187,7 +187,7 @@ class Jobs:
 
     def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]] | Damaged) -> list[Batch] | Damaged:
         try:
-            return entries if isinstance(entries, Damaged) else _batches(entries)
+            return entries if isinstance(entries, Damaged) else _batches(entries, _stem(job))
         except (LookupError, ValueError):
             return self._client.damage(_address(job).log, "an entry is not a batch of events")
 
@@ -222,7 +222,8 @@ class Jobs:
         log = _address(response_id).compressed_log
         entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", COMPRESSED_PAGE)
         try:
-            return _batches([(entry_id, {**fields, b"b": decompress(fields[b"z"])}) for entry_id, fields in entries])
+            plain = [(entry_id, {**fields, b"b": decompress(fields[b"z"])}) for entry_id, fields in entries]
+            return _batches(plain, _stem(response_id))
         except (LookupError, ValueError):
             raise self._client.damage(log, "an entry is not a compressed batch of events") from None
 
@@ -255,7 +256,7 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
     args: Args = [int(lease * 1000)]
     for job, token, batch in batches:
         keys.append(_address(job).record)
-        args += (token, batch.first, batch.last, batch.data)
+        args += (token, batch.first, batch.last, batch.data, pack_events(batch.data, _stem(job)))
     return keys, args
 
 
@@ -276,9 +277,16 @@ def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
     return chunks
 
 
-def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
+def _stem(response_id: str) -> str:
+    """The part that the ids of a response and of its items have in common."""
+    return response_id.removeprefix("resp_")
+
+
+def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]], stem: str) -> list[Batch]:
+    """Return the batches in entries of a log: as they are (``b``), or compressed (``p``)."""
     batches = []
     for entry_id, fields in entries:
-        last, data = int(entry_id.partition(b"-")[0]) - 1, fields[b"b"]
+        last = int(entry_id.partition(b"-")[0]) - 1
+        data = unpack_events(fields[b"p"], stem) if b"p" in fields else fields[b"b"]
         batches.append(Batch(last + 1 - data.count(b"\n\n"), last, data, final=b"final" in fields))
     return batches

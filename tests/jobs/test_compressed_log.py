@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
+from responses_mw.ids import random_part
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import Event
-from responses_mw.state import Damaged, Job, State, connect
+from responses_mw.state import Batch, Damaged, Job, State, connect
+from responses_mw.state.codec import pack_events, unpack_events
 from responses_mw.state.jobs import CHUNK, PLAIN_PAGE, PLAIN_SECONDS
 from tests.jobs.test_background import create as create_response
 from tests.jobs.test_background import ended, follow, streamed
@@ -49,6 +53,40 @@ async def finished(state: State, tokens: int = 3000) -> Job:
     await state.client.pipeline([*entries, ("HSET", record, "next_seq", tokens + 2)])
     await end(state, job, tokens + 2)
     return job
+
+
+async def test_a_log_takes_a_quarter_while_its_response_runs(state: State) -> None:
+    job = await taken(state, await create(state), lease=600)
+    stem, written = job.response_id.removeprefix("resp_"), 0
+    for number in range(2, 1002):
+        delta = {"type": "response.output_text.delta", **DELTA, "item_id": f"msg_{stem}1", "delta": f" {random_part()[:5]}"}
+        data = sse.encode([Event("response.output_text.delta", {**delta, "sequence_number": number})])
+        assert await append(state, job, Batch(number, number, data))
+        written += len(data)
+    assert await state.client.command("MEMORY", "USAGE", keys(job)[1]) < written / 4
+    assert [one async for one in numbers_after(state, job, 500)] == list(range(501, 1002))
+
+
+async def numbers_after(state: State, job: Job, after: int) -> AsyncIterator[int]:
+    """The numbers of the events in a log after a number."""
+    while True:
+        (log,) = await state.jobs.logs([(job.response_id, after)])
+        assert not isinstance(log, Damaged)
+        if not log:
+            return
+        for one in log:
+            (event,) = sse.decode(one.data)
+            assert event["item_id"] == f"msg_{job.response_id.removeprefix('resp_')}1"
+            yield event["sequence_number"]
+        after = log[-1].last
+
+
+@given(data=st.binary(max_size=300), number=st.integers(0, 300))
+def test_a_batch_is_read_as_it_was_written(data: bytes, number: int) -> None:
+    stem = random_part() * 2
+    batch = data[:number] + stem.encode() + data[number:]
+    packed = pack_events(batch, stem)
+    assert not packed or unpack_events(packed, stem) == batch
 
 
 async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(state: State) -> None:

@@ -182,19 +182,22 @@ end
 
 -- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`; `final` marks the one that ends it.
 -- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
+-- `packed` is its compressed form, '' if it is stored as it is.
 -- Return nil if it is in the log now, otherwise the number at which the log continues.
 -- A short batch is published as a whole: `last`, ' final' if it is, a line feed, the batch. For a longer one, only that it exists.
 local ANNOUNCED = 16384
-local function append_batch(record, first, last, batch, final)
+local function append_batch(record, first, last, batch, final, packed)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
   local log, id = slot .. 'e:' .. random, string.format('%d-0', last + 1)
+  local form, stored = 'b', batch
+  if packed and packed ~= '' then form, stored = 'p', packed end
   local next_seq = tonumber(redis.call('HGET', record, 'next_seq'))
   if next_seq == last + 1 then
     local entry = redis.call('XRANGE', log, id, id)[1]
-    if entry and entry[2][2] == batch then return nil end
+    if entry and entry[2][2] == stored then return nil end
   end
   if next_seq ~= first then return next_seq end
-  if final then redis.call('XADD', log, id, 'b', batch, 'final', 1) else redis.call('XADD', log, id, 'b', batch) end
+  if final then redis.call('XADD', log, id, form, stored, 'final', 1) else redis.call('XADD', log, id, form, stored) end
   if redis.call('PTTL', log) == -1 then redis.call('PEXPIRE', log, redis.call('PTTL', record)) end  -- it is new
   redis.call('HSET', record, 'next_seq', last + 1)
   redis.call('HINCRBY', record, 'logged', #batch)
