@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,20 +16,21 @@ from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.cli.check import check
 from responses_mw.telemetry import REGISTRY
-from tests.support.alerts import assert_fires, scrape
+from tests.support.alerts import Samples, assert_fires, scrape
 from tests.support.configured import make_settings
-from tests.support.scripted import completion
+from tests.support.scripted import completion, error, json_answer, text
 from tests.support.servers import lifespan
 from tests.support.valkey import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
 
 
+SECRET = "a secret that all the replicas of the deployment have"
 UNSTORED = "new responses are answered, but not stored"
 
 
@@ -45,6 +50,85 @@ async def create(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     answer = await http.post("/v1/responses", json={"model": "tiny", "input": "hi", **body})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
+
+
+def warned(caplog: pytest.LogCaptureFixture, **facts: Any) -> bool:
+    """Whether the warning about one failed run has these facts."""
+    [found] = [one for one in caplog.records if one.name == "responses_mw.runs" and one.levelno == logging.WARNING]
+    known: dict[str, Any] = vars(found)["facts"]
+    return facts.items() <= known.items()
+
+
+def grown(before: Samples, after: Samples, name: str, **labels: str) -> float:
+    """Return by how much all series with these labels have grown."""
+    shown = [f"{label}={json.dumps(value)}" for label, value in labels.items()]
+    series = [one for one in after if one.startswith(f"{name}{{") and all(label in one for label in shown)]
+    return sum(after[one][1] - before.get(one, ("", 0.0))[1] for one in series)
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(make_settings(redis__timeout=20, **settings))
+    transport = httpx.ASGITransport(app)
+    async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http:
+        yield http
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_failed_run_is_a_warning_a_metric_and_an_alert(
+    serve: Serve, upstream: ScriptedUpstream, redis_url: str, caplog: pytest.LogCaptureFixture, streams: bool
+) -> None:
+    before = scrape()
+    if streams:
+        upstream.stream(text("Hel"), {"error": {"message": "out of memory", "code": 500}}, done=False)
+    else:
+        upstream.queue(json_answer(error("out of memory", 500), 500))
+    async with serving(upstream__url=serve(upstream), redis__url=redis_url) as http:
+        answer = await http.post("/v1/responses", json={"model": "tiny", "input": "hi", "stream": streams})
+    assert (answer.status_code == 200) == streams
+    after, kind = scrape(), "stream" if streams else "json"
+    assert warned(caplog, outcome="failed", model="tiny", stream=streams)
+    assert grown(before, after, "responses_mw_responses_total", status="failed", kind=kind) == 1
+    requests = partial(grown, before, after, "http_server_request_duration_seconds_count", http_route="/v1/responses")
+    assert (requests(), requests(error_type="")) == (1, 0)
+    for alert in ("ResponsesFailing", "ResponsesUpstreamFailing", *(() if streams else ("ResponsesErrorRate",))):
+        assert_fires(alert, before, after)
+
+
+async def test_a_failed_background_response_is_a_warning_a_metric_and_an_alert(
+    serve: Serve, upstream: ScriptedUpstream, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = scrape()
+    upstream.queue(json_answer(error("out of memory", 500), 500))
+    async with serving(upstream__url=serve(upstream), redis__url=redis_url, auth__secret_keys=[SECRET]) as http:
+        job = await create(http, background=True)
+        async with asyncio.timeout(60):
+            while job["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                job = (await http.get(f"/v1/responses/{job['id']}")).json()
+            while not [one for one in caplog.records if one.name == "responses_mw.runs"]:
+                await asyncio.sleep(0.02)
+    after = scrape()
+    assert job["status"] == "failed"
+    assert warned(caplog, outcome="failed", response=job["id"], upstream_status=500)
+    assert grown(before, after, "responses_mw_responses_total", status="failed", kind="background") == 1
+    assert_fires("ResponsesFailing", before, after)
+
+
+async def test_a_redis_that_is_away_is_a_warning_metrics_and_alerts(
+    serve: Serve, upstream: ScriptedUpstream, valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    upstream.whole(completion({"role": "assistant", "content": "hello"}))
+    async with serving(upstream__url=serve(upstream), redis__url=valkey.url, state__ttl=60) as http:
+        before = scrape()
+        valkey.kill()
+        document = await create(http)
+    after = scrape()
+    assert not document["store"]
+    assert f"response {document['id']} is not stored" in caplog.text
+    assert grown(before, after, "responses_mw_responses_unstored_total", reason="redis_unavailable") == 1
+    for alert in ("ResponsesUnstored", "ResponsesStateErrors"):
+        assert_fires(alert, before, after)
 
 
 async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_looks(
@@ -76,8 +160,7 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
     assert ready.status_code == 200
     assert any(UNSTORED in one for one in ready.json()["warnings"])
     after = scrape()
-    name = 'responses_mw_responses_unstored_total{job="responses-mw", instance="one", reason="redis_full"}'
-    assert after[name][1] - before[name][1] == 3
+    assert grown(before, after, "responses_mw_responses_unstored_total", reason="redis_full") == 3
     used = value("responses_mw_redis_memory_used_bytes") / value("responses_mw_redis_memory_max_bytes")
     assert used > 0.9
     assert_fires("ResponsesUnstored", before, after)
