@@ -20,6 +20,7 @@ from ..protocol.response.events import TERMINAL, Event
 from ..protocol.response.replay import events_of
 from ..state import Missing, Reservation, State, StateUnavailable, Stored
 from ..state.idempotency import LEASE
+from ..telemetry import annotate
 from ..threads import by_size
 from ..upstream import Caller
 
@@ -100,6 +101,7 @@ class OnceOnly:
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
+                annotate(outcome="repeated", response=stored.document)
                 yield events_of(stored.document, request.include, open_reasoning=open_reasoning)
                 return
             async with self._renewing(), self.making():

@@ -97,6 +97,7 @@ class ResponseRoutes:
         earlier = await guard.earlier(wait=True) if guard is not None else None
         if earlier is not None:
             document = earlier.document
+            annotate(outcome="repeated", response=document)
         else:
             async with guard.making() if guard is not None else nullcontext():
                 document = await self._queued(self._jobs, parsed, body, caller, guard)

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
+from ..telemetry import annotate
 from .json import JSONResponse, add_headers, error_response
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,8 @@ class EventStreamResponse(EventResponse):
             self._timer.cancel()
             if self._keeping_alive is not None:
                 self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
+        if not self._complete:
+            annotate(outcome="interrupted")
         last = DONE_FRAME if self._settings.sse_done and self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

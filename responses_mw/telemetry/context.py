@@ -76,8 +76,9 @@ class RequestContext:
     cache_reason: str = ""
     """Why the cache has no answer."""
     outcome: str = ""
-    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client left), `refused` (4xx), `queued`; a job's
-    also `requeued`, `lost` (cancelled, or taken by another worker) or `interrupted`."""
+    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client left), `refused` (4xx), `queued`,
+    `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere); a job's also `requeued`, `lost`
+    (cancelled, or taken by another worker) or `interrupted`."""
     failure: Failure | None = None
     turns: int | None = None
     continuations: int = 0

@@ -69,9 +69,11 @@ class Watched:
         samples = [one for family in text_string_to_metric_families(answer.text) for one in family.samples]
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
-    async def post(self, request: str, path: str = "/v1/responses", **body: Any) -> httpx.Response:
+    async def post(self, request: str, path: str = "/v1/responses", key: str = "", **body: Any) -> httpx.Response:
+        """Send a request; `key` is its idempotency key."""
         body = {"model": "tiny", "input": SECRET, **body}
-        return await self.front.ours.http.post(path, json=body, headers={"x-request-id": request})
+        headers = {"x-request-id": request, **({"idempotency-key": key} if key else {})}
+        return await self.front.ours.http.post(path, json=body, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ CASES = {
 @pytest.fixture
 async def watched(serve: Serve, start: Start, collector: Collector) -> Watched:
     tools = json.dumps({"weather": {"url": serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"}})
-    settings = {"upstream__overload_timeout": 0.1, "upstream__max_continuations": 0, "cache__mode": "exact"}
+    settings: Facts = {"upstream__overload_timeout": 0.1, "upstream__max_continuations": 0, "cache__max_mode": "semantic"}
+    settings["cache__embedding_model"] = "no-such-model"
     return Watched(await start("serve", tools__mcp_servers=tools, **settings).is_ready(), collector)
 
 
@@ -218,6 +221,12 @@ async def test_what_is_no_failed_run_gives_no_warning_and_is_seen_all_the_same(
     for request in ("missed", "hit"):
         await watched.post(request, input="hi", cache="exact")
 
+    upstream.whole(completion({"content": "yes"}))
+    await watched.post("unembedded", input="How high is the highest mountain?", cache="semantic")
+
+    upstream.whole(completion({"content": "yes"}))
+    once, again = [(await watched.post(request, key="k")).json()["id"] for request in ("once", "again")]
+
     async def line(request: str) -> Facts:
         return await watched.record("responses_mw.access", request=request)
 
@@ -233,6 +242,10 @@ async def test_what_is_no_failed_run_gives_no_warning_and_is_seen_all_the_same(
     assert (cancelled.failed, cancelled.attributes["error.type"]) == (False, "cancelled")
     assert cancelled.attributes["gen_ai.response.finish_reasons"] == ["error"]
     assert {"outcome": "completed", "cache": "miss", "turns": 1, "tokens_out": 2}.items() <= (await line("missed")).items()
+    assert {"outcome": "repeated", "response": once} == {"outcome": (await line("again"))["outcome"], "response": again}
+    unembedded = {"outcome": "completed", "cache": "miss", "cache_reason": "embedding_failed"}
+    assert unembedded.items() <= (await line("unembedded")).items()
+    assert await watched.counted("responses_mw_cache_misses_total", reason="embedding_failed") == 1
     assert {"outcome": "completed", "cache": "exact", "turns": 0}.items() <= (await line("hit")).items()
     assert [one for one in watched.warnings() if one["logger"] == "responses_mw.runs"] == []
 

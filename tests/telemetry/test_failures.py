@@ -156,6 +156,8 @@ async def test_a_redis_that_is_nearly_full_is_reported_wherever_an_operator_look
     assert not any(document["store"] for document in documents)
     [warning] = [one for one in caplog.records if one.name == "responses_mw.state.health"]
     assert (warning.levelno, UNSTORED in warning.getMessage()) == (logging.WARNING, True)
+    lines = [one.getMessage() for one in caplog.records if one.name == "responses_mw.access"]
+    assert sum("outcome=completed" in line and "stored=false unstored=redis_full" in line for line in lines) == 3
     assert UNSTORED in capsys.readouterr().err
     assert ready.status_code == 200
     assert any(UNSTORED in one for one in ready.json()["warnings"])
