@@ -260,24 +260,28 @@ class Runner:
                 await run.opened()
                 async for events in self._loop.before(run):
                     yield events
-                while run.turn is not None:  # not a generator of its own: every token would pass through it
-                    try:
-                        async for chunks in run.turn.stream:
-                            events = run.feed(chunks)
-                            if events:
-                                yield events
-                        self._continuation.check_end(run)
-                    except UpstreamError as error:
-                        async for events in self._continuation.resume(run, error):
-                            yield events
-                        if not run.assembler.ended:
-                            continue
-                    async for events in self._loop.turn(run, run.turn):
-                        yield events
+                async for events in self._turns(run):
+                    yield events
                 run.conclude(_now())
                 await self._cache_answer(run)
             if mode is not RunMode.DETACHED:
                 yield await self._commit(run, mode)
+
+    async def _turns(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        while run.turn is not None:
+            try:
+                async for chunks in run.turn.stream:
+                    events = run.feed(chunks)
+                    if events:
+                        yield events
+                self._continuation.check_end(run)
+            except UpstreamError as error:
+                async for events in self._continuation.resume(run, error):
+                    yield events
+                if not run.assembler.ended:
+                    continue
+            async for events in self._loop.turn(run, run.turn):
+                yield events
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
