@@ -16,17 +16,28 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import yaml
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from benchmarks.processes import free_port
 from responses_mw.demo.servers import demo_upstream
 from tests.helm.rendering import render
 from tests.helm.test_observation import WATCHED
 from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from tests.support.servers import Serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -67,11 +78,43 @@ async def until_ready(client: httpx.AsyncClient, url: str) -> None:
             await asyncio.sleep(0.2)
 
 
+def population(*, broken: bool) -> ASGIApp:
+    """An MCP server whose only tool answers or fails."""
+    server = MCPServer("cities", log_level="CRITICAL")
+
+    @server.tool(structured_output=False)
+    def get_population(city: str) -> str:
+        if broken:
+            raise ToolError(f"{city} is not known")
+        return json.dumps({"city": city, "population": 567131})
+
+    return server.streamable_http_app(stateless_http=True, host="127.0.0.1")
+
+
+async def embed(request: Request) -> JSONResponse:
+    texts = (await request.json())["input"]
+    data = [{"index": index, "embedding": [1.0, 0.0]} for index in range(len(texts) if isinstance(texts, list) else 1)]
+    return JSONResponse({"data": data, "usage": {"prompt_tokens": 1}})
+
+
+def offered(serve: Serve) -> list[str]:
+    """Start MCP servers and an embeddings server; the options by which a server uses them."""
+    urls = {"cities": serve(population(broken=False)), "broken": serve(population(broken=True))}
+    servers = {label: {"url": f"{url}/mcp", "require_approval": "never"} for label, url in urls.items()}
+    embeddings = serve(Starlette(routes=[Route("/v1/embeddings", embed, methods=["POST"])]))
+    cache = ["--cache.embedding-model=small", f"--cache.embedding-url={embeddings}"]
+    return [f"--tools.mcp-servers={json.dumps(servers)}", *cache]
+
+
 async def exercise(client: httpx.AsyncClient, url: str) -> None:
-    """Streams, background responses and too many of them, a request that is repeated, one for a model that does not exist."""
+    """Streams, background responses and too many of them, tools, a request that is repeated, one for an unknown model."""
     command = [sys.executable, str(ROOT / "deploy" / "load.py"), f"--url={url}", f"--seconds={SECONDS}"]
     load = await asyncio.create_subprocess_exec(*command, "--streams=10", "--background=3", stdout=subprocess.DEVNULL)
     while load.returncode is None:
+        question = {"model": "demo", "input": "What is the population of Lisbon?"}
+        for label in ("cities", "broken"):
+            await client.post(f"{url}/v1/responses", json=question | {"tools": [{"type": "mcp", "server_label": label}]})
+        await client.post(f"{url}/v1/responses", json={"model": "demo", "input": "Hello!", "cache": "semantic"})
         for model in ("demo", "no-such-model"):
             await client.post(f"{url}/v1/responses", json={"model": model, "input": "Hello!", "cache": "exact"})
         job = {"model": "demo", "input": "Tell me a story.", "background": True}
@@ -137,7 +180,7 @@ def test_the_alerts_are_rules_of_prometheus(tmp_path: Path) -> None:
     subprocess.run([program("promtool"), "check", "rules", *map(str, files)], check=True)
 
 
-async def test_of_two_releases_no_panel_stays_empty_and_each_alert_is_for_its_own(tmp_path: Path) -> None:
+async def test_of_two_releases_no_panel_stays_empty_and_each_alert_is_for_its_own(tmp_path: Path, serve: Serve) -> None:
     server = program("prometheus")
     admin = {release: free_port() for release in ("one", "other")}
     dashboards = {release: monitored(release, tmp_path) for release in admin}
@@ -150,12 +193,17 @@ async def test_of_two_releases_no_panel_stays_empty_and_each_alert_is_for_its_ow
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
     async with AsyncExitStack() as stack:
         upstream = stack.enter_context(demo_upstream(0.02))
-        serve = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", "--server.drain-timeout=1"]
-        limits = [f"--limits.background={MOST_JOBS}"]
-        busy = [*serve, *limits, f"--port={port}", f"--server.admin-port={admin['one']}"]
+        ours = [sys.executable, "-m", "responses_mw", "serve", f"--upstream={upstream}", "--server.drain-timeout=1"]
+        busy = [
+            *ours,
+            *offered(serve),
+            f"--limits.background={MOST_JOBS}",
+            f"--port={port}",
+            f"--server.admin-port={admin['one']}",
+        ]
         stack.enter_context(started(tmp_path / "one.log", *busy))
         idle = stack.enter_context(ExitStack())
-        idle.enter_context(started(tmp_path / "other.log", *serve, "--port=0", f"--server.admin-port={admin['other']}"))
+        idle.enter_context(started(tmp_path / "other.log", *ours, "--port=0", f"--server.admin-port={admin['other']}"))
         options = [f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data"]
         listen = f"--web.listen-address=127.0.0.1:{own}"
         stack.enter_context(started(tmp_path / "prometheus.log", server, *options, listen))
@@ -167,7 +215,8 @@ async def test_of_two_releases_no_panel_stays_empty_and_each_alert_is_for_its_ow
             return (await client.get(f"http://127.0.0.1:{own}/api/v1/{path}", params=params)).json()
 
         await exercise(client, f"http://127.0.0.1:{port}")
-        assert await faults_of_panels(prometheus, dashboards["one"]) + await faults_of_alerts(prometheus) == []
+        faults = await faults_of_panels(prometheus, dashboards["one"]) + await faults_of_alerts(prometheus)
+        assert not faults, "\n".join(faults)
         for release, dashboard in dashboards.items():
             for title, query, _ in panels(dashboard):
                 seen = {one["metric"].get("instance") for one in (await prometheus("query", query=query))["data"]["result"]}
