@@ -31,7 +31,7 @@ T = TypeVar("T")
 HOST_SCOPE = "responses_mw.host_scope"
 """The member of a routed request's scope that holds the host's own scope, without our path and router."""
 
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
@@ -126,7 +126,7 @@ def paging(request: Request) -> Paging:
     """Return the page that the query selects. The default is the newest 20 items."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
-    limit = checks.integer(number(request, "limit", _DEFAULT_LIMIT), "limit", minimum=1, maximum=_MAX_LIMIT)
+    limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
     return Paging(query.get("after"), query.get("before"), limit, order)
 
 

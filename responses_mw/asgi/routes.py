@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from starlette.requests import Request
-from starlette.routing import Route, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
@@ -22,12 +23,95 @@ from ..upstream import Upstream
 from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes
 from .json import ErrorResponse, error_response
+from .openapi import Operation
 from .requests import HOST_SCOPE, Reader, RequestParser
 from .responses import ResponseRoutes
 from .sse import EventResponse
 from .websocket import WebSockets
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+_ONE = "/v1/conversations/{conversation_id}"
+
+ROUTES: dict[str, dict[str, Operation]] = {
+    "/v1/responses": {
+        "POST": Operation(
+            ResponseRoutes,
+            ResponseRoutes.create,
+            "Create a response.",
+            "Response",
+            body="CreateResponse",
+            headers=("Idempotency-Key", "X-Responses-Cache"),
+            streams=True,
+        ),
+        "GET": Operation(ResponseRoutes, ResponseRoutes.connect, "Open a WebSocket; 405 without an upgrade.", status=101),
+    },
+    "/v1/responses/compact": {
+        "POST": Operation(ResponseRoutes, ResponseRoutes.compact, "Summarize a history.", "Compaction", body="CompactResponse")
+    },
+    "/v1/responses/input_tokens": {
+        "POST": Operation(
+            ResponseRoutes, ResponseRoutes.count_tokens, "Count the tokens of a create.", "InputTokens", body="CreateResponse"
+        )
+    },
+    "/v1/responses/{response_id}": {
+        "GET": Operation(
+            ResponseRoutes,
+            ResponseRoutes.retrieve,
+            "Retrieve a stored response.",
+            "Response",
+            query=("include", "stream", "starting_after", "include_obfuscation"),
+            streams=True,
+        ),
+        "DELETE": Operation(ResponseRoutes, ResponseRoutes.delete, "Delete a response; cancel it first if it runs.", "Deleted"),
+    },
+    "/v1/responses/{response_id}/cancel": {
+        "POST": Operation(ResponseRoutes, ResponseRoutes.cancel, "Cancel a background response.", "Response")
+    },
+    "/v1/responses/{response_id}/input_items": {
+        "GET": Operation(
+            ResponseRoutes,
+            ResponseRoutes.input_items,
+            "List what the model was given.",
+            "ItemList",
+            query=("include", "after", "before", "limit", "order"),
+        )
+    },
+    "/v1/conversations": {
+        "POST": Operation(
+            ConversationRoutes, ConversationRoutes.create, "Create a conversation.", "Conversation", body="CreateConversation"
+        )
+    },
+    _ONE: {
+        "GET": Operation(ConversationRoutes, ConversationRoutes.retrieve, "Retrieve a conversation.", "Conversation"),
+        "POST": Operation(
+            ConversationRoutes, ConversationRoutes.update, "Replace its metadata.", "Conversation", body="UpdateConversation"
+        ),
+        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete, "Delete it and its items.", "Deleted"),
+    },
+    f"{_ONE}/items": {
+        "POST": Operation(
+            ConversationRoutes,
+            ConversationRoutes.create_items,
+            "Append items.",
+            "ItemList",
+            query=("include",),
+            body="CreateItems",
+        ),
+        "GET": Operation(
+            ConversationRoutes,
+            ConversationRoutes.items,
+            "List its items.",
+            "ItemList",
+            query=("include", "after", "limit", "order"),
+        ),
+    },
+    f"{_ONE}/items/{{item_id}}": {
+        "GET": Operation(ConversationRoutes, ConversationRoutes.item, "Retrieve an item.", "Item", query=("include",)),
+        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete_item, "Delete an item.", "Conversation"),
+    },
+}
+"""The operations of each path by method, for the router and for `openapi`."""
 
 
 class Routes:
@@ -64,39 +148,20 @@ class Routes:
         )
         responses = ResponseRoutes(runner, upstream, state, jobs, reader, parser, settings.server, settings.cache, cache)
         conversations = ConversationRoutes(upstream, state, reader)
-        routes = [
-            *self._response_routes(responses),
-            WebSocketRoute("/v1/responses", websockets),
-            *self._conversation_routes(conversations),
-        ]
+        owners: dict[type, object] = {ResponseRoutes: responses, ConversationRoutes: conversations}
+        routes: list[BaseRoute] = [self._route(path, operations, owners) for path, operations in ROUTES.items()]
+        routes.append(WebSocketRoute("/v1/responses", websockets))
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("root_path", "") + scope["responses_mw.path"]
         await self._router({**scope, "path": path, HOST_SCOPE: scope}, receive, send)
 
-    def _response_routes(self, responses: ResponseRoutes) -> list[Route]:
-        route = self._route
-        return [
-            route("/v1/responses", POST=responses.create, GET=responses.connect),
-            route("/v1/responses/compact", POST=responses.compact),
-            route("/v1/responses/input_tokens", POST=responses.count_tokens),
-            route("/v1/responses/{response_id}", GET=responses.retrieve, DELETE=responses.delete),
-            route("/v1/responses/{response_id}/cancel", POST=responses.cancel),
-            route("/v1/responses/{response_id}/input_items", GET=responses.input_items),
-        ]
-
-    def _conversation_routes(self, conversations: ConversationRoutes) -> list[Route]:
-        route, one, items = self._route, "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"
-        return [
-            route("/v1/conversations", POST=conversations.create),
-            route(one, GET=conversations.retrieve, POST=conversations.update, DELETE=conversations.delete),
-            route(items, POST=conversations.create_items, GET=conversations.items),
-            route(items + "/{item_id}", GET=conversations.item, DELETE=conversations.delete_item),
-        ]
-
-    def _route(self, path: str, **endpoints: Endpoint) -> Route:
+    def _route(self, path: str, operations: Mapping[str, Operation], owners: Mapping[type, object]) -> Route:
         """Return the route of `path` with an endpoint for each method."""
+        endpoints: dict[str, Endpoint] = {
+            method: partial(one.endpoint, owners[one.owner]) for method, one in operations.items()
+        }
         return Route(path, _Resource(path, endpoints, self._origins, self._drain))
 
 

@@ -32,7 +32,7 @@ TRIGGER = "compaction_trigger"
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
-_PASSED_ON = _HINTS | {"model", "input", "instructions", "previous_response_id"}
+COMPACT_MEMBERS = _HINTS | {"model", "input", "instructions", "previous_response_id"}
 _SUMMARY_MEMBERS = _HINTS | {
     "instructions",
     "model",
@@ -83,7 +83,7 @@ def create_body(body: Any) -> dict[str, Any]:
     image = checks.mapping(given.pop("image", {}), "image")
     if image.get("context_compression", "auto") == "enabled":
         checks.unsupported("image.context_compression", "images are shown to the model as they are.")
-    for name in sorted(given.keys() - _PASSED_ON):
+    for name in sorted(given.keys() - COMPACT_MEMBERS):
         checks.unknown(name)
     return {**given, "store": False}
 
