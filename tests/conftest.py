@@ -151,6 +151,7 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
         if settings.setdefault("redis__url", redis_url) == redis_url:
             _forget_keys(redis_url)
         settings.setdefault("redis__timeout", 20)
+        settings.setdefault("cache__timeout", 20)
         if mount == "proxy":
             app = create_app(
                 make_settings(upstream__url=upstream if isinstance(upstream, str) else serve(upstream), **settings)
