@@ -67,6 +67,8 @@ def test_each_secret_may_be_a_key_of_another_secret() -> None:
 
 
 def test_a_cluster_may_choose_the_user() -> None:
+    for pod in render(REQUIRED).pods().values():
+        assert {pod["spec"]["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {65532}
     none = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
     for pod in render(EVERYTHING, {"podSecurityContext": none, "sandbox": {"isolation": "restricted"}}).pods().values():
         assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
