@@ -215,7 +215,7 @@ def cache_hit(site: Deployment) -> str:
         outcomes.append((raw.headers.get("x-responses-cache", "none"), raw.parse()))
         print(f"   cache    {outcomes[-1][0]}")
     (first_status, first), (second_status, second) = outcomes
-    _expect(first_status == "miss" and second_status.startswith("exact"), "a miss and then a hit")
+    _expect(first_status.startswith("miss") and second_status.startswith("exact"), "a miss and then a hit")
     _expect(first.output_text == second.output_text and first.id != second.id, "the same text under another id")
     return "the second replica answered from the cache of the first, without the model"
 
@@ -224,7 +224,7 @@ def metrics(site: Deployment) -> str:
     _show("GET /metrics  # at the admin port")
     lines = site.client.get(site.metrics_url, cast_to=str).splitlines()
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    tokens = [line for line in lines if line.startswith("gen_ai_client_token_usage") and "_sum{" in line]
+    tokens = [line for line in lines if line.startswith("gen_ai_client_inference_usage") and "_total{" in line]
     for line in tokens[:2]:
         print(f"   {line}")
     _expect(bool(tokens), "the tokens of the models among the metrics")
