@@ -12,6 +12,7 @@ APIError                        an HTTP status, and the error body that OpenAI d
 ├── Conflict                    409  another request with the same idempotency key runs
 ├── UpgradeRequired             426  a WebSocket is expected, or not supported
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
+├── WorkerLost                  500  the worker of a background response was lost, and no other can go on
 ├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or not at all
     ├── UpstreamUnreachable     502  no connection, or it broke before the answer
@@ -142,6 +143,13 @@ class Unavailable(APIError):
 
     def __init__(self, message: str, *, retry_after: int = 1, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param=param, code=code, headers={"retry-after": str(retry_after)})
+
+
+class WorkerLost(APIError):
+    """The worker of a background response was lost, and no other can go on with it."""
+
+    def __init__(self) -> None:
+        super().__init__("The server that was making this response was lost before the response was complete.")
 
 
 class UpstreamError(APIError):

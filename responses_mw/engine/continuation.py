@@ -19,10 +19,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from .. import telemetry
+from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase
-from ..telemetry import UPSTREAM_WAITS, kind_of_error
+from ..telemetry import UPSTREAM_WAITS
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .run import Run
@@ -48,6 +49,10 @@ class Continuation:
         self._backend = backend
         self._maximum = maximum
         self._timeout = timeout
+
+    @property
+    def is_on(self) -> bool:
+        return self._maximum > 0 and self._timeout > 0
 
     async def open(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what `attempt` returns, repeating it while the upstream is overloaded or away, up to the timeout.
@@ -78,6 +83,23 @@ class Continuation:
                 logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE)
+
+    async def begin(self, run: Run) -> OpenTurn:
+        """Begin a turn, or go on with one that another worker left."""
+        phase, run.phase = run.phase, Phase.NOTHING
+        turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, None))
+        if turn is None:
+            raise WorkerLost
+        return turn
+
+    async def can_hand_over(self, run: Run, phase: Phase) -> bool:
+        """Return whether another worker can go on with a run that was left in that `phase`."""
+        if phase is not Phase.TEXT:
+            return phase is not Phase.FIXED
+        try:
+            return await self._backend.continues(run.turn_request())
+        except UpstreamError as error:
+            return error.is_overload or error.status >= 500  # it is away: the other worker asks it again
 
     def check_end(self, run: Run) -> None:
         """Raise `UpstreamBrokeOff` if the answer that was read is not complete."""
@@ -110,22 +132,28 @@ class Continuation:
         run.turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, turn))
         if run.turn is None:
             raise error
-        lost = asyncio.get_running_loop().time() - began
-        logger.info("response %s goes on within %s after %.1f s: %s", run.document["id"], phase, lost, kind_of_error(error))
+        telemetry.report_continuation(
+            run.document["id"],
+            reason="timeout" if isinstance(error, UpstreamTimeout) else "broken",
+            phase=phase,
+            tokens=run.tokens_kept if phase is Phase.TEXT else 0,
+            pause=asyncio.get_running_loop().time() - began,
+        )
 
     def _admits(self, run: Run) -> bool:
-        return run.continuations < self._maximum and self._timeout > 0
+        return run.continuations < self._maximum and self.is_on
 
-    async def _again(self, run: Run, _broken: OpenTurn) -> OpenTurn:
+    async def _again(self, run: Run, _broken: OpenTurn | None) -> OpenTurn:
         return await self._backend.begin(run.turn_request())
 
-    async def _continued(self, run: Run, broken: OpenTurn) -> OpenTurn | None:
+    async def _continued(self, run: Run, broken: OpenTurn | None) -> OpenTurn | None:
         """Open an answer that continues the text of the message; None if the upstream is not proven to do so."""
         prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
         if prefix is None:
             return None
+        run.tokens_kept = prefix.prefill.tokens
         maximum = run.request.max_output_tokens
-        if maximum is None or prefix.prefill.tokens < maximum:
+        if maximum is None or prefix.prefill.tokens < maximum or broken is None:
             turn = await self._backend.begin(run.turn_request(prefix.prefill))
             run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
             return turn

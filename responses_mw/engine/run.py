@@ -19,6 +19,8 @@ from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
 from ..protocol.response.response_messages import ResponseMessages
+from ..protocol.response.seam import Phase
+from ..protocol.response.takeover import Takeover
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Chunk, Document, Part
 from ..tools import Toolbox
@@ -81,8 +83,16 @@ class Run:
     """The turn being read."""
     turns: int = 0
     """Number of turns begun."""
+    takeover: Takeover | None = None
+    """What another worker left of the response."""
+    first_events: list[Event] | None = None
+    """The events that begin the part of this worker."""
+    phase: Phase = Phase.NOTHING
+    """The phase in which another worker left the turn that begins, or in which the run failed."""
     continuations: int = 0
     """How often the run went on after its upstream broke off."""
+    tokens_kept: int = 0
+    """Tokens of the text that was continued last."""
     opening: asyncio.Task[None] | None = None
     """Opens the first turn, where the first events do not wait for it."""
     is_status_sent: bool = False
@@ -151,11 +161,12 @@ class Run:
 
     def report(self) -> None:
         """Add how the run ended, or the state in which it is cancelled, to the facts of the current request."""
-        telemetry.end_run(self.document, turns=self.turns, continuations=self.continuations, error=self.error)
+        continuations = self.continuations + (self.takeover is not None)
+        telemetry.end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""
-        self.error = error
+        self.error, self.phase = error, self.assembler.phase
         if isinstance(error, APIError):
             self.assembler.fail(*as_response_error(error))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,11 +16,13 @@ from ..auth import Gate
 from ..cache import Cache, Hit, Miss, Policy, mark
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest, UpstreamError
+from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction, document
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.events import Event
-from ..protocol.types import Document
+from ..protocol.response.takeover import Takeover
+from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..threads import by_size
 from ..tools import Tools
@@ -97,9 +99,20 @@ class Runner:
         """Return the types of the tools that the model is not offered because this server is not configured for them."""
         return self._tools.not_offered(request.tools)
 
-    def run_detached(self, run: Run, start: Callable[[ResponseBuilder], list[Event]]) -> AsyncGenerator[list[Event], None]:
-        """Make a background response: yield all events but the terminal one. `start` makes the first of them."""
-        return self._events_of(run, RunMode.DETACHED, start)
+    def run_detached(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Make a background response that `resume` prepared: yield all events but the terminal one."""
+        return self._events_of(run, RunMode.DETACHED, lambda _: run.first_events or [])
+
+    @property
+    def can_take_over(self) -> bool:
+        """Whether runs can go on from the output of another worker."""
+        return self._backend.can_take_over and self._continuation.is_on
+
+    async def can_hand_over(self, run: Run) -> bool:
+        """Return whether another worker can go on with a background run that has failed or is stopped."""
+        if not self.can_take_over:
+            return False
+        return await self._continuation.can_hand_over(run, run.assembler.phase if run.error is None else run.phase)
 
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
@@ -171,24 +184,45 @@ class Runner:
             return request
         return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
 
-    async def resume(self, request: CreateResponse, caller: Caller, created: Document, token: str) -> Run:
+    async def resume(
+        self, request: CreateResponse, caller: Caller, created: Document, token: str, number: int, takeover: Takeover | None
+    ) -> Run:
         """Prepare the run of a background response that `prepare` created on any replica.
 
-        The items of `request` have their ids. `token` is the fencing token of the worker.
+        The items of `request` have their ids. `token` is the fencing token of the worker, `number` that of its first event. A
+        `takeover` is what another worker left.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
         context = await self._history.rejoin(request, caller.owner, created["id"], token)
-        return self._new_run(request, caller, model, context, created, self._history)
+        if takeover is None:
+            run = self._new_run(request, caller, model, context, created, self._history)
+            run.first_events = run.assembler.resume(number)
+            return run
+        ids = RunIds(
+            response=created["id"], used=max(len(request.items), takeover.ids_used(created["id"].removeprefix("resp_")))
+        )
+        run = self._new_run(request, caller, model, replace(context, ids=ids), created, self._history, takeover.items)
+        run.takeover, run.turns, run.phase = takeover, takeover.calls, takeover.phase
+        run.first_events = run.assembler.take_over(takeover, number)
+        return run
 
     def _new_run(
-        self, request: CreateResponse, caller: Caller, model: str, context: RunContext, created: Document, history: History
+        self,
+        request: CreateResponse,
+        caller: Caller,
+        model: str,
+        context: RunContext,
+        created: Document,
+        history: History,
+        output: Sequence[Item] = (),
     ) -> Run:
+        """`output` are the items of a response that another worker began."""
         telemetry.begin_run(created, streams=request.stream)
         assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
         headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
         gate = self._gate(caller)
-        toolbox = self._tools.toolbox(request.tools, context.items, context.input, headers, caller.owner, gate)
+        toolbox = self._tools.toolbox(request.tools, [*context.items, *output], context.input, headers, caller.owner, gate)
         messages = self._backend.messages(request)
         return Run(request, caller, model, context, assembler, history, toolbox, messages=messages)
 

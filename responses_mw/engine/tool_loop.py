@@ -10,6 +10,7 @@ from ..errors import BadRequest
 from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
+from ..protocol.response.seam import Phase
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .compaction import Compaction
@@ -41,6 +42,11 @@ class ToolLoop:
     async def open(self, run: Run) -> None:
         """Prepare the tools and begin the first turn, unless a compaction or approved calls come before it."""
         await self.offer_tools(run)
+        if run.takeover is not None and run.takeover.is_over:
+            return
+        if run.phase is not Phase.NOTHING:
+            await self._begin_turn(run)
+            return
         run.compacted = await self._continuation.open(run, partial(self._compactor.due, run))
         if run.compacted is None and (run.toolbox is None or run.toolbox.approved is None):
             await self._begin_turn(run)
@@ -89,7 +95,7 @@ class ToolLoop:
     async def _begin_turn(self, run: Run) -> None:
         run.turns += 1
         run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._max_turns
-        run.turn = await self._continuation.open(run, partial(self._backend.begin, run.turn_request()))
+        run.turn = await self._continuation.begin(run)
 
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:
         assembler = run.assembler

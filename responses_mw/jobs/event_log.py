@@ -17,7 +17,7 @@ INTERVAL = 0.05
 
 # Reasons to stop a run: another worker has the job; this worker drains and returns it to the queue; or drains and finishes it.
 LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
-_EVENTS_BEFORE_OUTPUT = 3
+EVENTS_BEFORE_OUTPUT = 3
 """`response.created`, `response.queued` and `response.in_progress`."""
 
 
@@ -42,7 +42,17 @@ class ClaimedJob:
     @property
     def has_begun(self) -> bool:
         """Whether the run has produced output."""
-        return self.next_number + self._count > _EVENTS_BEFORE_OUTPUT
+        return self.next_number + self._count > EVENTS_BEFORE_OUTPUT
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether this worker has produced output."""
+        return self.next_number + self._count > max(self.job.next_number, EVENTS_BEFORE_OUTPUT)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run was stopped before its end."""
+        return self.stopped is not None and self.task is not None and self.task.cancelled()
 
     @property
     def is_behind(self) -> bool:

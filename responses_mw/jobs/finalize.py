@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.history import RunContext, commit_job
-from ..errors import APIError
+from ..errors import APIError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
 from ..protocol.response.replay import end, fold
@@ -16,8 +16,6 @@ from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateU
 from ..telemetry import LEASES_LOST, report_lost_job
 
 logger = logging.getLogger(__name__)
-
-LOST = "The server that was making this response was lost before the response was complete."
 
 
 async def write_end(state: State, taken: Taken) -> Document:
@@ -28,7 +26,7 @@ async def write_end(state: State, taken: Taken) -> Document:
         error = None
     elif taken.verdict != "failed" or error is None:
         LEASES_LOST.add()
-        error, kind = {"code": "server_error", "message": LOST}, "WorkerLost"
+        error, kind = {"code": "server_error", "message": WorkerLost().message}, WorkerLost.__name__
     document = await _write(state, job, "failed" if error else "cancelled", error)
     report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)
     return document
@@ -40,7 +38,7 @@ async def write_failure(state: State, job: Job, message: str, code: str = "serve
 
 
 async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
-    document = fold(job.document, await _log(state, job))
+    document = fold(job.document, await read_log(state, job))
     document.update(status=status, error=error)
     chain = await _chain(state, job)
     last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
@@ -62,8 +60,8 @@ async def compress_log(state: State, response_id: str) -> None:
         logger.debug("the log of response %s is not compressed: %s", response_id, error.message)
 
 
-async def _log(state: State, job: Job) -> list[dict[str, Any]]:
-    """Read the events in the job's log, up to where it is damaged. Only the holder of the token writes to it now."""
+async def read_log(state: State, job: Job) -> list[dict[str, Any]]:
+    """Read the events in the job's log, up to damage or a hole. Only the holder of the token writes to it now."""
     events: list[dict[str, Any]] = []
     number = -1
     while number < job.next_number - 1:

@@ -16,18 +16,19 @@ from ..crypto import InvalidEnvelope, Sealer
 from ..engine.history import commit_job
 from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
-from ..errors import APIError, Unauthorized, Unavailable, UpstreamError
+from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerLost
 from ..protocol import sse
 from ..protocol.request.create import parse
+from ..protocol.response.takeover import Takeover, take_over
 from ..settings import JobSettings, RedisSettings
-from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable
-from ..telemetry import JOBS_RETRIED, annotate, end_run, link_to_request
+from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
+from ..telemetry import JOBS_RETRIED, annotate, end_run, link_to_request, report_continuation
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
 from . import retry
-from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
-from .finalize import compress_log, write_failure
+from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter
+from .finalize import compress_log, read_log, write_end, write_failure
 from .retry import CircuitBreaker
 
 logger = logging.getLogger(__name__)
@@ -71,18 +72,29 @@ class JobRunner:
         except APIError as error:
             if isinstance(error, StateUnavailable) and not isinstance(error, Damaged):
                 raise
-            if not await self._retry(claimed, error):
+            if isinstance(error, WorkerLost):
+                await write_end(self._state, Taken("lost", job))
+                return
+            if not await self._retry(claimed, error, None):
                 code, message = as_response_error(error)
                 document = await write_failure(self._state, job, message, code)
                 end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
-        if claimed.stopped == DRAINED and not claimed.has_begun:
-            await self._hand_back(claimed)
-        elif claimed.stopped == LOST:
+        if claimed.stopped == LOST:
             annotate(outcome="lost")
-        elif not await self._retry(claimed, run.error):
+        elif not await self._leave(claimed, run):
             await self._end(claimed, run)
+
+    async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
+        """Return a job that this worker stops, or whose upstream is away, to the queue if another worker can go on with it."""
+        if not claimed.is_interrupted:
+            return await self._retry(claimed, run.error, run)
+        if await self._can_go_on(claimed, run):
+            await self._hand_back(claimed)
+            return True
+        run.fail(Unavailable(_NOT_IN_TIME))
+        return False
 
     async def _resume(self, job: Job) -> Run:
         secrets = self._secrets(job)
@@ -95,7 +107,24 @@ class JobRunner:
             await self._runner.probe(caller)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
-        return await self._runner.resume(request, caller, dict(job.document), job.token)
+        return await self._runner.resume(
+            request, caller, dict(job.document), job.token, job.next_number, await self._takeover(job)
+        )
+
+    async def _takeover(self, job: Job) -> Takeover | None:
+        """Read what another worker left of the response, None for nothing. Raises `WorkerLost` if no one can go on with it."""
+        if job.next_number <= EVENTS_BEFORE_OUTPUT:
+            return None
+        log = await read_log(self._state, job)
+        takeover = take_over(log)
+        if len(log) < job.next_number or not takeover.can_go_on or not self._runner.can_take_over:
+            raise WorkerLost
+        report_continuation(job.response_id, reason="worker", phase=takeover.phase)
+        return takeover
+
+    async def _can_go_on(self, claimed: ClaimedJob, run: Run | None) -> bool:
+        """Return whether another worker can go on with a job that this one leaves."""
+        return run is None or not claimed.has_begun or await self._runner.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
         """Decrypt the caller's `headers` and the `tools`."""
@@ -125,12 +154,10 @@ class JobRunner:
             await asyncio.gather(claimed.task, return_exceptions=True)
         if not claimed.task.cancelled():
             claimed.task.result()
-        elif claimed.stopped == SHUT_DOWN:
-            run.fail(Unavailable(_NOT_IN_TIME))
 
     async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
-        number, counted = claimed.job.next_number, 0
-        async with aclosing(self._runner.run_detached(run, lambda assembler: assembler.resume(number))) as batches:
+        counted = 0
+        async with aclosing(self._runner.run_detached(run)) as batches:
             async for events in batches:
                 self._log_writer.write(claimed, events)
                 if self.breaker.is_open and claimed.has_begun:
@@ -175,8 +202,8 @@ class JobRunner:
                 await compress_log(self._state, claimed.job.response_id)
                 break
 
-    async def _retry(self, claimed: ClaimedJob, error: Exception | None) -> bool:
-        """Return the job to the queue if the upstream was away before the first output, unless its time for that is over."""
+    async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
+        """Return the job to the queue if the upstream was away, unless no worker can go on or its time for that is over."""
         why = retry.reason(error)
         if why is None:
             if error is None or isinstance(error, UpstreamError):
@@ -186,10 +213,11 @@ class JobRunner:
         if why != "429":  # this caller's limit
             self.breaker.fail(claimed.began, error)
         job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
-        left = job.retry_seconds - elapsed if job.retries else self._retry_timeout
-        if claimed.has_begun or left <= 0:
+        waits_longer = job.retries and not claimed.has_grown
+        left = job.retry_seconds - elapsed if waits_longer else self._retry_timeout
+        if left <= 0 or not await self._can_go_on(claimed, run):
             return False
-        await self._log_writer.last(claimed)
+        await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
         # A request that broke an upstream that was up would break it again and again.
@@ -202,8 +230,14 @@ class JobRunner:
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
 
-    async def _hand_back(self, claimed: ClaimedJob) -> None:
+    async def _flush(self, claimed: ClaimedJob) -> None:
+        """Write the events that clients would otherwise not see, and no more."""
+        if claimed.has_grown:
+            await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
+
+    async def _hand_back(self, claimed: ClaimedJob) -> None:
+        await self._flush(claimed)
         await self._state.jobs.release(claimed.job)
         annotate(outcome="requeued")
         await self._state.queue.ready(claimed.job.response_id, first=True)

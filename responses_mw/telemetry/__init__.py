@@ -31,7 +31,7 @@ from .metrics import (
     UPSTREAM_WAITS,
     WEBSOCKETS_OPEN,
 )
-from .report import count_response, log_facts, report_failure, report_lost_job
+from .report import count_response, log_facts, report_continuation, report_failure, report_lost_job
 from .sdk import set_up_sdk
 from .shared import DIRECTORY as METRICS_DIRECTORY
 from .shared import forget_process, is_shared
@@ -94,6 +94,7 @@ __all__ = [
     "measured_embedding",
     "queueing_span",
     "redis_span",
+    "report_continuation",
     "report_failure",
     "report_lost_job",
     "set_up_logs",

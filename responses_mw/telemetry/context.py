@@ -82,7 +82,7 @@ class RequestContext:
     failure: Failure | None = None
     turns: int | None = None
     continuations: int = 0
-    """How often the run went on after the upstream had broken off."""
+    """How often the run went on after its upstream or its worker was lost."""
     tool_calls: int = 0
     tool_errors: int = 0
     """Calls of server-side tools, and those that failed: the model sees the failure, and the run goes on."""

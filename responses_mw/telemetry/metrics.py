@@ -123,6 +123,13 @@ JOBS_RETRIED = Counter(
     ["reason"],
     ["unreachable", "broken", "429", "502", "503", "504"],
 )
+CONTINUATIONS = Counter(
+    "responses_mw.continuations",
+    "{continuation}",
+    "Turns that went on after they broke off, by reason and by what the client had seen.",
+    ["reason", "phase"],
+    [(reason, phase) for reason in ("broken", "timeout", "worker") for phase in ("nothing", "reasoning", "text", "call")],
+)
 EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
 RESPONSES = Counter(
     "responses_mw.responses",

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from opentelemetry.trace import get_current_span
+
 from .context import Failure, RequestContext
-from .metrics import RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
+from .metrics import CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
 from .usage import USAGE
 
-__all__ = ["count_response", "log_facts", "report_failure", "report_lost_job"]
+__all__ = ["count_response", "log_facts", "report_continuation", "report_failure", "report_lost_job"]
 
 logger = logging.getLogger("responses_mw.runs")
 
@@ -57,6 +59,22 @@ def report_failure(request: RequestContext, **more: Any) -> None:
     log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)
     if request.stores and failure.message:
         logger.debug("response %s failed because of: %.*r", request.response_id, _MAX_MESSAGE, failure.message)
+
+
+def report_continuation(
+    response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
+) -> None:
+    """Count and log that a response went on: why, after what the client had seen, with how many tokens kept and seconds lost.
+
+    The `reason` is `broken` or `timeout` for the upstream, or `worker` for a background response that another worker had.
+    """
+    CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
+    given = {"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": pause if pause is None else round(pause, 3)}
+    facts = {name: value for name, value in given.items() if value is not None}
+    get_current_span().add_event(
+        "responses_mw.continuation", {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
+    )
+    log_facts(logger, f"response {response_id} goes on", facts)
 
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:

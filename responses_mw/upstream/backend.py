@@ -93,6 +93,9 @@ class OpenTurn:
 class Backend(ABC):
     """Asks one upstream for turns. Shared by all runs."""
 
+    can_take_over = False
+    """Whether a response can be built on from the output of another worker."""
+
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
         """``open_reasoning`` selects the names of reasoning events in the Open Responses specification."""
         self._upstream = upstream
@@ -139,6 +142,10 @@ class Backend(ABC):
         The output of the turn begins at that index. Raises `APIError` if the upstream cannot be asked.
         """
         return None
+
+    async def continues(self, turn: TurnRequest) -> bool:
+        """Return whether the text of an answer to `turn` could be continued. Raises `APIError` if that cannot be asked."""
+        return False
 
     @abstractmethod
     async def count(self, turn: TurnRequest) -> int:

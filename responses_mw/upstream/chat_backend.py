@@ -25,7 +25,6 @@ from ..protocol.types import ChatRequest, Document, Item
 from ..settings import UpstreamSettings
 from ..threads import by_size
 from .backend import REASONING, Backend, OpenTurn, Prefix, TurnRequest
-from .caller import Caller
 from .client import Upstream
 from .context_window import ContextWindow, count_tokens, is_text
 from .prefill import PrefillProof, ShownPrompt
@@ -35,6 +34,8 @@ T = TypeVar("T")
 
 class ChatBackend(Backend):
     """Asks for chat completions."""
+
+    can_take_over = True
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
         super().__init__(upstream, sealer, settings, open_reasoning=open_reasoning)
@@ -75,9 +76,7 @@ class ChatBackend(Backend):
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
         caller, output = turn.caller, turn.document["output"]
-        if turn.messages is not None or is_constrained(turn.request, first_turn=turn.number <= 1):
-            return None
-        if not await self._proof.holds(turn.model, caller):
+        if not await self.continues(turn):
             return None
         chat, fast = await self._fit_chat(turn, Prefill()), await self._fit_chat(turn, Prefill(without_thinking=True))
         text = "".join(part["text"] for item in output[begins_at:] if item["type"] == "message" for part in item["content"])
@@ -108,8 +107,10 @@ class ChatBackend(Backend):
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
-    async def continues(self, model: str, caller: Caller) -> bool:
-        return await self._proof.holds(model, caller)
+    async def continues(self, turn: TurnRequest) -> bool:
+        if turn.messages is not None or is_constrained(turn.request, first_turn=turn.number <= 1):
+            return False
+        return await self._proof.holds(turn.model, turn.caller)
 
     async def count(self, turn: TurnRequest) -> int:
         async def count(chat: ChatRequest) -> int:

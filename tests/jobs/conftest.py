@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
+from benchmarks.processes import free_port
+from tests.support.configured import flag
+from tests.support.servers import Ours
+
 if TYPE_CHECKING:
-    from tests.support.servers import Ours, Start
+    from tests.support.scripted import ScriptedUpstream
+    from tests.support.servers import Serve, Start
 
     Replica = Callable[..., Ours]
 
+LEASE = 1.0
 SECRET = "a secret that all the replicas of the deployment have"
 _databases = count(1)
 
@@ -34,3 +44,63 @@ def replica(start_at: Start, mount: str, database: str) -> Replica:
         return start_at(mount, **{"redis__url": database, "auth__secret_keys": [SECRET], **settings})
 
     return replica
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
+    return serve(upstream)
+
+
+class Server:
+    """``responses-mw serve`` or ``worker`` as a process of its own."""
+
+    def __init__(self, command: str, settings: dict[str, Any]) -> None:
+        flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]
+        self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
+        self.port = settings.get("port", 0)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it says that it begins
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(60)
+
+    async def ours(self) -> Ours:
+        async with asyncio.timeout(60):
+            while True:
+                assert self.process.poll() is None, "the process has ended"
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except OSError:
+                    await asyncio.sleep(0.05)
+                else:
+                    writer.close()
+                    return Ours(f"http://127.0.0.1:{self.port}")
+
+
+Run = Callable[..., Server]
+
+
+@pytest.fixture
+def run(database: str, upstream_url: str) -> Iterator[Run]:
+    with ExitStack() as stack:
+
+        def run(command: str = "serve", **settings: Any) -> Server:
+            defaults = {
+                "upstream__url": upstream_url,
+                "redis__url": database,
+                "auth__secret_keys": SECRET,
+                "jobs__lease": LEASE,
+            }
+            if command == "serve":
+                settings["port"] = free_port()
+            server = Server(command, {**defaults, **settings})
+            stack.callback(server.process.wait)
+            stack.callback(server.process.kill)
+            assert server.process.stdout is not None
+            stack.callback(server.process.stdout.close)
+            return server
+
+        yield run

@@ -165,16 +165,40 @@ async def test_a_lost_job_without_output_is_run_again_up_to_a_maximum(state: Sta
     assert (await take(state, response_id)).verdict == "lost"
 
 
-async def test_a_lost_job_with_output_is_not_run_again(state: State) -> None:
+async def test_a_lost_job_with_output_is_run_by_another_worker_up_to_a_maximum(state: State) -> None:
     response_id = await create(state)
-    job = await taken(state, response_id)
-    await state.jobs.append([(response_id, job.token, batch(2, 3))], 0.01)
-    await asyncio.sleep(0.05)
-    assert (await state.responses.get(response_id, ALICE)).lost
+    for number in range(3, 5):
+        job = await taken(state, response_id, lease=0.01)
+        assert job.next_number == (2 if number == 3 else number)
+        await state.jobs.append([(response_id, job.token, batch(job.next_number, number))], 0.01)
+        await asyncio.sleep(0.05)
+        assert (await state.responses.get(response_id, ALICE)).lost
+        if number < 4:
+            assert (await take(state, response_id, "settle")).verdict == "waiting"
     lost = await take(state, response_id, "settle")
     assert lost.verdict == "lost"
     assert lost.job is not None
-    assert lost.job.next_number == 4
+    assert lost.job.next_number == 5
+
+
+async def test_the_time_for_tries_begins_anew_once_a_job_has_got_further(state: State) -> None:
+    response_id = await create(state)
+    error = {"code": "server_error", "message": "away"}
+    await state.jobs.retry(await taken(state, response_id), error, seconds=0.01, is_attempt=False)
+    await asyncio.sleep(0.05)
+    assert (await take(state, response_id, "settle")).verdict == "failed"
+    response_id = await create(state)
+    await state.jobs.retry(await taken(state, response_id), error, seconds=0.2, is_attempt=False)
+    job = await taken(state, response_id)
+    assert (job.retries, job.retry_seconds > 0) == (1, True)
+    await state.jobs.append([(response_id, job.token, batch(2, 3))], 0.01)
+    await asyncio.sleep(0.3)
+    job = await taken(state, response_id)
+    assert job.retries == 0
+    await state.jobs.retry(job, error, seconds=60, is_attempt=False)
+    assert (await state.responses.get(response_id, ALICE)).document["status"] == "in_progress"
+    job = await taken(state, response_id)
+    assert (job.retries, job.retry_seconds > 50) == (1, True)
 
 
 async def test_a_job_that_is_handed_back_was_not_an_attempt(state: State) -> None:

@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,10 @@ import orjson
 import pytest
 import redis
 
-from benchmarks.processes import free_port
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
 from responses_mw.state.codec import pack, unpack
-from tests.jobs.conftest import SECRET
+from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
-from tests.support.configured import flag
 from tests.support.paths import ROOT
 from tests.support.scripted import HELLO, Signal, finish, text
 from tests.support.servers import Ours
@@ -29,71 +27,8 @@ from tests.support.valkey import Server as Store
 from tests.support.valkey import Wire
 
 if TYPE_CHECKING:
-    from tests.jobs.conftest import Replica
+    from tests.jobs.conftest import Replica, Run, Server
     from tests.support.scripted import ScriptedUpstream
-    from tests.support.servers import Serve
-
-LEASE = 1.0
-
-
-@pytest.fixture
-def upstream_url(serve: Serve, upstream: ScriptedUpstream) -> str:
-    return serve(upstream)
-
-
-class Server:
-    """``responses-mw serve`` or ``worker`` as a process of its own."""
-
-    def __init__(self, command: str, settings: dict[str, Any]) -> None:
-        flags = [f"{flag(name)}={value}" for name, value in settings.items() if value is not None]
-        self.process = subprocess.Popen([sys.executable, "-m", "responses_mw", command, *flags], stdout=subprocess.PIPE)
-        self.port = settings.get("port", 0)
-        assert self.process.stdout is not None
-        self.process.stdout.readline()  # it says that it begins
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        return self.process.wait(60)
-
-    async def ours(self) -> Ours:
-        async with asyncio.timeout(60):
-            while True:
-                assert self.process.poll() is None, "the process has ended"
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                except OSError:
-                    await asyncio.sleep(0.05)
-                else:
-                    writer.close()
-                    return Ours(f"http://127.0.0.1:{self.port}")
-
-
-Run = Callable[..., Server]
-
-
-@pytest.fixture
-def run(database: str, upstream_url: str) -> Iterator[Run]:
-    with ExitStack() as stack:
-
-        def run(command: str = "serve", **settings: Any) -> Server:
-            defaults = {
-                "upstream__url": upstream_url,
-                "redis__url": database,
-                "auth__secret_keys": SECRET,
-                "jobs__lease": LEASE,
-            }
-            if command == "serve":
-                settings["port"] = free_port()
-            server = Server(command, {**defaults, **settings})
-            stack.callback(server.process.wait)
-            stack.callback(server.process.kill)
-            assert server.process.stdout is not None
-            stack.callback(server.process.stdout.close)
-            return server
-
-        yield run
 
 
 async def begun(server: Server, upstream: ScriptedUpstream, *, go: Signal | None = None) -> str:
@@ -111,11 +46,12 @@ def record(response_id: str) -> str:
     return f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}"
 
 
-async def test_a_worker_that_is_killed_in_mid_answer_ends_its_response_as_failed(
+async def test_without_a_way_to_go_on_the_response_of_a_killed_worker_fails(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    other, doomed = replica(jobs__concurrency=0, jobs__lease=LEASE), run()
+    doomed = run()
     response_id = await begun(doomed, upstream)
+    other = replica(jobs__lease=LEASE)
     follower = follow(other, response_id)
     doomed.signal(signal.SIGKILL)
     document = await ended(other, response_id)
@@ -148,9 +84,10 @@ async def test_a_worker_that_is_killed_before_the_first_output_is_replaced(
 async def test_a_worker_that_was_stalled_writes_nothing_when_it_wakes_up(
     run: Run, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    other, stalled = replica(jobs__concurrency=0, jobs__lease=LEASE), run()
+    stalled = run()
     go = Signal()
     response_id = await begun(stalled, upstream, go=go)
+    other = replica(jobs__lease=LEASE)
     stalled.signal(signal.SIGSTOP)
     go.set()
     document = await ended(other, response_id)
@@ -171,11 +108,15 @@ async def test_the_first_replica_that_returns_settles_jobs_lost_with_all_replica
     assert (await ended(replica(jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
-async def test_a_get_settles_a_job_without_a_worker(run: Run, replica: Replica, upstream: ScriptedUpstream) -> None:
+async def test_a_get_settles_a_job_that_has_long_had_no_worker(
+    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+) -> None:
     doomed = run()
     response_id = await begun(doomed, upstream)
     doomed.signal(signal.SIGKILL)
-    await asyncio.sleep(1.2 * LEASE)
+    doomed.wait()
+    with redis.Redis.from_url(database) as client:
+        client.hset(record(response_id), "lease_until", 0)
     assert (await get(replica(jobs__concurrency=0, jobs__lease=LEASE), response_id))["status"] == "failed"
 
 
@@ -188,7 +129,7 @@ async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]
     return response_id, go
 
 
-async def test_a_full_worker_ends_jobs_that_another_lost(
+async def test_a_full_worker_leaves_jobs_that_another_lost_to_the_next_free_one(
     run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
@@ -198,10 +139,11 @@ async def test_a_full_worker_ends_jobs_that_another_lost(
     doomed.signal(signal.SIGKILL)
     with redis.Redis.from_url(database) as client:
         async with asyncio.timeout(60):
-            while client.hget(record(lost), "status") != b"failed":  # nobody asks for it, which would end it too
+            while not any(client.zscore(key, lost) is not None for key in client.keys("rmw:{q*:ready")):
                 await asyncio.sleep(0.05)
     go.set()
     assert (await ended(full, other))["status"] == "completed"
+    assert (await ended(full, lost))["status"] == "failed"
 
 
 async def test_a_job_lost_before_its_first_output_waits_for_a_free_worker(

@@ -47,6 +47,8 @@ class Continuing(ScriptedUpstream):
         """Whether `/tokenize` shows another prompt than the one that is used: the flags are ignored."""
         self.begins_anew: str | None = None
         """What the model says instead of continuing a message."""
+        self.refusals: list[dict[str, Any]] = []
+        """Errors with which the requests after a break are answered."""
         self.as_reasoning = False
         """Whether the reasoning parser takes what continues a message for reasoning."""
 
@@ -78,6 +80,9 @@ class Continuing(ScriptedUpstream):
         prompt = self.prompt({**body, "continue_final_message": continues, "add_generation_prompt": not continues})
         if not body.get("stream"):
             return json_answer(completion({"content": "x"}, counts=usage(len(prompt), 1)["usage"]))
+        if continues and self.refusals:
+            refusal = self.refusals.pop()
+            return json_answer(refusal, refusal["error"]["code"])
         said = body["messages"][-1]["content"] if continues else None
         said = said.rstrip() if said is not None and self.trims else said
         calls = self.calls if "tools" in body else ()

@@ -35,6 +35,7 @@ from .calls import CallRules, OpenCall, new_item
 from .document import UsageSum, shown
 from .events import Event
 from .seam import Phase, Seam, phase_of
+from .takeover import Takeover, closing
 from .text import (
     OPEN_REASONING_TEXT,
     OUTPUT_TEXT,
@@ -217,7 +218,8 @@ class Assembler(ResponseBuilder):
         current = self._open
         if self._turn_is_over:
             return Phase.NOTHING
-        served = current.item if isinstance(current, OpenCall) and current.form.served else None
+        is_served = isinstance(current, OpenCall) and current.form.served and not current.is_finished
+        served = current.item if current is not None and is_served else None
         return phase_of(self.response["output"][self.turn_begins_at :], served)
 
     def break_off(self) -> list[Event]:
@@ -231,6 +233,27 @@ class Assembler(ResponseBuilder):
         self._rules.withdraw(self._tool_calls.calls)
         self._begin_answer()
         return self._emitter.drain()
+
+    def take_over(self, takeover: Takeover, number: int) -> list[Event]:
+        self.response["output"], self.response["status"] = takeover.items, "in_progress"
+        self._emitter.next_number = number
+        self._begin_turn()
+        self.turn_begins_at = takeover.turn_begins_at
+        self._rules.served = takeover.calls
+        item, index = takeover.open, len(takeover.items) - 1
+        if takeover.is_charged:
+            self._usage.continues(None)
+        if item is not None and item["type"] in ("message", "reasoning"):
+            kind = OUTPUT_TEXT if item["type"] == "message" else self._reasoning
+            self._open = OpenText.reopened(kind, item, index, self._emitter)
+        elif item is not None:
+            item["status"] = "incomplete"
+            for event in closing(item, index):
+                self._emitter.emit(event.pop("type"), **event)
+        events = self.break_off()
+        if takeover.is_over and takeover.items[-1].get("status") == "incomplete":
+            self.finish_reason = "length"
+        return events
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
         self._seam = Seam(text, is_trimmed=is_trimmed)

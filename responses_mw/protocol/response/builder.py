@@ -18,6 +18,7 @@ from .citations import Source
 from .document import add_usage, whole
 from .events import Emitter, Event, NullEmitter, terminal_type
 from .seam import Phase
+from .takeover import Takeover
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,13 @@ class ResponseBuilder(ABC):
         if number == QUEUED_EVENTS:
             self._lifecycle("response.in_progress")
         return self._emitter.drain()
+
+    def take_over(self, takeover: Takeover, number: int) -> list[Event]:
+        """Go on from what another worker left, with the event of this ``number``.
+
+        Text stays open; an open item of another kind is closed as ``incomplete``.
+        """
+        raise NotImplementedError
 
     def terminal(self) -> list[Event]:
         """Emit the event that ends the stream. Repeated after a change of the document, it keeps its number."""

@@ -196,7 +196,8 @@ class CallRules:
         """Whether calls of the turn were left out because of ``max_tool_calls``."""
         self._options = options
         self._call_ids = set(options.used_call_ids)
-        self._served = 0
+        self.served = 0
+        """Number of calls that run here."""
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """Set the functions that the model may call. ``choice`` is the request's ``tool_choice``."""
@@ -209,7 +210,7 @@ class CallRules:
     @property
     def is_exhausted(self) -> bool:
         """Whether ``max_tool_calls`` is reached."""
-        return self._served == self._options.max_calls
+        return self.served == self._options.max_calls
 
     def decide(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
         """The form of a call of the ``turn``, or None to leave it out. Decided once, when the name is known."""
@@ -226,15 +227,15 @@ class CallRules:
             return None  # allowed_tools is a hard limit
         if self._options.single_call and any(other.form for other in turn):
             return None  # parallel_tool_calls is false
-        if form.served and self._served == self._options.max_calls:
+        if form.served and self.served == self._options.max_calls:
             self.has_left_out = True
             return None
-        self._served += form.served
+        self.served += form.served
         return form
 
     def withdraw(self, calls: Sequence[ToolCall]) -> None:
         """Take back the decision on calls that broke off: they are not executed."""
-        self._served -= sum(bool(call.form and call.form.served) for call in calls)
+        self.served -= sum(bool(call.form and call.form.served) for call in calls)
         self.has_left_out = False
 
     def call_id(self, given: str | None, mint: Callable[[], str]) -> str:

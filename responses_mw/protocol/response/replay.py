@@ -46,7 +46,7 @@ TARGETS: dict[str, EventTarget] = {
 }
 
 
-_STEM_OF_CALL = {target.item: stem for stem, target in TARGETS.items() if target.member and target.holder is None}
+STEM_OF_CALL = {target.item: stem for stem, target in TARGETS.items() if target.member and target.holder is None}
 
 
 def ending(item: Item, stem: str, index: int = 0) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _add_item(emitter: Emitter, index: int, item: Item, kinds: dict[str, TextKin
         begun["status"] = "in_progress"
     lists = [name for name in ("summary", "content") if _are_texts(item.get(name), kinds)]
     begun |= {name: [] for name in lists}
-    stem = _STEM_OF_CALL.get(item["type"])
+    stem = STEM_OF_CALL.get(item["type"])
     member = TARGETS[stem].member if stem else ""
     if stem:
         begun |= {member: "", **{name: None for name in _RESULTS if name in item}}

@@ -81,6 +81,14 @@ class OpenText:
         item[kind.parts].append(self.part)
         emitter.emit(f"response.{kind.part_events}.added", **self.place, part=self.part)
 
+    @classmethod
+    def reopened(cls, kind: TextKind, item: Item, output_index: int, emitter: Emitter) -> OpenText:
+        """Return the last part of an ``item`` that another worker began."""
+        part = item[kind.parts].pop()
+        text = cls(kind, item, output_index, Emitter())  # the part was announced
+        text._emitter, text.pieces, text._logprobs = emitter, [part[kind.text]], part.get("logprobs", [])
+        return text
+
     def add(self, text: str, logprobs: Any = None) -> None:
         """Add one delta. ``logprobs`` are those of the chat chunk, if requested."""
         self.pieces.append(text)

@@ -99,7 +99,7 @@ if new.job then
   local kind = redis.call('TYPE', log).ok
   if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not keep its response from ending
   append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
-  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until')
+  redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until', 'retry_seq', 'erred')
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)
 end
 return stored()

@@ -4,12 +4,16 @@
 --   4 whether this was an attempt ('1' or '')
 -- Answers: 'released'; 'fenced'
 
-local record = redis.call('HMGET', KEYS[1], 'token', 'status')
+local BEGUN = 3  -- created, queued and in_progress are no output
+
+local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'next_seq', 'retry_seq')
 if record[1] ~= ARGV[1] or TERMINAL[record[2]] then return 'fenced' end
-redis.call('HSET', KEYS[1], 'token', '', 'lease_until', 0)
+redis.call('HSET', KEYS[1], 'token', '', 'lease_until', now_ms())
 if ARGV[4] ~= '1' then redis.call('HINCRBY', KEYS[1], 'attempts', -1) end
 if ARGV[2] then
-  redis.call('HSET', KEYS[1], 'status', 'queued', 'looked', now_ms(), 'error', ARGV[2])
+  if record[3] ~= record[4] then redis.call('HDEL', KEYS[1], 'retry_until', 'retries') end  -- it has got further since
+  redis.call('HSET', KEYS[1], 'looked', now_ms(), 'error', ARGV[2], 'erred', 1, 'retry_seq', record[3])
+  if tonumber(record[3]) <= BEGUN then redis.call('HSET', KEYS[1], 'status', 'queued') end
   redis.call('HSETNX', KEYS[1], 'retry_until', now_ms() + ARGV[3])
   redis.call('HINCRBY', KEYS[1], 'retries', 1)
 end

@@ -8,6 +8,7 @@
 --   as JSON, ms for which it is tried again, attempts before}
 
 local BEGUN = 3  -- created, queued and in_progress are no output
+local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
@@ -22,7 +23,8 @@ if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
 if tonumber(v) > VERSION then return {'newer'} end
 if TERMINAL[status] then return {'done'} end
 
-local retries, failure, retry_until = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until'))
+local retries, failure, retry_until, retry_seq, erred = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until', 'retry_seq', 'erred'))
+if retry_seq ~= next_seq then retries, retry_until = false, false end  -- it has got further since
 local now = now_ms()
 local left = tonumber(lease_until) - now
 if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
@@ -30,12 +32,12 @@ if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
 local verdict = 'run'
 if ARGV[5] == 'cancel' or stopping then
   verdict = 'cancelled'
-elseif tonumber(next_seq) > BEGUN then
-  verdict = 'lost'
 elseif retry_until and now >= tonumber(retry_until) then
   verdict = 'failed'
 elseif tonumber(attempts) >= tonumber(ARGV[4]) then
-  verdict = failure and status == 'queued' and 'failed' or 'lost'  -- by how the last attempt ended
+  verdict = failure and erred and 'failed' or 'lost'  -- by how the last attempt ended
+elseif ARGV[5] == 'settle' and tonumber(next_seq) > BEGUN and -left > ABANDONED then
+  verdict = 'lost'
 elseif ARGV[5] == 'settle' then
   if now - (looked or 0) <= QUEUE_TRUSTED then return {'waiting', ''} end
   redis.call('HSET', KEYS[1], 'looked', now)
@@ -48,6 +50,7 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1], 'worker', ARGV[2], 'lease_until', 
 if verdict == 'run' then
   redis.call('HSET', KEYS[1], 'status', 'in_progress')
   redis.call('HINCRBY', KEYS[1], 'attempts', 1)
+  redis.call('HDEL', KEYS[1], 'erred')
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
 local texts = redis.call('HMGET', KEYS[1], 'document', 'job')

@@ -1,0 +1,97 @@
+"""The output of a background response whose worker was lost or stopped, read from the log of its events by another worker.
+
+A turn's last item is closed by what follows it or by the end of the turn. So where no item is open, the turn is over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..tool_kinds.registry import TOOL_ITEMS, is_finished
+from ..types import Item
+from .replay import DONE, STEM_OF_CALL, OutputReplay, ending
+from .seam import Phase, phase_of
+
+_RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
+"""Ends of the types of events after which a call may have been run."""
+_BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
+_HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
+"""Members without which the model cannot see the result of a call. Events have them on request only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a run goes on from."""
+
+    items: list[Item]
+    open: Item | None
+    """The item that is not done: the last one, with the text so far."""
+    turn_begins_at: int
+    """Number of items before those of the last turn."""
+    calls: int
+    """Number of calls that were run."""
+    phase: Phase
+    """What the client has seen of the last turn."""
+    is_over: bool
+    """Whether the last turn is complete, and none follows."""
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.is_over or self.phase is not Phase.FIXED
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether there were earlier turns, whose usage is not in the log."""
+        return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
+
+    def ids_used(self, stem: str) -> int:
+        """Return one more than the highest number in the ids of the items, which are `<prefix>_<stem><number>`."""
+        ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
+        found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def take_over(log: Iterable[Mapping[str, Any]]) -> Takeover:
+    """Return what the events in a `log` without holes amount to."""
+    output, runs = OutputReplay([]), False
+    for event in log:
+        output.take(event)
+        runs = not event["type"].endswith("output_item.added") and (runs or bool(_RUNNING.search(event["type"])))
+    items = output.items
+    open_items = [output.put(place) for place in output.open]
+    last = open_items[-1] if open_items else None
+    begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
+    phase = phase_of(items[begins_at:], last if last is not None and _is_served(last) and not runs else None)
+    is_over = last is None and len(items) > begins_at and not _broke_off(items[-1])
+    if len(open_items) > 1 or any(map(_hides_result, items)):
+        phase = Phase.FIXED
+    calls = sum(_is_served(item) and is_finished(item) for item in items)
+    return Takeover(items, last, begins_at, calls, phase, is_over)
+
+
+def closing(item: Item, output_index: int) -> list[dict[str, Any]]:
+    """Return the events that close a call."""
+    stem = STEM_OF_CALL.get(item["type"])
+    place = {"item_id": item["id"], "output_index": output_index}
+    done = [{"type": f"{stem}.done", **place, **ending(item, stem)}] if stem else []
+    return [*done, {"type": DONE, "output_index": output_index, "item": item}]
+
+
+def _is_served(item: Item) -> bool:
+    kind = TOOL_ITEMS.get(item["type"])
+    return kind is not None and kind.role == "served_call"
+
+
+def _ends_turn(item: Item) -> bool:
+    return item["type"] in _BETWEEN_TURNS or (_is_served(item) and item.get("status") in ("completed", "failed"))
+
+
+def _broke_off(item: Item) -> bool:
+    return item.get("status") == "incomplete" and item["type"] != "message"
+
+
+def _hides_result(item: Item) -> bool:
+    return item.get("status") == "completed" and item["type"] in _HIDDEN and item.get(_HIDDEN[item["type"]]) is None

@@ -1,0 +1,163 @@
+"""A background response whose worker is lost or stops goes on at another worker, from the next event."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from tests.jobs.conftest import LEASE
+from tests.jobs.test_background import create_streamed, ended, follow, get, streamed
+from tests.support.continuing import PIECE, Continuing
+from tests.support.mcp_servers import weather
+from tests.support.replay import Replay
+from tests.support.scripted import Signal, error
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Replica, Run, Server
+    from tests.support.servers import Serve
+
+SAID = "The answer is a longer text, with white space at the seam and ünïcode."
+THOUGHT = "Let me think about it."
+
+
+@pytest.fixture
+def upstream() -> Continuing:
+    return Continuing(SAID)
+
+
+@pytest.fixture
+def mount() -> str:
+    return "proxy"
+
+
+@pytest.fixture
+def other(replica: Replica, upstream_url: str) -> Any:
+    """Starts a replica in front of the same upstream."""
+    return lambda **settings: replica(upstream=upstream_url, jobs__lease=LEASE, **settings)
+
+
+@pytest.fixture
+def upstream_url(serve: Serve, upstream: Continuing) -> str:
+    return serve(upstream)
+
+
+async def begun(server: Server, upstream: Continuing, deltas: int, **body: Any) -> str:
+    """A response whose answer stalls after that number of deltas, all of which are in the log."""
+    upstream.cuts, upstream.broken = deque([deltas + len(upstream.calls)]), Signal()
+    ours = await server.ours()
+    follower = create_streamed(ours, **body)
+    async with asyncio.timeout(60):
+        while sum(event["type"].endswith(".delta") for event in follower.events) < deltas:
+            assert not follower.task.done(), follower.raw
+            await asyncio.sleep(0.02)
+    await follower.leave()
+    await ours.aclose()
+    return str(follower.events[0]["response"]["id"])
+
+
+def laws(events: list[dict[str, Any]], document: dict[str, Any]) -> None:
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    replay = Replay()
+    for number, event in enumerate(event for event in events if event["type"] != "response.queued"):
+        replay.play({**event, "sequence_number": number})
+    assert replay.document()["output"] == document["output"]
+    ids = [item["id"] for item in document["output"]]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("deltas", [1, 7, -(-len(SAID) // PIECE)])
+async def test_the_text_of_a_killed_worker_goes_on_at_another(run: Run, other: Any, upstream: Continuing, deltas: int) -> None:
+    doomed = run()
+    response_id = await begun(doomed, upstream, deltas)
+    ours = other()
+    follower = follow(ours, response_id)
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("completed", SAID)
+    assert document["usage"]["output_tokens"] == len(SAID)
+    await asyncio.wait_for(follower.task, 60)
+    events = await streamed(ours, response_id)
+    assert follower.events == events
+    laws(events, document)
+    assert [event["type"] for event in events].count("response.in_progress") == 1
+
+
+async def test_reasoning_of_a_killed_worker_is_closed_and_begun_again(run: Run, other: Any, upstream: Continuing) -> None:
+    upstream.thought = THOUGHT
+    doomed = run()
+    response_id = await begun(doomed, upstream, 3)
+    ours = other()
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert [(item["type"], item["status"]) for item in document["output"]] == [
+        ("reasoning", "incomplete"),
+        ("reasoning", "completed"),
+        ("message", "completed"),
+    ]
+    laws(await streamed(ours, response_id), document)
+
+
+async def test_results_of_tools_are_kept_and_no_call_runs_twice(
+    run: Run, other: Any, upstream: Continuing, serve: Serve
+) -> None:
+    upstream.calls, upstream.said = (("get_weather", '{"city": "Paris"}'),), ""
+    url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
+    servers = {"w": {"url": url}}
+    doomed = run(tools__mcp_servers=orjson.dumps(servers).decode())
+    tools = [{"type": "mcp", "server_label": "w", "require_approval": "never"}]
+    upstream.cuts, upstream.broken = deque([-1, 0]), Signal()
+    client = await doomed.ours()
+    follower = create_streamed(client, tools=tools, max_tool_calls=1)
+    await follower.until(b"Sunny in Paris")
+    await follower.leave()
+    await client.aclose()
+    response_id = str(follower.events[0]["response"]["id"])
+    upstream.said = "It is sunny."
+    ours = other(tools__mcp_servers=servers)
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("completed", "It is sunny.")
+    assert [item["type"] for item in document["output"]].count("mcp_call") == 1
+    laws(await streamed(ours, response_id), document)
+
+
+async def test_a_call_for_the_client_ends_the_response_of_a_killed_worker(run: Run, other: Any, upstream: Continuing) -> None:
+    upstream.calls, upstream.said = (("weather", '{"city": "Paris"}'),), ""
+    doomed = run()
+    function = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
+    response_id = await begun(doomed, upstream, 2, tools=[function])
+    ours = other()
+    doomed.signal(signal.SIGKILL)
+    document = await ended(ours, response_id)
+    assert document["status"] == "failed"
+    assert "lost" in document["error"]["message"]
+
+
+async def test_a_stopping_worker_hands_running_jobs_over(run: Run, other: Any, upstream: Continuing) -> None:
+    leaving = run(server__drain_timeout=0.5, jobs__lease=60)
+    response_id = await begun(leaving, upstream, 6)
+    ours = other()
+    leaving.signal(signal.SIGTERM)
+    document = await ended(ours, response_id)  # long before the lease is over
+    assert (document["status"], document["output_text"]) == ("completed", SAID)
+    laws(await streamed(ours, response_id), document)
+    assert leaving.wait() == 0
+
+
+async def test_a_job_with_output_waits_in_the_queue_for_an_upstream_that_stays_away(
+    run: Run, other: Any, upstream: Continuing
+) -> None:
+    upstream.cuts = deque([6])
+    ours = other(upstream__overload_timeout=0.2)
+    upstream.refusals = [error("starting", 503)] * 4
+    follower = create_streamed(ours)
+    await asyncio.wait_for(follower.task, 60)
+    response_id = str(follower.events[0]["response"]["id"])
+    document = await get(ours, response_id)
+    assert (document["status"], document["output_text"]) == ("completed", SAID)
+    laws(follower.events, document)
