@@ -149,7 +149,7 @@ async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None
     if fault:
         print(f"tools:    {name}: {fault.removeprefix(f'{name}: ')}", file=sys.stderr)
         return False
-    print(f"tools:    {name}: {'works' if arguments else f'{offered} tools'}")
+    print(f"tools:    {name}: {'works' if arguments else 'lists ' + str(offered) + (' tool' if offered == 1 else ' tools')}")
     return True
 
 

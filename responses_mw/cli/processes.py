@@ -185,7 +185,13 @@ def _run_child(settings: Serve, started: Connection) -> None:
     assert parent is not None
 
     def tell(server: DrainingServer, facts: dict[str, str]) -> None:
-        asyncio.get_running_loop().add_reader(parent.sentinel, server.stop)
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:  # the sentinel stays readable
+            loop.remove_reader(parent.sentinel)
+            server.stop()
+
+        loop.add_reader(parent.sentinel, stop)
         started.send(facts)
         started.close()
 

@@ -67,8 +67,12 @@ def _tools(settings: Settings) -> str:
 
 def _keys(settings: Settings) -> str:
     keys = APIKeys.of(settings.auth)
-    callers = f"API keys of {len(keys.names)} owners" if keys is not None else "no API keys: the upstream decides"
-    return callers + (f"; {len(settings.auth.secret_keys)} secret keys" if settings.auth.secret_keys else "")
+    callers = f"API keys of {_count(len(keys.names), 'owner')}" if keys is not None else "none: the upstream checks credentials"
+    return callers + (f"; {_count(len(settings.auth.secret_keys), 'secret key')}" if settings.auth.secret_keys else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _limits(settings: Settings) -> str:
@@ -80,4 +84,4 @@ def _limits(settings: Settings) -> str:
         "stored bytes": limits.stored_bytes,
     }
     found = ", ".join(f"{maximum} {unit}" for unit, maximum in units.items() if maximum)
-    return f"{found} for each owner" if found else "none for an owner"
+    return f"{found} per owner" if found else "none per owner"

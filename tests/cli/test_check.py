@@ -64,7 +64,7 @@ def test_what_works_is_said(
     assert (status, told.err) == (0, "")
     for line in (
         "cache:    e makes vectors of 2 dimensions",
-        "tools:    MCP server 'weather': 1 tools",
+        "tools:    MCP server 'weather': lists 1 tool",
         "tools:    web search (searxng): works",
         "tools:    code interpreter: works",
     ):

@@ -46,8 +46,8 @@ def test_the_summary_names_the_port_that_was_opened_and_the_base_path(
         r"store +redis://127\.0\.0\.1:1/0",
         r"tools +MCP weather; web search \(searxng\)",
         "cache +off",
-        "keys +no API keys: the upstream decides; 1 secret keys",
-        "limits +7 streams for each owner",
+        "keys +none: the upstream checks credentials; 1 secret key",
+        "limits +7 streams per owner",
         "admin port +off",
     ):
         server.wait_for(rf"\n  {line}\n")
