@@ -15,7 +15,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.cli.check import check
-from responses_mw.telemetry import REGISTRY
+from responses_mw.telemetry import REGISTRY, UPSTREAM_UP
 from tests.support.alerts import Samples, assert_fires, scrape
 from tests.support.configured import make_settings
 from tests.support.scripted import completion, error, json_answer, text
@@ -113,6 +113,17 @@ async def test_a_failed_background_response_is_a_warning_a_metric_and_an_alert(
     assert warned(caplog, outcome="failed", response=job["id"], upstream_status=500)
     assert grown(before, after, "responses_mw_responses_total", status="failed", kind="background") == 1
     assert_fires("ResponsesFailing", before, after)
+
+
+async def test_an_upstream_that_is_away_is_a_metric_and_an_alert(redis_url: str) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    UPSTREAM_UP.set(1)
+    before = scrape()
+    async with serving(upstream__url=nobody, redis__url=redis_url, server__admin_port=free_port()):
+        async with asyncio.timeout(60):
+            while REGISTRY.get_sample_value("responses_mw_upstream_up") != 0:
+                await asyncio.sleep(0.02)
+    assert_fires("ResponsesUpstreamDown", before, scrape())
 
 
 async def test_a_redis_that_is_away_is_a_warning_metrics_and_alerts(
