@@ -106,7 +106,8 @@ class TurnSpan:
             return
         duration = time.perf_counter() - self._started
         MODELS.admit(self._model)
-        used = tuple(now - before for now, before in zip(_usage(self._document), self._usage_before, strict=True))
+        # The sum ends where a turn's usage is not known.
+        used = tuple(max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True))
         self._measure(duration, used)
         if self._span.is_recording():
             self._result |= {name: count for name, count in zip(_COUNTS, used, strict=True) if count or name in _ALWAYS}

@@ -189,6 +189,17 @@ async def test_a_call_that_runs_here_is_closed_and_made_again(begin: Start, serv
     assert "output" not in output[1] or output[1]["output"] is None
 
 
+async def test_usage_that_is_lost_at_a_break_fails_nothing(begin: Start, serve: Serve) -> None:
+    upstream = Continuing(SAID, calls=(("get_weather", '{"city": "Paris"}'),))
+    upstream.cuts = deque([-1, 4])
+    url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
+    tools = [{"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}]
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}  # tokens of images are not counted
+    message = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, image]}
+    streamed = await stream(begin(upstream), tools=tools, input=[message], max_tool_calls=1)
+    assert (streamed.response["status"], streamed.response["usage"]) == ("completed", None), streamed.response["error"]
+
+
 @pytest.mark.parametrize("reason", ["hides", "unknown"])
 async def test_without_a_proof_the_response_fails(begin: Start, serve: Serve, start_at: Start, reason: str) -> None:
     upstream = Continuing(SAID)
