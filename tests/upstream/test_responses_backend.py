@@ -304,6 +304,28 @@ async def test_an_upstream_that_cannot_count_tells_by_a_short_answer(relaying: O
     assert (asked["max_output_tokens"], asked.get("stream")) == (16, None)
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"input_tokens": -3}, None),
+        ({"output_tokens": 2**63}, None),
+        ({"total_tokens": -1, "input_tokens_details": {"cached_tokens": "many"}}, (3, 0, 2, 0, 5)),
+        ({"output_tokens_details": {"reasoning_tokens": [1]}}, (3, 0, 2, 0, 5)),
+        ({"input_tokens_details": {"cached_tokens": 1e300}}, (3, 0, 2, 0, 5)),
+    ],
+)
+async def test_counts_that_are_none_fail_nothing(
+    relaying: Ours, upstream: ScriptedResponses, counts: dict[str, Any], expected: Any
+) -> None:
+    upstream.whole(response(item("H"), usage={"input_tokens": 3, "output_tokens": 2, **counts}))
+    document = await oracle.whole(relaying)
+    told = document["usage"]
+    if told is not None:
+        cached, reasoning = told["input_tokens_details"]["cached_tokens"], told["output_tokens_details"]["reasoning_tokens"]
+        told = (told["input_tokens"], cached, told["output_tokens"], reasoning, told["total_tokens"])
+    assert (document["status"], document["output_text"], told) == ("completed", "H", expected)
+
+
 async def test_a_count_carries_out_no_tool(relaying: Ours, upstream: ScriptedResponses) -> None:
     upstream.whole(response(item("H"), status="incomplete"))
     tool = {"type": "mcp", "server_label": "s", "server_url": "https://mcp.example/mcp", "require_approval": "never"}

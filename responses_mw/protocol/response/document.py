@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..request.create import CreateResponse
 from ..types import Document, Item, Tool
@@ -97,12 +97,16 @@ _MAX_COUNT = 2**53 - 1
 """Maximum of a count. Not every client can read larger numbers."""
 
 
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
 def _count(holder: Any, *names: str) -> int:
     """The first of ``names`` that ``holder`` has as a number, otherwise 0. Servers leave out what they do not know."""
     if isinstance(holder, dict):
         for name in names:
             value = holder.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT:
+            if _is_count(value):
                 return value
     return 0
 
@@ -128,20 +132,20 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
     """Return the usage of an upstream's response with all details that the SDKs require; None if it does not count."""
-    if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("input_tokens", "output_tokens")):
+    if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
-    total = given.get("total_tokens")
     return {
         **given,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **_details(given, "input_tokens_details")},
-        "output_tokens_details": {"reasoning_tokens": 0, **_details(given, "output_tokens_details")},
-        "total_tokens": total if type(total) is int else given["input_tokens"] + given["output_tokens"],
+        "input_tokens_details": _details(given, "input_tokens_details", "cached_tokens", "cache_write_tokens"),
+        "output_tokens_details": _details(given, "output_tokens_details", "reasoning_tokens"),
+        "total_tokens": _count(given, "total_tokens") or given["input_tokens"] + given["output_tokens"],
     }
 
 
-def _details(usage: dict[str, Any], name: str) -> dict[str, Any]:
+def _details(usage: dict[str, Any], name: str, *counts: str) -> dict[str, Any]:
     details = usage.get(name)
-    return {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}
+    given = {name: value for name, value in details.items() if value is not None} if isinstance(details, dict) else {}
+    return {**given, **{name: _count(given, name) for name in counts}}
 
 
 def with_tool_tokens(usage: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
