@@ -50,6 +50,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
     print(f"seed {arguments.seed}, {loop.time() - began:.0f} s")
     print(f"injected: {dict(deployment.injected)}")
     print(f"checked:  {dict(deployment.checked)}; jobs by their end: {dict(jobs.ends)}")
+    print(f"answers continued: {deployment.upstream.continued}")
     print(f"problems: {len(deployment.problems)}", *deployment.problems, sep="\n  ")
     return 1 if deployment.problems else 0
 

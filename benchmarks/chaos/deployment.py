@@ -39,13 +39,17 @@ class Target:
 
 
 class Upstream(Target):
-    """A chat server in this process: an answer is 30 tokens in 1.5 seconds, or 80 if the question is long."""
+    """A chat server in this process: an answer is 30 tokens in 1.5 seconds, or 80 if the question is long.
+
+    Like vLLM, it continues a message and shows prompts. There, a character is a token.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.port = free_port()
         self.asked: Counter[str] = Counter()
-        """How often each question was asked and not refused."""
+        """How often each question was asked and not refused, without the requests to continue an answer."""
+        self.continued = 0
         self.overload: int | None = None
         """The status of an overload, while there is one."""
 
@@ -69,6 +73,10 @@ class Upstream(Target):
         if status := self.overload:
             await asyncio.sleep(2 * PAUSE)  # a stream has its status by then
             await _send_json(send, {"error": {"message": "overloaded"}}, status, (b"retry-after", b"1"))
+        elif scope["path"] == "/tokenize":
+            await _send_json(send, {"tokens": [ord(letter) for letter in _prompt(orjson.loads(body))]})
+        elif scope["path"] == "/detokenize":
+            await _send_json(send, {"prompt": "".join(map(chr, orjson.loads(body)["tokens"]))})
         elif not scope["path"].endswith("/chat/completions"):
             await _send_json(send, {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]})
         elif body == b"{}":  # it asks whether its credential is good
@@ -77,9 +85,17 @@ class Upstream(Target):
             await self._answer(orjson.loads(body), send)
 
     async def _answer(self, request: dict[str, Any], send: Send) -> None:
+        tokens = len(_prompt(request))
+        said = request["messages"].pop()["content"] if request.get("continue_final_message") else ""
         question = request["messages"][-1]["content"]
-        self.asked[question] += 1
         words = LONG if question.startswith("long") else WORDS
+        if request.get("max_completion_tokens") == 1:  # a sample
+            usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}
+            choice = {"index": 0, "message": {"role": "assistant", "content": "!"}, "finish_reason": "length"}
+            await _send_json(send, {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage})
+            return
+        self.continued += bool(said)
+        self.asked[question] += not said
         if not request.get("stream"):
             await asyncio.sleep(PAUSE * words)
             message = {"role": "assistant", "content": "".join(f"word{number} " for number in range(words))}
@@ -87,17 +103,27 @@ class Upstream(Target):
             await _send_json(send, {"id": "c", "object": "chat.completion", "choices": [choice]})
             return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        async for piece in _tokens(words):
+        async for piece in _tokens(len(said.split()), words):
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-async def _tokens(words: int) -> AsyncIterator[bytes]:
-    for number in range(words):
+def _prompt(request: dict[str, Any]) -> str:
+    """Render the chat template."""
+    prompt = "".join(f"<{message['role']}>{message['content']}</>" for message in request.get("messages", ()))
+    if request.get("continue_final_message"):
+        return prompt.removesuffix("</>")
+    return prompt + request.get("prompt", "<assistant>")
+
+
+async def _tokens(first: int, words: int) -> AsyncIterator[bytes]:
+    for number in range(first, words):
         await asyncio.sleep(PAUSE)
         reason = "stop" if number == words - 1 else None
         choice = {"index": 0, "delta": {"content": f"word{number} "}, "finish_reason": reason}
         yield orjson.dumps({"id": "c", "object": "chat.completion.chunk", "choices": [choice]})
+    if first == words:  # only the end was missing
+        yield orjson.dumps({"id": "c", "object": "chat.completion.chunk", "choices": [{"delta": {}, "finish_reason": "stop"}]})
 
 
 async def _send_json(send: Send, content: Any, status: int = 200, *headers: tuple[bytes, bytes]) -> None:

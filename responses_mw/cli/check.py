@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..app import open_embeddings, open_state, open_tools, open_upstream
 from ..auth import ANONYMOUS, APIKeys, InvalidKeys
@@ -14,10 +15,13 @@ from ..errors import APIError, StartupError
 from ..protocol.types import Tool
 from ..settings import Settings, origins
 from ..tools import Tools
-from ..upstream import Caller
+from ..upstream import Caller, Upstream
+from ..upstream.prefill import PrefillProof
 
 _PATIENCE = 10.0
 """Maximum seconds that a check waits for an upstream that is connected and silent."""
+_MAX_PROVEN = 8
+"""Maximum models for which it is shown whether their answers are continued."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
@@ -56,11 +60,12 @@ def _check_files(settings: Settings, unknown: list[str]) -> bool:
 
 
 async def _check_upstream(settings: Settings) -> bool:
-    caller = Caller()
+    caller, is_chat = Caller(), settings.upstream.api == "chat"
     try:
         async with open_upstream(no_app, settings) as upstream:
             models = await upstream.models(caller)
             dialect = await upstream.dialect(caller)
+            continued = await _continued(upstream, [model["id"] for model in models], caller) if is_chat else []
     except APIError as error:
         advice = " (its key: --upstream.api-key)" if error.status in (401, 403) else ""
         print(f"upstream: {settings.upstream.url}: {error.message}{advice}", file=sys.stderr)
@@ -68,7 +73,17 @@ async def _check_upstream(settings: Settings) -> bool:
     print(f"upstream: {settings.upstream.url} answers")
     print(f"dialect:  {dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
     print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
+    print(f"          text that breaks off is continued for: {', '.join(continued) or 'none'}")
     return True
+
+
+async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:
+    """Return the models, of the first few, whose answers go on when they break off. Each costs an answer of one token."""
+    proof, proven = PrefillProof(upstream), []
+    for model in models[:_MAX_PROVEN]:
+        with suppress(APIError):  # a model of another kind, such as of embeddings
+            proven += [model] if await proof.holds(model, caller) else []
+    return proven
 
 
 async def _check_state(settings: Settings) -> bool:

@@ -126,7 +126,7 @@ async def asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller
     try:
         return await upstream.post(path, body, caller)
     except UpstreamError as error:
-        if error.status in (401, 403) or error.status >= 500:
+        if error.is_overload or error.status in (401, 403) or error.status >= 500:
             raise
         return None
 

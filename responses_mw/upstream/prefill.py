@@ -70,7 +70,7 @@ class PrefillProof:
         try:
             return await count_by_completion(self._upstream, chat, caller)
         except UpstreamError as error:
-            if error.status >= 500 or error.status in (401, 403, 429):
+            if error.is_overload or error.status in (401, 403) or error.status >= 500:
                 raise
             return None
 

@@ -10,9 +10,9 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("e2e", "end-to-end tests")
-    group.addoption("--upstream", metavar="URL", help="kill: a real chat completions server, in place of a scripted one")
+    group.addoption("--upstream", metavar="URL", help="kill, continuation: a real chat completions server")
     group.addoption("--url", metavar="URL", help="compliance: another server's API, with /v1")
-    group.addoption("--model", help="kill, compliance: the model of that server")
+    group.addoption("--model", help="kill, continuation, compliance: the model of that server")
     group.addoption("--codex", type=Path, help="codex: the Codex to run, in place of the pinned one")
     group.addoption("--pairs", type=int, default=1000, help="chain: number of pairs of responses")
 

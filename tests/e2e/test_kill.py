@@ -119,20 +119,22 @@ async def http(deployment: Deployment) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_a_worker_that_is_killed_in_mid_answer_leaves_a_failed_response(
-    deployment: Deployment, http: httpx.AsyncClient
+async def test_the_response_of_a_worker_that_is_killed_in_mid_answer_goes_on_where_the_server_continues_it(
+    request: pytest.FixtureRequest, deployment: Deployment, http: httpx.AsyncClient
 ) -> None:
     worker = deployment.start_a()
     path, follower = await deployment.running_job(http)
     os.kill(worker, signal.SIGKILL)
-    killed = time.monotonic()
     await deployment.until_idle(http)
-    ended, last = await follower.end()
+    deployment.start_a()
+    _, last = await follower.end()
     document = (await http.get(path)).json()
-    assert ended - killed < 2 * LEASE + 10
-    assert last["type"] == "response.failed"
     assert document == last["response"]
-    assert document["error"]["code"] == "server_error"
+    if request.config.getoption("--upstream"):
+        assert last["type"] in ("response.completed", "response.incomplete")
+    else:
+        assert last["type"] == "response.failed"
+        assert document["error"]["code"] == "server_error"
 
 
 async def test_another_worker_runs_a_response_whose_worker_is_killed_before_its_output(
