@@ -89,7 +89,7 @@ class Upstream(Target):
         said = request["messages"].pop()["content"] if request.get("continue_final_message") else ""
         question = request["messages"][-1]["content"]
         words = LONG if question.startswith("long") else WORDS
-        if request.get("max_completion_tokens") == 1:  # a sample
+        if 1 in (request.get("max_completion_tokens"), request.get("max_tokens")):  # a sample, or a check of the credential
             usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}
             choice = {"index": 0, "message": {"role": "assistant", "content": "!"}, "finish_reason": "length"}
             await _send_json(send, {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage})
@@ -113,7 +113,7 @@ def _prompt(request: dict[str, Any]) -> str:
     prompt = "".join(f"<{message['role']}>{message['content']}</>" for message in request.get("messages", ()))
     if request.get("continue_final_message"):
         return prompt.removesuffix("</>")
-    return prompt + request.get("prompt", "<assistant>")
+    return prompt + str(request.get("prompt", "<assistant>"))
 
 
 async def _tokens(first: int, words: int) -> AsyncIterator[bytes]:

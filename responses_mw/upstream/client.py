@@ -100,7 +100,7 @@ class Upstream:
             try:
                 models = await self.models(caller)
             except UpstreamError as error:
-                if error.status in (502, 503, 504):
+                if error.is_overload or error.status in (502, 503, 504):
                     raise
                 return OPENAI  # it refuses this caller: the chat request will say why
 

@@ -46,23 +46,25 @@ class PrefillProof:
         self._upstream = upstream
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """Whether each model is continued, and when that expires."""
+        self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
         """Return whether the upstream continues messages with ``model``. Raises `UpstreamError` if it cannot be asked."""
-        now = asyncio.get_running_loop().time()
-        expires, verdict = self._verdicts.get(model, (0.0, False))
-        if now >= expires:
-            verdict = await self._try_sample(model, caller)
-            self._verdicts[model] = (float("inf") if verdict else now + _REFUSAL_TTL, verdict)
-            logger.info("answers of %s that break off %s continued", model, "are" if verdict else "cannot be")
-        return verdict
-
-    async def _try_sample(self, model: str, caller: Caller) -> bool:
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and dialect.prompt_of):
             return False
+        async with self._trying:  # when a server dies, many answers break off at once
+            now = asyncio.get_running_loop().time()
+            expires, verdict = self._verdicts.get(model, (0.0, False))
+            if now >= expires:
+                verdict = await self._try_sample(model, dialect.prefill, caller)
+                self._verdicts[model] = (float("inf") if verdict else now + _REFUSAL_TTL, verdict)
+                logger.info("answers of %s that break off %s continued", model, "are" if verdict else "cannot be")
+            return verdict
+
+    async def _try_sample(self, model: str, prefill: str, caller: Caller) -> bool:
         messages = [{"role": "user", "content": "Count to ten."}, {"role": "assistant", "content": _SAMPLE}]
-        chat = {"model": model, "messages": messages, dialect.prefill: True, "add_generation_prompt": False}
+        chat = {"model": model, "messages": messages, prefill: True, "add_generation_prompt": False}
         shown = await self.prompt(chat, _SAMPLE, caller)
         return shown is not None and await self._used_tokens(chat, caller) == len(shown.tokens)
 

@@ -260,3 +260,12 @@ async def test_the_limit_of_tokens_holds_for_both_parts(begin: Start) -> None:
         assert said(broken.response) == said(unbroken.response) == [("message", SAID[:30], "incomplete")]
         assert broken.response["usage"] == unbroken.response["usage"]
         assert broken.response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/chat/completions"])
+async def test_an_overload_during_the_proof_proves_nothing(begin: Start, path: str) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([5])
+    upstream.overloaded = [path] * 2
+    assert said((await stream(begin(upstream))).response) == [("message", SAID)]
+    assert upstream.overloaded == []

@@ -17,6 +17,7 @@ from tests.support.scripted import (
     call,
     completion,
     delta,
+    error,
     finish,
     frame,
     json_answer,
@@ -49,6 +50,8 @@ class Continuing(ScriptedUpstream):
         """What the model says instead of continuing a message."""
         self.refusals: list[dict[str, Any]] = []
         """Errors with which the requests after a break are answered."""
+        self.overloaded: list[str] = []
+        """Paths that answer 429, each once. Of the chat requests, this concerns samples."""
         self.as_reasoning = False
         """Whether the reasoning parser takes what continues a message for reasoning."""
 
@@ -65,6 +68,8 @@ class Continuing(ScriptedUpstream):
         return prompt + ("<assistant>" if body.get("add_generation_prompt", True) else "")
 
     def page(self, asked: Asked) -> Answer:
+        if asked.path in self.overloaded:
+            return self._overload(asked)
         if asked.path == "/tokenize":
             prompt = asked.json["prompt"] if "prompt" in asked.json else self.prompt(asked.json)
             return json_answer({"tokens": [ord(one) for one in prompt], "count": len(prompt)})
@@ -72,12 +77,18 @@ class Continuing(ScriptedUpstream):
             return json_answer({"prompt": "".join(map(chr, asked.json["tokens"]))})
         return super().page(asked)
 
+    def _overload(self, asked: Asked) -> Answer:
+        self.overloaded.remove(asked.path)
+        return json_answer(error("busy", 429), 429)
+
     # -- the answer ------------------------------------------------------------------------------------------------------
 
     def unscripted(self, asked: Asked) -> Answer:
         body = asked.json
         continues = bool(body.get("continue_final_message")) and not self.hides
         prompt = self.prompt({**body, "continue_final_message": continues, "add_generation_prompt": not continues})
+        if not body.get("stream") and asked.path in self.overloaded:
+            return self._overload(asked)
         if not body.get("stream"):
             return json_answer(completion({"content": "x"}, counts=usage(len(prompt), 1)["usage"]))
         if continues and self.refusals:
