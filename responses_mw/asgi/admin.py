@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from .. import telemetry
 from ..errors import APIError, StartupError, UpstreamError
+from ..network import address_family
 from ..state import server_group
 from ..upstream import Caller
 from .json import JSONResponse
@@ -207,10 +208,9 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
     Workers whose metrics are shared share the port, too: any of them may answer.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     shares = server_group() is not None and telemetry.is_shared()
     try:
-        return socket.create_server((host, port), family=family, reuse_port=shares)
+        return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and server_group() is not None:
             shared = "set PROMETHEUS_MULTIPROC_DIR to share it"

@@ -18,9 +18,9 @@ import orjson
 from pydantic import SecretStr
 
 from ..http import BodyRefused, read_body
+from ..network import failure_reason
 from ..settings import CacheSettings
 from ..telemetry import measured_embedding
-from ..unreachable import explain
 from .key import Key
 from .policy import Policy
 
@@ -94,7 +94,9 @@ class Embeddings:
         except BodyRefused as error:
             raise NoEmbedding(f"the embeddings server sent {error}") from None
         except (httpx.HTTPError, TimeoutError, OSError) as error:
-            raise NoEmbedding(f"the embeddings server did not answer: {explain(error) or type(error).__name__}") from error
+            raise NoEmbedding(
+                f"the embeddings server did not answer: {failure_reason(error) or type(error).__name__}"
+            ) from error
         if response.status_code != 200:
             raise NoEmbedding(f"the embeddings server answered {response.status_code}")
         return self._vector(body)

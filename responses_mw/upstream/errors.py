@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from ..errors import APIError, BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from ..unreachable import explain
+from ..network import failure_reason
 
 ERROR_CODES = frozenset(
     {
@@ -215,7 +215,7 @@ def from_transport(error: httpx.HTTPError | TimeoutError) -> UpstreamError:
 def _why(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.RemoteProtocolError):
         return "its answer is not valid HTTP (an https:// server needs an https:// URL)"
-    return explain(error) or type(error).__name__
+    return failure_reason(error) or type(error).__name__
 
 
 def as_response_error(error: APIError) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import httpx
 import orjson
 
 from ...http import BodyRefused, read_body
-from ...unreachable import explain
+from ...network import failure_reason
 from ..tool import ToolResult
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class ProviderOptions:
         except (TimeoutError, httpx.TimeoutException):
             raise _failed(name, "did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _failed(name, f"cannot be reached: {explain(error) or type(error).__name__}") from None
+            raise _failed(name, f"cannot be reached: {failure_reason(error) or type(error).__name__}") from None
         if status != 200:
             raise _failed(name, _MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
         try:

@@ -1,4 +1,4 @@
-"""Why a server cannot be reached, in words. They never contain its name, because callers of the API may read them."""
+"""Address families, and why a connection failed, in words for logs and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-__all__ = ["explain"]
+__all__ = ["address_family", "failure_reason"]
 
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"})
@@ -25,8 +25,16 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
-def explain(error: BaseException) -> str:
-    """Return why the connection failed, as the end of a sentence, or "" if the error and its causes do not say."""
+def address_family(host: str) -> socket.AddressFamily:
+    """Return the family of a socket that listens on ``host``, an address or a name."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return why a connection failed, as the end of a sentence, or "" if neither the error nor its causes tell.
+
+    It never contains the server's name, because callers of the API may read it.
+    """
     return next(filter(None, map(_reason, _causes(error))), "")
 
 
