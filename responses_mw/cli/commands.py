@@ -31,7 +31,7 @@ _LOGGING = ("config", "server.log_level", "server.log_format")
 _REDIS = ("redis.url", "redis.timeout", "redis.allow_eviction")
 
 
-class Serve(Settings):
+class ServeCommand(Settings):
     """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it:
 
         responses-mw serve --upstream http://vllm:8000
@@ -58,7 +58,7 @@ class Serve(Settings):
         serve(self)
 
 
-class Work(Settings):
+class WorkerCommand(Settings):
     """Run background responses of servers that have the same Redis and the same auth.secret_keys, without serving HTTP.
 
     Every flag is also an environment variable (--jobs.lease is RESPONSES_MW_JOBS_LEASE) and a key of the --config file.
@@ -98,7 +98,7 @@ class Work(Settings):
             sys.exit(f"responses-mw: {error}")
 
 
-class CacheOf(Settings):
+class CacheCommand(Settings):
     """Print the size of the response cache (stats), empty it (purge), or compare two texts (explain):
 
         responses-mw cache explain "What is the capital of France?" "Tell me the capital of France."
@@ -134,7 +134,7 @@ class CacheOf(Settings):
         sys.exit(asyncio.run(run_cache_command(self)))
 
 
-class Demo(BaseSettings):
+class DemoCommand(BaseSettings):
     """Start a demo upstream and a server in front of it, and show a tour with the official openai client."""
 
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **FLAGS)
@@ -154,7 +154,7 @@ class Demo(BaseSettings):
         sys.exit(run(once=self.once, host=self.host, port=self.port))
 
 
-class Sandbox(SandboxSettings):
+class SandboxCommand(SandboxSettings):
     """Run the sandbox of the code interpreter, which is an MCP server.
 
     Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ and its name in capitals.
@@ -167,7 +167,13 @@ class Sandbox(SandboxSettings):
         sandbox.serve(self)
 
 
-COMMANDS: dict[str, type[BaseSettings]] = {"serve": Serve, "worker": Work, "cache": CacheOf, "sandbox": Sandbox, "demo": Demo}
+COMMANDS: dict[str, type[BaseSettings]] = {
+    "serve": ServeCommand,
+    "worker": WorkerCommand,
+    "cache": CacheCommand,
+    "sandbox": SandboxCommand,
+    "demo": DemoCommand,
+}
 
 
 def _log(settings: Settings) -> None:
@@ -206,7 +212,7 @@ async def work(settings: Settings) -> None:
             await worker.run()
 
 
-async def explain_cache(settings: CacheOf) -> int:
+async def explain_cache(settings: CacheCommand) -> int:
     """Print whether the second text would be answered with the answer to the first, and return the exit status: 0 if it is."""
     if len(settings.texts) != 2:
         print("cache: explain compares two texts", file=sys.stderr)
@@ -222,7 +228,7 @@ async def explain_cache(settings: CacheOf) -> int:
     return 0 if explanation.is_hit else 1
 
 
-async def run_cache_command(settings: CacheOf) -> int:
+async def run_cache_command(settings: CacheCommand) -> int:
     """Run ``stats`` or ``purge``, and return the exit status."""
     try:
         async with open_state(settings) as state:
