@@ -27,15 +27,15 @@ from ..chat.chunks import Text, choices_of, text_of_parts
 from ..chat.tool_calls import ToolCall, ToolCalls
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
-from ..request.items import text_of
 from ..tool_kinds.form import CallForm, OfferedFunction
-from ..types import Chunk, Document, Item
-from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
-from .calls import CallRules, OpenCall, new_item
-from .document import UsageSum, shown
+from ..types import Chunk, Document
+from .builder import DEFAULTS, IdSource, ResponseOptions
+from .calls import CallRules, OpenCall
+from .document import UsageSum
 from .events import Event
+from .item_builder import ItemBuilder
 from .seam import Phase, Seam, phase_of
-from .takeover import Takeover, closing
+from .takeover import Takeover
 from .text import (
     OPEN_REASONING_TEXT,
     OUTPUT_TEXT,
@@ -51,7 +51,7 @@ from .text import (
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class Assembler(ResponseBuilder):
+class Assembler(ItemBuilder):
     """Makes one response from the chunks of its turns. Methods return the events that they cause, in order."""
 
     def __init__(self, document: Document, ids: IdSource, options: ResponseOptions = DEFAULTS) -> None:
@@ -59,7 +59,6 @@ class Assembler(ResponseBuilder):
         super().__init__(document, ids, options)
         self._rules = CallRules(options)
         self._usage = UsageSum()
-        self._open: OpenText | OpenCall | None = None
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
         self._reasoning = SUMMARY_TEXT if options.summary else content
         self._begin_turn()
@@ -103,11 +102,7 @@ class Assembler(ResponseBuilder):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
 
     def fail(self, code: str, message: str) -> None:
-        """Complete the document of a failed run. Open items become ``incomplete`` and get no done event."""
-        if self._open:
-            self._open.put()
-            self._open.item["status"] = "incomplete"
-            self._open = None
+        self._leave_open()
         self.response["usage"] = self._usage.with_turn(self.response["usage"])
         super().fail(code, message)
 
@@ -240,16 +235,10 @@ class Assembler(ResponseBuilder):
         self._begin_turn()
         self.turn_begins_at = takeover.turn_begins_at
         self._rules.served = takeover.calls
-        item, index = takeover.open, len(takeover.items) - 1
         if takeover.is_charged:
             self._usage.continues(None)
-        if item is not None and item["type"] in ("message", "reasoning"):
-            kind = OUTPUT_TEXT if item["type"] == "message" else self._reasoning
-            self._open = OpenText.reopened(kind, item, index, self._emitter)
-        elif item is not None:
-            item["status"] = "incomplete"
-            for event in closing(item, index):
-                self._emitter.emit(event.pop("type"), **event)
+        if takeover.open is not None:
+            self._reopen(takeover.open, self._reasoning)
         events = self.break_off()
         if takeover.is_over and takeover.items[-1].get("status") == "incomplete":
             self.finish_reason = "length"
@@ -283,12 +272,6 @@ class Assembler(ResponseBuilder):
         self._end_item("failed" if failed else "completed")
         self._show_rest()
         return self._emitter.drain()
-
-    @property
-    def awaited(self) -> Item:
-        """The item of the call whose result is next."""
-        assert self._open is not None
-        return self._open.item
 
     @property
     def _is_cut(self) -> bool:
@@ -380,24 +363,6 @@ class Assembler(ResponseBuilder):
             self._show(kind, before, before_logprobs)
         self._show(kind, text, logprobs)
 
-    def _show(self, kind: TextKind, text: str, logprobs: Any) -> None:
-        part = self._open
-        if not (isinstance(part, OpenText) and part.kind is kind):
-            part = self._open_part(kind)
-        part.add(text, logprobs)
-
-    def _open_part(self, kind: TextKind) -> OpenText:
-        """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
-        current = self._open
-        if isinstance(current, OpenText) and current.kind.item == kind.item:
-            current.finish(self.sources)
-            item, output_index = current.item, current.place["output_index"]
-        else:
-            self._close("completed")
-            item, output_index = self._add_item(kind.new_item(), kind.prefix)
-        self._open = part = OpenText(kind, item, output_index, self._emitter)
-        return part
-
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _calls(self, fragments: Any) -> None:
@@ -431,28 +396,4 @@ class Assembler(ResponseBuilder):
         if form is None:
             return
         call_id = None if form.served else self._rules.call_id(call.id, lambda: self._ids.item("call"))
-        item = new_item(form, call, call_id)
-        item, output_index = self._add_item(item, form.prefix)
-        self._open = OpenCall(call, form, item, output_index, self._emitter)
-
-    # -- items ----------------------------------------------------------------------------------------------------
-
-    def _close(self, status: str) -> None:
-        current = self._open
-        if current is None:
-            return
-        if isinstance(current, OpenText):
-            current.finish(self.sources)
-            if self._options.seal and current.kind.item == "reasoning":
-                current.item["encrypted_content"] = self._options.seal(text_of(current.item))
-        else:
-            current.finish()
-        self._end_item(status)
-
-    def _end_item(self, status: str) -> None:
-        assert self._open is not None
-        item, output_index = self._open.item, self._open.place["output_index"]
-        self._open = None
-        item["status"] = status
-        item = shown(item, self._options.include)
-        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+        self._open_call(form, call, call_id)
