@@ -18,17 +18,17 @@ PLAIN = ResponseOptions()
 
 
 class CountedIds:
-    def __init__(self) -> None:
-        self._count = count()
+    def __init__(self, used: int = 0) -> None:
+        self._count = count(used)
 
     def item(self, prefix: str) -> str:
         return f"{prefix}_{next(self._count)}"
 
 
-def assembler(options: ResponseOptions = PLAIN, **request: Any) -> Assembler:
+def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, **request: Any) -> Assembler:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
-    return Assembler(created, CountedIds(), options)
+    return Assembler(created, ids or CountedIds(), options)
 
 
 def chunk(**delta: Any) -> dict[str, Any]:

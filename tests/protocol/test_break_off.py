@@ -12,10 +12,11 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam
+from responses_mw.protocol.response.takeover import take_over
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Manner, render
-from tests.protocol.runs import assembler, said
-from tests.support.replay import check
+from tests.protocol.runs import CountedIds, assembler, said
+from tests.support.replay import check, decoded
 
 PART = {"prompt_tokens": 4, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
 
@@ -121,3 +122,32 @@ def test_white_space_that_a_template_removed_comes_once(before: str, pieces: lis
         passed = seam.feed(piece, None) if passed is None else [(piece, None)]
         told += [text for text, _ in passed or ()]
     assert "".join(told) == after
+
+
+@given(manner=st.sampled_from(MANNERS), data=st.data())
+def test_a_run_that_another_worker_takes_over_anywhere_keeps_the_laws(manner: Manner, data: st.DataObject) -> None:
+    answer = data.draw(manners.answers)
+    chunks = render(manner, answer, data.draw(manners.cuts()))
+    lost = assembler()
+    events = lost.start()
+    for one in chunks[: data.draw(st.integers(0, len(chunks)))]:
+        events += lost.feed(one)
+    is_ended = lost.ended
+    if is_ended:
+        events += lost.end_turn()
+    takeover = take_over(decoded(events))
+    if not takeover.can_go_on:
+        assert lost.phase is Phase.FIXED or answer.calls or answer.refusal
+        return
+    other = assembler(ids=CountedIds(len(takeover.items)))
+    events += other.take_over(takeover, len(events))
+    if takeover.is_over:
+        assert is_ended
+        other.conclude(1_700_000_001)
+        response = check(events + other.terminal())
+    else:
+        events += go_on(other, manner, answer, data.draw(manners.cuts()), as_reasoning=False)
+        response = finished(other, events)
+    kept = [said(item) for item in response["output"] if item["type"] != "reasoning" or item["status"] == "completed"]
+    texts = "".join(text for one in kept if isinstance(one, list) for _, text in one)
+    assert texts.strip() == (answer.text + (answer.refusal if manner.refusals else "")).strip()
