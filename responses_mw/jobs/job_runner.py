@@ -220,9 +220,10 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # A request that broke an upstream that was up would break it again and again.
+        # A request that broke an upstream that was up would break it again and again, also one that restarts slowly.
+        is_attempt = why == "broken" or (run is not None and run.continuations > 0)
         if await self._state.jobs.retry(
-            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=why == "broken"
+            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_attempt
         ):
             pause = min(left, retry.delay(job.retries, error))
             await self._state.queue.renew([job.response_id], pause)

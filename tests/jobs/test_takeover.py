@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from responses_mw.jobs import retry, worker
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import create_streamed, ended, follow, get, streamed
 from tests.support.continuing import PIECE, Continuing
 from tests.support.mcp_servers import weather
 from tests.support.replay import Replay
-from tests.support.scripted import Signal, error
+from tests.support.scripted import Answer, Asked, Signal, error, json_answer
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Replica, Run, Server
@@ -160,4 +161,36 @@ async def test_a_job_with_output_waits_in_the_queue_for_an_upstream_that_stays_a
     response_id = str(follower.events[0]["response"]["id"])
     document = await get(ours, response_id)
     assert (document["status"], document["output_text"]) == ("completed", SAID)
+    laws(follower.events, document)
+
+
+class Crashing(Continuing):
+    """Crashes within each answer, and restarts slowly: chat requests are refused until its models are asked for."""
+
+    is_down = False
+
+    def page(self, asked: Asked) -> Answer:
+        self.is_down = self.is_down and asked.path != "/v1/models"
+        return super().page(asked)
+
+    def unscripted(self, asked: Asked) -> Answer:
+        if self.is_down:
+            return json_answer(error("starting", 503), 503)
+        self.is_down = asked.json.get("stream", False)
+        return super().unscripted(asked)
+
+
+@pytest.mark.parametrize("upstream", [Crashing(SAID), Crashing(SAID, THOUGHT)], ids=["text", "reasoning"])
+async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
+    other: Any, upstream: Crashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(worker, "POLL", 0.05)
+    upstream.cuts = deque([1] * 20)
+    ours = other(upstream__overload_timeout=0.1)
+    follower = create_streamed(ours)
+    await asyncio.wait_for(follower.task, 60)
+    document = await get(ours, str(follower.events[0]["response"]["id"]))
+    assert document["status"] == "failed"
+    assert len(upstream.cuts) == 17
     laws(follower.events, document)
