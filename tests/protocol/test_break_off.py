@@ -39,8 +39,8 @@ def go_on(assembling: Assembler, manner: Manner, answer: Answer, cut: manners.Cu
         return [event for one in render(manner, answer, cut) for event in assembling.feed(one)]
     assert answer.text.startswith(before)
     assembling.join(before, is_trimmed=False, usage=PART)
-    rest = Answer(text=answer.text[len(before) :], calls=answer.calls)
-    if as_reasoning and not rest.calls:
+    rest = Answer(text=answer.text[len(before) :], refusal=answer.refusal, calls=answer.calls)
+    if as_reasoning and not (rest.calls or rest.refusal):
         rest = Answer(reasoning=rest.text)
     return [event for one in render(manner, rest, cut) for event in assembling.feed(one)]
 

@@ -250,6 +250,10 @@ class Assembler(ItemBuilder):
         self._usage.continues(usage)
 
     def _pass_seam(self, seam: Seam, kind: TextKind, text: str, logprobs: Any) -> None:
+        if kind is REFUSAL:
+            self._end_seam()
+            self._text(kind, text, logprobs)
+            return
         if kind is not OUTPUT_TEXT and self._rules.forms:  # the upstream would show calls as text
             raise UpstreamError("The upstream broke off its answer, and took the rest of it for reasoning.")
         passed = seam.feed(text, logprobs)
