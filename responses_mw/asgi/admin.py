@@ -1,8 +1,8 @@
 """The admin port: `/livez`, `/readyz`, `/metrics` and `/usage`, separate from the public port.
 
 `/livez` answers 200 while the event loop runs. `/readyz` runs all checks and answers 503, so that load balancers skip the
-replica, if one fails that it requires: the replica itself and the configuration of Redis. That Redis or the upstream is away
-concerns all replicas, and takes none out of service unless `/readyz?require=redis,upstream` asks for it. The `warnings` in
+replica, if a required one fails: those of the replica itself and of the configuration of Redis. If Redis or the upstream is
+away, all replicas are affected, so they stay ready, unless `/readyz?require=redis,upstream` requires these. The `warnings` in
 the body are for the operator. No credential is needed, and no answer contains data of a request.
 """
 
@@ -213,8 +213,8 @@ def _listener(host: str, port: int) -> socket.socket | None:
         return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and server_group() is not None:
-            shared = "set PROMETHEUS_MULTIPROC_DIR to share it"
-            logger.warning("another process has the admin port %s:%s, which shows nothing of this one: %s", host, port, shared)
+            advice = "and does not show this one: set PROMETHEUS_MULTIPROC_DIR to share it"
+            logger.warning("another process has the admin port %s:%s, %s", host, port, advice)
             return None
         raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 

@@ -44,9 +44,8 @@ _TRY_AGAIN_LATER = 1013
 class DrainingServer(uvicorn.Server):
     """Give the requests in progress `drain_timeout` seconds at the end, then fail their responses.
 
-    Streams that only pass through are broken off then: uvicorn would log errors. It only cancels requests itself,
-    `config.timeout_graceful_shutdown` seconds after the signal, which must be `END_TIMEOUT` seconds longer. A second
-    signal ends the drain, a third one the process.
+    Proxied streams are cut then. uvicorn itself cancels requests, and logs errors, `config.timeout_graceful_shutdown` seconds
+    after the signal; set it to `drain_timeout + END_TIMEOUT`. A second signal ends the drain, a third one the process.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:

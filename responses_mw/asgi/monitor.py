@@ -1,4 +1,4 @@
-"""Measures what no request measures: the queue, the memory of Redis, the upstream, the event loop."""
+"""Periodic measurements: the queue, the memory of Redis, the upstream, the event loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The description of our routes as an OpenAPI 3.1 document, made from the table of routes.
 
-It describes what is checked here: methods, parameters, the members of bodies, errors. Responses, items and events are OpenAI's,
-and described only as far as needed to tell them apart.
+It describes what this server checks: methods, parameters, the members of bodies, errors. Responses, items and events are
+OpenAI's, and described only as far as needed to distinguish them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _HEADERS: dict[str, Schema] = {
 
 
 def _kind(name: str, **members: Schema) -> Schema:
-    """Return the schema of an object that we make: of the kind `name`, with these members and perhaps others."""
+    """Return the schema of an object whose `object` is `name`, with these members and possibly others."""
     known = {"object": {"const": name}, **members}
     return {"type": "object", "properties": known, "required": list(known)}
 

@@ -1,4 +1,4 @@
-"""Why one text is a semantic hit for another, or is not: what a lookup decides, without a stored answer."""
+"""Explain whether one text is a hit for another: the decision of a lookup, without a stored answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .guard import RULES, difference, signature
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Whether two texts have one answer, and ``lines`` that say why."""
+    """Whether the answer to one text serves another, and ``lines`` that say why."""
 
     is_hit: bool
     lines: tuple[str, ...]
 
 
 async def explain(one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings) -> Explanation:
-    """Compare two texts, as last user texts of requests that are equal otherwise."""
+    """Compare two texts, as the last user texts of otherwise equal requests."""
     similarity, compared = await _compare(one, other, embeddings, settings)
     rule = difference(signature(one), signature(other), strict=settings.guard == "strict")
     guarded = f"guard ({settings.guard}): " + (f'refuses by "{rule}": {RULES[rule]}' if rule else "accepts")

@@ -1,4 +1,4 @@
-"""The results of a lookup. One that is no hit says why.
+"""The results of a lookup: a hit, or the reason for a miss.
 
 Reasons are labels of a metric, facts of the access line and part of the header `x-responses-cache`:
 
@@ -41,7 +41,7 @@ class Hit:
 
 @dataclass(slots=True)
 class Miss:
-    """No cached answer; what is needed to store the one that is computed now, and to release the requests waiting for it."""
+    """No cached answer. Holds what is needed to store the new answer and to release the requests that wait for it."""
 
     key: Key
     policy: Policy
@@ -50,9 +50,9 @@ class Miss:
     token: str | None = None
     """Set while other requests wait for this one."""
     vector: Computing | None = None
-    """The embedding of the text, until the flight ends."""
+    """The embedding of the text, until the answer is stored or given up."""
     signature: Signature | None = None
-    """The signature of the text, once it was needed."""
+    """The signature of the text, once it has been computed."""
     reason: str = "not_found"
     nearest: float | None = None
     """Similarity of the nearest text, if it decided."""

@@ -1,4 +1,4 @@
-"""``responses-mw serve --check``: whether what the settings name can be used."""
+"""``responses-mw serve --check``: test the settings and everything that they name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..upstream import Caller, Upstream
 from ..upstream.prefill import PrefillProof
 
 _PATIENCE = 10.0
-"""Maximum seconds that a check waits for an upstream that is connected and silent."""
+"""Maximum seconds that a check waits for the answer of a server that is connected."""
 _MAX_PROVEN = 8
 """Maximum models for which it is shown whether their answers are continued."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
-    """Print what the settings name and whether it answers, and return the exit status: 0 if all can be used.
+    """Test everything that the settings name, print the results, and return the exit status: 0 if all of it works.
 
-    ``unknown`` are the variables that look like settings and are none. ``check_ports`` raises OSError.
+    ``unknown`` are variables with the prefix of settings that name none. ``check_ports`` raises OSError.
     """
     timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
     hasty = settings.model_copy(

@@ -215,7 +215,7 @@ async def work(settings: Settings) -> None:
 async def explain_cache(settings: CacheCommand) -> int:
     """Print whether the second text would be answered with the answer to the first, and return the exit status: 0 if it is."""
     if len(settings.texts) != 2:
-        print("cache: explain compares two texts", file=sys.stderr)
+        print("cache: explain needs two texts", file=sys.stderr)
         return 2
     one, other = settings.texts
     try:

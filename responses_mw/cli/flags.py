@@ -1,4 +1,4 @@
-"""The flags of a command: how they are shown and read, and what is said about one that does not exist."""
+"""The flags of a command: their help, their values, and the error for an unknown one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _Parser(ArgumentParser):
         return group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the values of the flags. An argument that is none ends the process with a suggestion."""
+        """Return the values of the flags. End the process with a suggestion if one is unknown."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
@@ -94,6 +94,6 @@ class _Parser(ArgumentParser):
 
     def _unknown(self, flag: str) -> str:
         if flag in self._unused:
-            return f"{flag} is no flag of this command, which does not use that setting"
+            return f"{flag} has no effect on this command: it does not use that setting"
         nearest = get_close_matches(flag, self._known, n=1)
         return f"unknown flag {flag}" + (f" (did you mean {nearest[0]}?)" if nearest else "")

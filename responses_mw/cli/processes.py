@@ -1,8 +1,8 @@
-"""``responses-mw serve --processes N``: several processes that listen on one port, and the one that starts and ends them.
+"""``responses-mw serve --processes N``: several processes that listen on one port, and their parent.
 
 Each process has a socket of its own (SO_REUSEPORT), among which the kernel distributes connections. The parent holds the port
-with a socket that does not listen. It handles no request: it starts the processes, passes signals on to them, and replaces one
-that ends. A process whose parent has ended drains and ends, too.
+with a socket that does not listen. It handles no requests: it starts the processes, forwards signals to them, and replaces a
+process that ends. A process whose parent has ended drains and ends, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["supervise"]
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until a process that has ended is replaced; doubled each time that the next one does not start."""
+"""Seconds until a process that has ended is replaced; doubled each time its successor does not start either."""
 
 
 def supervise(settings: ServeCommand) -> int:
@@ -41,7 +41,7 @@ def supervise(settings: ServeCommand) -> int:
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
         os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
         try:
-            check_ports(settings)  # SO_REUSEPORT would share a port with another server in silence
+            check_ports(settings)  # SO_REUSEPORT would silently share a port with another server
             with _socket(settings.host, settings.port) as reserved:
                 return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
         except OSError as error:
@@ -70,7 +70,7 @@ class _Child:
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.facts: dict[str, str] | None = None
-        """What it said when it had started."""
+        """Facts for the start message, sent when it has started."""
 
     async def start(self) -> bool:
         """Wait until it serves; return whether it does."""
@@ -108,7 +108,7 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        first = _Child(self._settings)  # alone, so that what prevents the start is said once
+        first = _Child(self._settings)  # alone, so that an error at the start is printed once
         self._children.add(first)
         if not await first.start():
             status = await first.end()
@@ -121,7 +121,7 @@ class _Supervisor:
         return self._status
 
     def _announce(self) -> None:
-        """Say once that the server has started, when all processes have."""
+        """Print the start message, once, when all processes have started."""
         facts = [child.facts for child in self._children if child.facts is not None]
         if not self._is_announced and len(facts) == self._settings.processes:
             self._is_announced = True
@@ -181,7 +181,7 @@ def _run_child(settings: ServeCommand, started: Connection) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def tell(server: DrainingServer, facts: dict[str, str]) -> None:
+    def report(server: DrainingServer, facts: dict[str, str]) -> None:
         loop = asyncio.get_running_loop()
 
         def stop() -> None:  # the sentinel stays readable
@@ -192,4 +192,4 @@ def _run_child(settings: ServeCommand, started: Connection) -> None:
         started.send(facts)
         started.close()
 
-    run_server(settings, tell, _socket(settings.host, settings.port))
+    run_server(settings, report, _socket(settings.host, settings.port))

@@ -73,7 +73,7 @@ def run_server(
         ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
         ws_max_size=settings.limits.max_request_bytes,
         ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
-        ws_per_message_deflate=False,  # costs more than everything else that a token does
+        ws_per_message_deflate=False,  # costs more per token than everything else
         server_header=False,
         date_header=False,
     )
@@ -101,7 +101,7 @@ def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
 
 
 def announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
-    """Say where the server listens: ``address`` is that of its socket."""
+    """Print the start message. ``address`` is that of the socket."""
     host, port = address[:2]
     host = f"[{host}]" if ":" in host else host
     announce(settings, f"listens on http://{host}:{port}{settings.server.base_path}/v1", facts)

@@ -1,4 +1,4 @@
-"""What a server says when it has started: where it listens, and what the settings make of it."""
+"""The message of a server that has started: its address, and what it is configured to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("responses_mw")
 
 
 def announce(settings: Settings, started: str, facts: dict[str, Any]) -> None:
-    """Print that the process has ``started``, and the facts; log both as one line if logs are JSON."""
+    """Print a headline with what the process does, ``started``, and the facts. If logs are JSON, log them in one record."""
     headline = f"responses-mw {VERSION} {started}"
     if settings.server.log_format == "json":
         log_facts(logger, headline, {"version": VERSION, **facts})
@@ -28,7 +28,7 @@ def announce(settings: Settings, started: str, facts: dict[str, Any]) -> None:
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool, processes: int = 1) -> dict[str, str]:
-    """Return what the settings make of the process. Without a ``dialect``, the upstream has not answered yet."""
+    """Return the facts about the process. ``dialect`` is None if the upstream has not answered yet."""
     upstream = f"{settings.upstream.url} ({dialect or 'does not answer yet'})"
     facts = {
         "upstream": upstream,

@@ -3,7 +3,7 @@
     rmw:{usage}:<YYYY-MM-DD>    hash: of each owner its responses, and input, cached and output tokens; for ``DAYS`` days
     rmw:{usage}:batch:<random>  string: this batch was added, so that its repetition changes nothing; for an hour
 
-1. Requests wait for nothing: each process collects in memory, and adds it up every ``INTERVAL`` seconds, and when it stops.
+1. Requests do not wait: each process counts in memory, and adds its counts every ``INTERVAL`` seconds and when it stops.
 2. What a killed process has not added is lost.
 3. A day has at most ``MAX_OWNERS`` owners. Those beyond share ``_OTHER``.
 """

@@ -1,8 +1,7 @@
-"""Undoes writes that were given up: commits, whose clients were told ``store: false``, and writes to conversations, which were
-answered with 503.
+"""Undo writes that were given up: commits whose response said ``store: false``, and writes to conversations that got a 503.
 
-Redis may have executed such a write, or may execute it yet: it read the command and then stalled. As soon as it answers, a
-script removes what the write's token has written, and its tombstone refuses the write from then on.
+A Redis that stalled after it read the command may have executed such a write, or may still do so. As soon as Redis answers, a
+script removes what the write has stored, and its tombstone makes Redis refuse the write from then on.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Undo(NamedTuple):
 
 
 def own_items(item_ids: Iterable[str], random: str) -> list[str]:
-    """Return the ids of the items that were made for the write whose ids have this part; the others were there before."""
+    """Return the ids of the items that the write created: they contain its ``random`` part. The others existed before."""
     return [item_id for item_id in item_ids if random in item_id]
 
 

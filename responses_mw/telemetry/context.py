@@ -77,8 +77,8 @@ class RequestContext:
     """Why the cache has no answer."""
     outcome: str = ""
     """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client left), `refused` (4xx), `queued`,
-    `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere); a job's also `requeued`, `lost`
-    (cancelled, or taken by another worker) or `interrupted`."""
+    `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a job); a
+    job's also `requeued` or `lost` (cancelled, or taken by another worker)."""
     failure: Failure | None = None
     turns: int | None = None
     continuations: int = 0

@@ -33,9 +33,9 @@ def log_facts(
 
 
 def count_response(request: RequestContext, kind: str) -> None:
-    """Count the response that `request` has made, if it has.
+    """Count the response of `request`, if it has one.
 
-    `kind` is how it was asked for: `json`, `stream`, `websocket` or `background`, which is a job and always makes one.
+    `kind` is how it was asked for: `json`, `stream`, `websocket`, or `background` for a job, which always has one.
     """
     makes_response = request.streams is not None or kind == "background"
     if not makes_response or request.outcome not in STATUSES:
@@ -64,9 +64,10 @@ def report_failure(request: RequestContext, **more: Any) -> None:
 def report_continuation(
     response_id: str, *, reason: str, phase: str, tokens: int | None = None, pause: float | None = None
 ) -> None:
-    """Count and log that a response went on: why, after what the client had seen, with how many tokens kept and seconds lost.
+    """Count and log that a response was continued.
 
-    The `reason` is `broken` or `timeout` for the upstream, or `worker` for a background response that another worker had.
+    `reason` is what broke off: the upstream (`broken` or `timeout`) or the `worker` of a background response. `phase` is what
+    the client had seen, `tokens` how many tokens of it were kept, and `pause` how many seconds it waited.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     given = {"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": pause if pause is None else round(pause, 3)}
@@ -87,7 +88,7 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
 
 
 def _shown(value: Any) -> str:
-    """Return a value that no reader mistakes for the next fact."""
+    """Return a value quoted where it could be mistaken for another fact."""
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)

@@ -1,4 +1,4 @@
-"""Metrics of several processes of one server as those of one, by the files of prometheus_client's multiprocess mode.
+"""Metrics of several processes of one server, combined through the files of prometheus_client's multiprocess mode.
 
 The mode is on where PROMETHEUS_MULTIPROC_DIR names a directory when the package is imported. The sums of processes that have
 ended stay in it, so that no counter goes down.
@@ -42,7 +42,7 @@ def shared_registry(own: prometheus.CollectorRegistry) -> prometheus.CollectorRe
 
 
 class _Rest(Collector):
-    """What the files do not have: facts that are the same in every process, and the sums of what the system counts."""
+    """Metrics that the files lack: information that is the same in all processes, and the sums of their process metrics."""
 
     def __init__(self, own: prometheus.CollectorRegistry) -> None:
         self._own = own

@@ -1,4 +1,4 @@
-"""What each owner has used in this process and nobody has collected yet. Owners are too many to be labels of metrics."""
+"""Usage of each owner that this process has counted and not yet written to Redis. Owners are too many for metric labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 MAX_OWNERS = 10_000
-"""Maximum number of owners that are told apart. Those beyond share ``OTHERS``."""
+"""Maximum number of owners that are counted separately. Further ones share ``OTHERS``."""
 OTHERS = "_OTHER"
 
 
@@ -31,7 +31,7 @@ class OwnerUsage:
 
 
 class UsageMeter:
-    """Like the metrics, of the whole process."""
+    """Counts for the whole process, as the metrics do."""
 
     def __init__(self) -> None:
         self._owners: dict[str, OwnerUsage] = {}

@@ -1,4 +1,4 @@
-"""The base of what builds a response: how its events begin and end, and items that arrive whole.
+"""The base class of what builds a response: its first and last events, and items that arrive whole.
 
 `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
 """
@@ -102,7 +102,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Go on from what another worker left, with the event of this ``number``.
+        """Continue the output that another worker left; the next event has this ``number``.
 
         Text stays open; an open item of another kind is closed as ``incomplete``.
         """

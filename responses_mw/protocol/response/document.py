@@ -182,7 +182,7 @@ class UsageSum:
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Take the chat ``usage`` of an answer that is being continued; None if it is not known."""
+        """Set the chat ``usage`` of the answer that the next one continues; None if it is not known."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 

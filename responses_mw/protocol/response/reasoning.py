@@ -1,7 +1,7 @@
-"""Do with readable reasoning of an upstream's own Responses API what the request asks for.
+"""Convert the readable reasoning of an upstream's own Responses API: content to a summary, and back.
 
-Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary`` and send the reasoning as content all the same. Many
-clients show only summaries, so content becomes a summary, as for Chat Completions. An item that has a summary stays as it is.
+Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary``, but still send the reasoning as content. Many clients
+show only summaries, so content becomes a summary, as it does for Chat Completions. An item that has a summary is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARTS = {f"response.{REASONING_TEXT.part_events}.{step}": step for step in ("ad
 
 
 def with_summary(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event of the upstream with its content of reasoning as a summary."""
+    """Return an event of the upstream in which the content of reasoning items is their summary."""
     kind = event["type"]
     if kind in _TEXTS:
         return _renamed(event, f"response.{SUMMARY_TEXT.events}.{_TEXTS[kind]}")

@@ -14,9 +14,9 @@ from ...errors import UpstreamError
 from ..types import Item
 
 MIN_REPEATED = 8
-"""Minimum characters of a text whose repetition is recognized. A shorter text may well occur twice in an answer."""
+"""Minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer."""
 MAX_CHANCE = 64
-"""Characters that the text after a break may have in common with the beginning of the answer by chance."""
+"""Maximum number of characters in which the text after a break may repeat the beginning of the answer by chance."""
 
 
 class Phase(StrEnum):
@@ -29,11 +29,11 @@ class Phase(StrEnum):
     CALL = "call"
     """A call that would run here."""
     FIXED = "fixed"
-    """What no further answer can fit: a call for the client, a refusal, several messages."""
+    """Output that no other answer can continue: a call for the client, a refusal, several messages."""
 
 
 def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
-    """Return what the `items` of a turn show. `served` is the call being written that would run here, if there is one."""
+    """Return the phase of a turn with these `items`. `served` is the open call, if it would run here."""
     phase = Phase.NOTHING
     for item in items:
         kind = item["type"]

@@ -1,6 +1,6 @@
-"""The output of a background response whose worker was lost or stopped, read from the log of its events by another worker.
+"""Restore the output of a background response from the log of its events, after its worker was lost or stopped.
 
-A turn's last item is closed by what follows it or by the end of the turn. So where no item is open, the turn is over.
+The last item of a turn is closed by the next item or by the end of the turn. So if no item is open, the turn is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a run goes on from."""
+    """The output that another worker left, and how a run can continue it."""
 
     items: list[Item]
     open: Item | None
@@ -32,11 +32,11 @@ class Takeover:
     turn_begins_at: int
     """Number of items before those of the last turn."""
     calls: int
-    """Number of calls that were run."""
+    """Number of server-side calls that have ended."""
     phase: Phase
     """What the client has seen of the last turn."""
     is_over: bool
-    """Whether the last turn is complete, and none follows."""
+    """Whether the last turn is complete and no further turn follows."""
 
     @property
     def can_go_on(self) -> bool:
@@ -55,7 +55,7 @@ class Takeover:
 
 
 def take_over(log: Iterable[Mapping[str, Any]]) -> Takeover:
-    """Return what the events in a `log` without holes amount to."""
+    """Return the state of the response after the events in `log`, which has no gaps."""
     output, runs = OutputReplay([]), False
     for event in log:
         output.take(event)
