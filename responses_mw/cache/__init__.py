@@ -2,24 +2,22 @@
 
 from .cache import Cache
 from .embeddings import Embeddings, NoEmbedding
-from .explain import Explanation, explain
+from .explain import explain
 from .key import Key
 from .policy import Policy, policy_of
 from .record import mark
 from .result import Hit, Miss, Uncacheable
-from .store import Entries, Stats
+from .store import Entries
 
 __all__ = [
     "Cache",
     "Embeddings",
     "Entries",
-    "Explanation",
     "Hit",
     "Key",
     "Miss",
     "NoEmbedding",
     "Policy",
-    "Stats",
     "Uncacheable",
     "explain",
     "mark",

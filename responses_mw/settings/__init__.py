@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .groups import (
-    MIN_SECRET_LENGTH,
     PER_REQUEST_HEADERS,
     SEARCH_PROVIDERS,
     AuthSettings,
@@ -31,14 +30,12 @@ from .groups import (
     UpstreamSettings,
 )
 from .sources import COMMAND_SETTINGS, PREFIX, ConfigFile, Environment, groups, origins, unknown_variables, variables
-from .tool_servers import EVERY_TOOL, ApprovalFilters, ToolFilter, ToolServer
+from .tool_servers import EVERY_TOOL, ToolServer
 
 __all__ = [
     "EVERY_TOOL",
-    "MIN_SECRET_LENGTH",
     "PER_REQUEST_HEADERS",
     "SEARCH_PROVIDERS",
-    "ApprovalFilters",
     "AuthSettings",
     "CacheSettings",
     "CompactionSettings",
@@ -48,8 +45,6 @@ __all__ = [
     "SearchSettings",
     "ServerSettings",
     "Settings",
-    "StateSettings",
-    "ToolFilter",
     "ToolServer",
     "ToolSettings",
     "UpstreamSettings",

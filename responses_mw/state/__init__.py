@@ -19,8 +19,7 @@ from .errors import (
     StateFull,
     StateUnavailable,
 )
-from .health import Health
-from .idempotency import IdempotencyKeys, Reservation
+from .idempotency import Reservation
 from .jobs import Jobs
 from .store import State
 from .values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
@@ -35,8 +34,6 @@ __all__ = [
     "Deleted",
     "EmbeddedFailed",
     "Fenced",
-    "Health",
-    "IdempotencyKeys",
     "Item",
     "Job",
     "Jobs",

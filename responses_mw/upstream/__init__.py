@@ -2,6 +2,5 @@
 
 from .caller import Caller, Standing
 from .client import Upstream
-from .stream import ChatStream
 
-__all__ = ["Caller", "ChatStream", "Standing", "Upstream"]
+__all__ = ["Caller", "Standing", "Upstream"]
