@@ -108,6 +108,12 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        try:
+            return await self._run()
+        finally:  # multiprocessing waits for them at the exit
+            self._stop()
+
+    async def _run(self) -> int:
         first = _Child(self._settings)  # alone, so that an error at the start is printed once
         self._children.add(first)
         if not await first.start():
@@ -149,12 +155,25 @@ class _Supervisor:
                 return
             cause = signal.Signals(-status).name if status < 0 else f"status {status}"
             logger.error("process %d ended (%s); another is started in %g s", child.pid, cause, pause)
+            replacement = await self._replacement(pause)
+            if replacement is None:
+                return
+            child, pause = replacement, min(2 * pause, _LONGEST_PAUSE)
+
+    async def _replacement(self, pause: float) -> _Child | None:
+        """Start a process after a pause, or when the system has the memory and descriptors for it; None if the server stops."""
+        while True:
             await self._wait(pause)
             if self._stopping.is_set():
-                return
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            child = _Child(self._settings)
-            self._children.add(child)
+                return None
+            try:
+                child = _Child(self._settings)
+            except OSError as error:
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                logger.error("no process can be started (%s); another try follows in %g s", error.strerror, pause)
+            else:
+                self._children.add(child)
+                return child
 
     async def _wait(self, seconds: float) -> None:
         try:

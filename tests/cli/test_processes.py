@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -106,6 +107,20 @@ def test_a_process_that_dies_is_replaced_and_logged_and_counters_do_not_go_down(
     until(lambda: len(children(server)) == 2 and killed not in children(server))
     until(lambda: ask(admin, "/readyz").status_code == 200)
     assert requests_counted(admin) == 6
+    assert server.end() == 0
+
+
+def test_a_process_that_cannot_be_replaced_yet_takes_no_other_with_it(start: Callable[..., tuple[Command, str]]) -> None:
+    server, url = start()
+    before = children(server)
+    killed = min(before)
+    limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    os.kill(killed, signal.SIGKILL)
+    server.wait_for(r"no process can be started \(Too many open files\)")
+    assert ask(url, "/v1/responses").status_code == 405
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+    until(lambda: len(children(server)) == 2 and killed not in children(server))
     assert server.end() == 0
 
 
