@@ -14,6 +14,7 @@ from ..protocol.response.replay import end, fold
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
 from ..telemetry import LEASES_LOST, report_lost_job
+from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ async def write_failure(state: State, job: Job, message: str, code: str = "serve
 
 
 async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
-    document = fold(job.document, await read_log(state, job))
+    log, size = await read_log(state, job)
+    document = await by_size(size, fold, job.document, log)
     document.update(status=status, error=error)
     chain = await _chain(state, job)
     last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
@@ -60,10 +62,10 @@ async def compress_log(state: State, response_id: str) -> None:
         logger.debug("the log of response %s is not compressed: %s", response_id, error.message)
 
 
-async def read_log(state: State, job: Job) -> list[dict[str, Any]]:
-    """Read the events in the job's log, up to damage or a hole. Only the holder of the token writes to it now."""
+async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
+    """Read the events in the job's log up to damage or a hole, and their bytes. Only the holder of the token writes to it now."""
     events: list[dict[str, Any]] = []
-    number = -1
+    number, size = -1, 0
     while number < job.next_number - 1:
         (batches,) = await state.jobs.logs([(job.response_id, number)])
         if isinstance(batches, Damaged):
@@ -73,10 +75,10 @@ async def read_log(state: State, job: Job) -> list[dict[str, Any]]:
         for batch in batches:
             if batch.first != number + 1:
                 logger.error("the event log of response %s has a hole after event %d", job.response_id, number)
-                return events
+                return events, size
             events += sse.decode(batch.data)
-            number = batch.last
-    return events
+            number, size = batch.last, size + len(batch.data)
+    return events, size
 
 
 async def _chain(state: State, job: Job) -> Chain:

@@ -68,7 +68,7 @@ class JobRunner:
         """Run the job to its end or until it is stopped. Raises `InvalidEnvelope` if another replica may have the key."""
         job = claimed.job
         try:
-            run = await self._resume(job)
+            run = await self._resume(claimed)
         except APIError as error:
             if isinstance(error, StateUnavailable) and not isinstance(error, Damaged):
                 raise
@@ -96,7 +96,8 @@ class JobRunner:
         run.fail(Unavailable(_NOT_IN_TIME))
         return False
 
-    async def _resume(self, job: Job) -> Run:
+    async def _resume(self, claimed: ClaimedJob) -> Run:
+        job = claimed.job
         secrets = self._secrets(job)
         link_to_request(secrets["headers"])
         caller = Caller(job.owner, secrets["headers"], self._scope)
@@ -108,15 +109,16 @@ class JobRunner:
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
         return await self._runner.resume(
-            request, caller, dict(job.document), job.token, job.next_number, await self._takeover(job)
+            request, caller, dict(job.document), job.token, job.next_number, await self._takeover(claimed)
         )
 
-    async def _takeover(self, job: Job) -> Takeover | None:
+    async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
         """Read what another worker left of the response, None for nothing. Raises `WorkerLost` if no one can go on with it."""
+        job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
-        log = await read_log(self._state, job)
-        takeover = take_over(log)
+        log, claimed.size = await read_log(self._state, job)
+        takeover = await by_size(claimed.size, take_over, log)
         if len(log) < job.next_number or not takeover.can_go_on or not self._runner.can_take_over:
             raise WorkerLost
         report_continuation(job.response_id, reason="worker", phase=takeover.phase)

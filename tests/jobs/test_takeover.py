@@ -194,3 +194,14 @@ async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
     assert document["status"] == "failed"
     assert len(upstream.cuts) == 17
     laws(follower.events, document)
+
+
+async def test_what_other_workers_wrote_counts_in_the_bound_of_a_log(other: Any, upstream: Continuing) -> None:
+    upstream.said = "".join(f"{number} " for number in range(320))
+    upstream.cuts = deque([200])
+    ours = other(upstream__overload_timeout=0.2, limits__max_request_bytes=10_000)  # the log of each half has about 54,000
+    upstream.refusals = [error("starting", 503)] * 4
+    follower = create_streamed(ours)
+    await asyncio.wait_for(follower.task, 60)
+    document = await get(ours, str(follower.events[0]["response"]["id"]))
+    assert (document["status"], document["error"]["message"]) == ("failed", "The answer is too long to be stored.")
