@@ -116,8 +116,10 @@ def pack_events(data: bytes, stem: str) -> bytes:
 
 
 def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Return the batch that ``pack_events`` has compressed. Raises ValueError."""
+    """Return the batch that ``pack_events`` has compressed. Raises ValueError, also for what it would not have compressed."""
     try:
+        if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
+            raise ValueError("the frame has another size than a short batch")
         return _zstandard.decompress_events(packed).replace(_ID, stem.encode())
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 import redis
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,6 +88,13 @@ def test_a_batch_is_read_as_it_was_written(data: bytes, number: int) -> None:
     batch = data[:number] + stem.encode() + data[number:]
     packed = pack_events(batch, stem)
     assert not packed or unpack_events(packed, stem) == batch
+
+
+def test_a_damaged_batch_takes_no_memory() -> None:
+    huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 60).to_bytes(8, "little") + b"\x01\0\0"  # the head of a frame of an exabyte
+    for frame in (huge, zstandard.compress(bytes(1 << 24))):
+        with pytest.raises(ValueError, match="size"):
+            unpack_events(frame, random_part())
 
 
 async def test_a_compressed_log_takes_a_twentieth_and_is_read_from_every_place(state: State) -> None:
