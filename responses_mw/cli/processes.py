@@ -170,7 +170,7 @@ class _Supervisor:
                 child = _Child(self._settings)
             except OSError as error:
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                logger.error("no process can be started (%s); another try follows in %g s", error.strerror, pause)
+                logger.warning("no process can be started (%s); another try follows in %g s", error.strerror, pause)
             else:
                 self._children.add(child)
                 return child

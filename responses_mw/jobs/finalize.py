@@ -63,7 +63,7 @@ async def compress_log(state: State, response_id: str) -> None:
 
 
 async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
-    """Read the events in the job's log up to damage or a hole, and their bytes. Only the holder of the token writes to it now."""
+    """Return the events in the job's log up to damage or a hole, and their bytes. Only the holder of the token writes to it."""
     events: list[dict[str, Any]] = []
     number, size = -1, 0
     while number < job.next_number - 1:
