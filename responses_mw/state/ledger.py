@@ -56,12 +56,15 @@ class Ledger:
             await self._record_last()
 
     async def _record(self) -> None:
+        is_late = False
         while True:
             await asyncio.sleep(INTERVAL)
             try:
                 await self.flush()
+                is_late = False
             except StateUnavailable as error:  # the batch is repeated
-                logger.debug("usage is recorded later: %s", error.message)
+                logger.log(logging.DEBUG if is_late else logging.WARNING, "usage is recorded later: %s", error.message)
+                is_late = True
 
     async def _record_last(self) -> None:
         try:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _REFUSAL_TTL = 300.0
 """Seconds for which it is remembered that a model cannot be continued."""
+_MAX_MODELS = 1000
+"""Number of models whose verdicts are remembered."""
 _MARGIN = 16
 """Tokens that are shown before the text, which may begin within a token."""
 _SAMPLE = "One two three"
@@ -58,6 +60,8 @@ class PrefillProof:
             expires, verdict = self._verdicts.get(model, (0.0, False))
             if now >= expires:
                 verdict = await self._try_sample(model, dialect.prefill, caller)
+                if len(self._verdicts) >= _MAX_MODELS:
+                    self._verdicts.clear()
                 self._verdicts[model] = (float("inf") if verdict else now + _REFUSAL_TTL, verdict)
                 logger.info("answers of %s that break off %s continued", model, "are" if verdict else "cannot be")
             return verdict
@@ -97,4 +101,4 @@ class PrefillProof:
         """Return the number of tokens of ``text``."""
         body: dict[str, Any] = {"model": model, "prompt": text, "add_special_tokens": False}
         count = member(await asked(self._upstream, "/tokenize", body, caller), "count")
-        return count if isinstance(count, int) else 0
+        return count if isinstance(count, int) and count > 0 else 0

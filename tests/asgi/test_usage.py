@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,29 @@ async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path
             for key in client.scan_iter("rmw:{usage}:batch:*"):
                 assert client.ttl(key) > 0
             assert client.ttl(f"rmw:{{usage}}:{today}") > 30 * 24 * 3600
+    finally:
+        await state.aclose()
+        server.kill()
+
+
+async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("responses_mw.state.ledger.INTERVAL", 0.01)
+    server = Server(tmp_path)
+    server.start()
+    state, owner, today = State(connect(server.url)), random_part(), datetime.now(UTC).date()
+    try:
+        with server.client() as client:
+            client.set(f"rmw:{{usage}}:{today}", "damaged")
+            USAGE.take()
+            USAGE.count(owner, {"input_tokens": 3})
+            async with state.ledger.recording(), asyncio.timeout(60):
+                while "usage is recorded later" not in caplog.text:
+                    await asyncio.sleep(0.01)
+                client.delete(f"rmw:{{usage}}:{today}")
+                while owner not in await state.ledger.read(today):
+                    await asyncio.sleep(0.01)
     finally:
         await state.aclose()
         server.kill()

@@ -222,8 +222,8 @@ async def test_an_upstream_that_begins_anew_repeats_nothing(begin: Start) -> Non
 
 
 async def test_another_answer_in_place_of_the_rest_fails_the_response(begin: Start) -> None:
-    upstream = Continuing(SAID * 3)
-    upstream.begins_anew = SAID * 2 + "Otherwise."
+    upstream = Continuing(" ".join(map(str, range(200))))
+    upstream.begins_anew = upstream.said[:100] + " otherwise."
     upstream.cuts = deque([50])
     streamed = await stream(begin(upstream))
     assert said(streamed.response) == [("message", upstream.said[: 50 * PIECE], "incomplete")]

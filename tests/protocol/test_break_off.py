@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
-from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam
+from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam, repeats_itself
 from responses_mw.protocol.response.takeover import take_over
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Manner, render
@@ -89,12 +89,30 @@ def test_a_seam_loses_and_invents_nothing(before: str, after: str, data: st.Data
             told.append(piece)
     if passed is None:
         told += [text for text, _ in seam.flush()]
-    repeats = len(before.lstrip()) >= MIN_REPEATED and after.lstrip().startswith(before.lstrip())
+    begun = before.lstrip()
+    repeats = len(begun) >= MIN_REPEATED and after.lstrip().startswith(begun) and not repeats_itself(begun)
     assert "".join(told) == (after.lstrip().removeprefix(before.lstrip()) if repeats else after)
 
 
-@given(before=st.text(min_size=MIN_REPEATED).filter(lambda text: len(text.lstrip()) >= MIN_REPEATED), after=st.text())
-def test_a_repetition_is_dropped_however_it_is_cut(before: str, after: str) -> None:
+@given(piece=st.text(min_size=1), times=st.integers(2, 40), data=st.data())
+def test_a_text_of_repetitions_goes_on_without_loss(piece: str, times: int, data: st.DataObject) -> None:
+    whole = piece * times
+    place = data.draw(st.integers(2 * len(piece), len(whole)))
+    seam = Seam(whole[:place], is_trimmed=False)
+    told = seam.feed(whole[place:], None)
+    assert "".join(text for text, _ in (seam.flush() if told is None else told)) == whole[place:]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", False), ("a", False), ("aa", True), ("ab ab a", True), ("ab ab b", False), ("abcdabc", False)]
+)
+def test_what_repeats_itself(text: str, expected: bool) -> None:
+    assert repeats_itself(text) is expected
+
+
+@given(before=st.text(min_size=MIN_REPEATED).filter(lambda text: len(text.lstrip()) >= MIN_REPEATED))
+def test_a_repetition_is_dropped_however_it_is_cut(before: str) -> None:
+    assume(not repeats_itself(before.lstrip()))
     seam = Seam(before, is_trimmed=False)
     passed = None
     for place, letter in enumerate(before):
@@ -105,8 +123,9 @@ def test_a_repetition_is_dropped_however_it_is_cut(before: str, after: str) -> N
 
 
 def test_a_second_answer_is_refused_once_it_differs() -> None:
-    seam = Seam("x" * 200, is_trimmed=False)
-    assert seam.feed("x" * (MAX_CHANCE + 1), None) is None
+    before = "".join(map(str, range(100)))
+    seam = Seam(before, is_trimmed=False)
+    assert seam.feed(before[: MAX_CHANCE + 1], None) is None
     with pytest.raises(UpstreamError, match="began a new one"):
         seam.feed("y", None)
 

@@ -56,13 +56,17 @@ def _has_one_text(message: Item) -> bool:
 
 
 class Seam:
-    """Holds back the first text after a break until it is known not to repeat the text before it."""
+    """Holds back the first text after a break until it is known not to repeat the text before it.
+
+    A text that consists of repetitions, such as a line of dashes, is not compared: it may well go on as it began.
+    """
 
     __slots__ = ("_before", "_held", "_matched", "_tail")
 
     def __init__(self, before: str, *, is_trimmed: bool) -> None:
         """`before` is the text of the message so far. `is_trimmed`: the upstream did not see the white space at its end."""
-        self._before = before.lstrip()
+        begun = before.lstrip()
+        self._before = "" if repeats_itself(begun) else begun
         self._tail = before[len(before.rstrip()) :] if is_trimmed else ""
         self._held: list[tuple[str, Any]] = []
         self._matched = 0
@@ -92,6 +96,12 @@ class Seam:
         common = _common(text, self._tail)
         self._tail = self._tail[common:] if common == len(text) else ""
         return text[common:]
+
+
+def repeats_itself(text: str) -> bool:
+    """Return whether `text` is a piece that is repeated at least once, perhaps in part the last time."""
+    period = text.find(text[: (len(text) + 1) // 2], 1)
+    return 0 < period <= len(text) // 2 and text[period:] == text[:-period]
 
 
 def _common(one: str, other: str) -> int:
