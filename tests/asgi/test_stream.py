@@ -176,6 +176,7 @@ async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them
     ("pieces", "done"),
     [
         pytest.param([text("Hello"), finish()], False, id="finish_reason"),
+        pytest.param([text("Hello"), finish(), BrokenOff()], False, id="finish_reason, then a break: the answer is complete"),
         pytest.param([text("Hello")], True, id="[DONE]"),
         pytest.param([text("Hello"), usage()], False, id="usage on an empty chunk"),
         pytest.param([text("Hello"), {**delta(), "usage": usage()["usage"]}], False, id="usage on the last chunk"),
@@ -205,7 +206,6 @@ async def test_the_upstream_is_read_to_its_end(ours: Ours, upstream: ScriptedUps
 CUT = [
     pytest.param([text("Hel")], False, id="end of the connection"),
     pytest.param([text("Hel"), BrokenOff()], False, id="break in the connection"),
-    pytest.param([text("Hel"), finish(), BrokenOff()], False, id="break after the finish_reason"),
     pytest.param([text("Hel"), error("engine died", 500)], True, id="error frame of vLLM"),
     pytest.param([text("Hel"), error("engine died", 500)], False, id="error frame, then the end"),
     pytest.param([text("Hel"), {"object": "error", "message": "no", "code": 500}], True, id="flat error frame of SGLang"),
