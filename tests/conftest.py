@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Few examples in every run of the suite; ``scripts/test-deep`` tries many. No check depends on how busy the machine is.
 _CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
-hypothesis.settings.register_profile("quick", max_examples=20, deadline=None, suppress_health_check=_CHECKS)
+hypothesis.settings.register_profile("quick", max_examples=8, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.register_profile("deep", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
