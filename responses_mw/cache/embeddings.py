@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
 from ..settings import CacheSettings
-from ..telemetry import measured_embedding
+from ..telemetry import WarningLimit, measured_embedding
 from .key import Key
 from .policy import Policy
 
@@ -40,7 +40,6 @@ _MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of an answer: some fifty times that of the largest vectors in use."""
 MAX_TEXT_LENGTH = 1000
 """Maximum length, in characters, of a text for semantic lookup: one vector does not tell longer texts apart."""
-_WARN_INTERVAL = 60.0
 _MAX_EXPECTED = 10_000
 
 
@@ -132,7 +131,7 @@ class Embedder:
         self._counts = counts
         self._expected: OrderedDict[int, None] = OrderedDict()
         """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
-        self._quiet_until = 0.0
+        self._warnings = WarningLimit()
 
     def compares(self, text: str, policy: Policy) -> bool:
         """Return whether to search for texts near to ``text``."""
@@ -161,14 +160,8 @@ class Embedder:
         try:
             return await self._embeddings.embed(text, headers, scope)
         except NoEmbedding as error:
-            self._warn(error)
+            # Without embeddings the semantic cache silently has no hits.
+            level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
+            logger.log(level, "no semantic cache: %s", error)
             self._counts["failed"] += 1
             return None
-
-    def _warn(self, error: NoEmbedding) -> None:
-        """Log a warning at most once a minute: without embeddings the semantic cache silently has no hits."""
-        now = asyncio.get_running_loop().time()
-        is_due = now >= self._quiet_until
-        logger.log(logging.WARNING if is_due else logging.DEBUG, "no semantic cache: %s", error)
-        if is_due:
-            self._quiet_until = now + _WARN_INTERVAL

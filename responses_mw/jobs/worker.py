@@ -22,7 +22,7 @@ from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
-from ..telemetry import count_response, job_span, log_facts, report_failure
+from ..telemetry import WarningLimit, count_response, job_span, log_facts, report_failure
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end
 from .job_runner import JobRunner
@@ -33,7 +33,6 @@ POLL = 1.0
 """Maximum seconds between two checks of the queue. Messages usually cause one earlier."""
 GIVE_UP_AFTER = 0.8
 """Share of a lease's duration after which a run without renewal is stopped."""
-_WARN_INTERVAL = 60.0
 FINAL_WRITES_TIMEOUT = 5.0
 """Seconds that a stopped worker waits until jobs that ran out of time are stored."""
 
@@ -67,7 +66,7 @@ class Worker:
         self._suspected: set[str] = set()
         self._stopping = asyncio.Event()
         self._sweeps_from = 0.0
-        self._quiet_until = 0.0
+        self._warnings = WarningLimit()
 
     async def run(self) -> None:
         """Claim jobs until `stop`, then wait up to `server.drain_timeout` for those that are running."""
@@ -108,19 +107,12 @@ class Worker:
                     await self._sweep()
                 await self._claim_due()
             except StateUnavailable as error:
-                self._warn(error)
+                level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
+                logger.log(level, "no jobs are claimed: %s", error.message)
                 self._sweeps_from = loop.time() + self._lease
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(look):
                     await self._change.wait()
-
-    def _warn(self, error: StateUnavailable) -> None:
-        """Log a warning at most once a minute."""
-        now = asyncio.get_running_loop().time()
-        is_due = now >= self._quiet_until
-        logger.log(logging.WARNING if is_due else logging.DEBUG, "no jobs are claimed: %s", error.message)
-        if is_due:
-            self._quiet_until = now + _WARN_INTERVAL
 
     @property
     def _has_room(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
-from ..telemetry import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
+from ..telemetry import REDIS_MEMORY_MAX, REDIS_MEMORY_USED, WarningLimit
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
 """Part of maxmemory above which no new responses are stored. The rest is for those that are being made, and for deletes."""
-_WARN_INTERVAL = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,8 @@ class Memory:
     def __init__(self, client: Client, *, every: float = 5.0) -> None:
         self._client = client
         self._every = every
-        self._asked = self._warned = float("-inf")
+        self._asked = float("-inf")
+        self._warnings = WarningLimit()
         self._fault = ""
 
     async def nearly_full(self) -> bool:
@@ -79,15 +79,14 @@ class Memory:
         now = time.monotonic()
         if now - self._asked >= self._every:
             self._asked = now  # before the wait: concurrent requests use the last answer
-            self._note(_fullness(_fullest(await _info(self._client))), now)
+            self._note(_fullness(_fullest(await _info(self._client))))
         return bool(self._fault)
 
-    def _note(self, fault: str, now: float) -> None:
+    def _note(self, fault: str) -> None:
         if self._fault and not fault:
             logger.info("Redis has memory again: new responses are stored")
-            self._warned = float("-inf")
-        if fault and now - self._warned >= _WARN_INTERVAL:
-            self._warned = now
+            self._warnings.reset()
+        if fault and self._warnings.is_due():
             logger.warning("%s", fault)
         self._fault = fault
 

@@ -13,7 +13,7 @@ path or query.
 
 from .context import annotate, begin_run, end_run, kind_of_error
 from .instruments import REGISTRY, exposition
-from .logs import set_up_logs
+from .logs import WarningLimit, set_up_logs
 from .metrics import (
     CACHE_LOOKUPS,
     CACHE_MISSES,
@@ -76,6 +76,7 @@ __all__ = [
     "ToolCallSpan",
     "TurnSpan",
     "UpstreamServer",
+    "WarningLimit",
     "annotate",
     "begin_run",
     "count_response",

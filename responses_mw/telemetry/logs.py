@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from traceback import format_tb
@@ -24,6 +25,8 @@ _QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
 # C0, DEL and C1, the line separators of Unicode, what reverses the direction of a text, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
+WARNING_INTERVAL = 60.0
+"""Seconds between two warnings about a fault that lasts."""
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
@@ -33,6 +36,25 @@ def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class WarningLimit:
+    """Limits the warnings about one fault."""
+
+    def __init__(self) -> None:
+        self._next = float("-inf")
+
+    def is_due(self) -> bool:
+        """Return whether to warn now: true at most once in `WARNING_INTERVAL`."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + WARNING_INTERVAL
+        return True
+
+    def reset(self) -> None:
+        """Let the next warning through: the fault is over."""
+        self._next = float("-inf")
 
 
 class _Formatter(logging.Formatter):
