@@ -153,10 +153,9 @@ class Continuation:
             return None
         run.tokens_kept = prefix.prefill.tokens
         maximum = run.request.max_output_tokens
-        if maximum is None or prefix.prefill.tokens < maximum or broken is None:
-            turn = await self._backend.begin(run.turn_request(prefix.prefill))
-            run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
-            return turn
+        is_full = broken is not None and maximum is not None and prefix.prefill.tokens >= maximum
+        turn = broken if is_full else await self._backend.begin(run.turn_request(prefix.prefill))
         run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
-        run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
-        return broken
+        if is_full:
+            run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
+        return turn
