@@ -380,11 +380,6 @@ class Assembler(ItemBuilder):
             self._close("completed")
             self._show_call(calls[self._shown])
 
-    def _is_over(self) -> bool:
-        """Whether the open item is complete, so that interleaved calls can follow."""
-        current = self._open
-        return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
-
     def _can_be_shown(self, call: ToolCall) -> bool:
         if not call.name:
             return False

@@ -50,6 +50,11 @@ class ItemBuilder(ResponseBuilder):
         item, output_index = self._add_item(new_item(form, call, call_id), form.prefix)
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
+    def _is_over(self) -> bool:
+        """Whether the open item is complete, so that interleaved calls can follow."""
+        current = self._open
+        return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
+
     def _reopen(self, item: Item, reasoning: TextKind) -> None:
         """Continue the text of the last item, which another worker began, or close it as incomplete if it is a call.
 
