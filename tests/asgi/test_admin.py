@@ -200,10 +200,9 @@ async def test_a_host_application_has_no_admin_port_unless_it_asks_for_one() -> 
 
 
 async def test_the_queue_is_measured(serve: Serve, upstream: ScriptedUpstream, port: int, redis_url: str) -> None:
-    database = f"{redis_url}?db=13"
     common: dict[str, Any] = {
         "upstream__url": serve(upstream),
-        "redis__url": database,
+        "redis__url": redis_url,
         "auth__secret_keys": [SECRET],
         "jobs__concurrency": 0,
     }

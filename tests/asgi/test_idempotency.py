@@ -167,8 +167,6 @@ async def test_a_key_whose_response_was_deleted_is_not_run_again(ours: Ours, ups
 async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
     ours: Ours, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
-    with redis.Redis.from_url(redis_url) as client:
-        client.delete(*client.keys("rmw:{i*"), "none")
     go = Signal()
     answer = upstream.stream(text("Hel"), go, finish())
     streaming = asyncio.create_task(ask(ours, stream=True))
@@ -204,11 +202,9 @@ async def test_nothing_is_reserved_for_a_credential_that_the_upstream_refuses(
 ) -> None:
     locked = Echo()
     locked.keys = {"good"}
-    url = f"{redis_url}?db=13"
-    ours = start_at("proxy", upstream=serve(locked), redis__url=url, auth__secret_keys=[SECRET])
+    ours = start_at("proxy", upstream=serve(locked), auth__secret_keys=[SECRET])
     headers = {"authorization": "Bearer bad", "Idempotency-Key": "k"}
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
+    with redis.Redis.from_url(redis_url) as client:
         for body in ({}, {"stream": True}, {"background": True}):
             answer = await ours.http.post("/v1/responses", json={**BODY, **body}, headers=headers)
             assert answer.status_code == 401

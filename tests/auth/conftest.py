@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def keys(redis_url: str) -> Iterator[Plain]:
     with redis.Redis.from_url(redis_url, socket_timeout=60) as client:
-        client.flushall()  # what others have left may expire meanwhile
         yield client
 
 

@@ -87,12 +87,12 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def opened(portal: BlockingPortal, redis_url: str) -> Iterator[Opened]:
+def opened(portal: BlockingPortal, shared_redis: str) -> Iterator[Opened]:
     upstream = ScriptedUpstream()
 
     @asynccontextmanager
     async def mounted() -> AsyncIterator[httpx.AsyncClient]:
-        app = ResponsesMiddleware(upstream, make_settings(redis__url=redis_url))
+        app = ResponsesMiddleware(upstream, make_settings(redis__url=shared_redis))
         async with lifespan(app), httpx.AsyncClient(transport=ASGITransport(app), base_url="http://app") as client:
             yield client
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-import redis
 
 from responses_mw.engine.prompt_templates import InvalidPrompt, Prompts
 from responses_mw.errors import BadRequest
@@ -107,13 +106,10 @@ async def test_without_a_directory_there_are_no_prompts(start_at: Callable[..., 
 
 
 async def test_a_background_response_runs_what_its_prompt_was(
-    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path, redis_url: str
+    start_at: Callable[..., Ours], upstream: ScriptedUpstream, directory: Path
 ) -> None:
     upstream.whole(completion({"content": "Hello"}))
-    database = f"{redis_url}?db=15"  # a server that is just stopping must not run it
-    with redis.Redis.from_url(database) as client:
-        client.flushdb()  # other tests have other secrets
-    ours = start_at("proxy", server__prompts_dir=str(directory), auth__secret_keys=["x" * 32], redis__url=database)
+    ours = start_at("proxy", server__prompts_dir=str(directory), auth__secret_keys=["x" * 32])
     created = await ours.client.responses.create(prompt={"id": "plain"}, input="Hi", model="tiny", background=True)
     *_, last = [event async for event in await ours.client.responses.retrieve(created.id, stream=True)]
     assert last.type == "response.completed", last

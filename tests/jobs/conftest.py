@@ -1,4 +1,4 @@
-"""A database for each test: a server that is just stopping must not run the jobs of the next one."""
+"""Replicas that share their state and their secret, in one process and in several."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 
 from benchmarks.processes import free_port
 from tests.support.configured import flag
@@ -25,23 +23,14 @@ if TYPE_CHECKING:
 
 LEASE = 1.0
 SECRET = "a secret that all the replicas of the deployment have"
-_databases = count(1)
 
 
 @pytest.fixture
-def database(redis_url: str) -> str:
-    url = f"{redis_url}?db={next(_databases) % 15 + 1}"
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
-    return url
-
-
-@pytest.fixture
-def replica(start_at: Start, mount: str, database: str) -> Replica:
+def replica(start_at: Start, mount: str) -> Replica:
     """Starts a replica; all of a test share their state and their secret."""
 
     def replica(**settings: Any) -> Ours:
-        return start_at(mount, **{"redis__url": database, "auth__secret_keys": [SECRET], **settings})
+        return start_at(mount, **{"auth__secret_keys": [SECRET], **settings})
 
     return replica
 
@@ -84,13 +73,13 @@ Run = Callable[..., Server]
 
 
 @pytest.fixture
-def run(database: str, upstream_url: str) -> Iterator[Run]:
+def run(redis_url: str, upstream_url: str) -> Iterator[Run]:
     with ExitStack() as stack:
 
         def run(command: str = "serve", **settings: Any) -> Server:
             defaults = {
                 "upstream__url": upstream_url,
-                "redis__url": database,
+                "redis__url": redis_url,
                 "auth__secret_keys": SECRET,
                 "jobs__lease": LEASE,
             }

@@ -195,10 +195,10 @@ CALLED = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Replica, database: str, stream: bool) -> None:
+async def test_items_that_do_not_fit_together_are_refused_at_once(replica: Replica, redis_url: str, stream: bool) -> None:
     answer = await replica().http.post("/v1/responses", json={**BODY, "input": CALLED[1:], "stream": stream})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0]")
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         assert client.keys("rmw:*:r:*") == []
 
 
@@ -218,20 +218,20 @@ async def test_a_job_whose_call_was_deleted_while_it_was_queued_fails_at_once(
 
 
 async def test_a_job_whose_history_is_damaged_while_it_is_queued_fails(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__concurrency=0)
     conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
     response_id = (await create(ours, conversation=conversation))["id"]
-    damage(database, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
+    damage(redis_url, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
     document = await ended(replica(jobs__lease=60), response_id)
     assert (document["status"], document["error"]["code"]) == ("failed", "server_error")
     assert upstream.requests == []
 
 
-async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstream: ScriptedUpstream, database: str) -> None:
+async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstream: ScriptedUpstream, redis_url: str) -> None:
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         key = f"rmw:{{{response_id[5:30]}}}:k:{response_id[30:]}"
         client.delete(key)
         client.rpush(key, "another program's")
@@ -241,10 +241,10 @@ async def test_a_job_whose_credential_is_damaged_fails(replica: Replica, upstrea
 
 
 @pytest.mark.parametrize("how", ["the record is lost", "the record has another type", "the document is no JSON"])
-async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, database: str, how: str) -> None:
+async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, redis_url: str, how: str) -> None:
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
     record = f"rmw:{{{response_id[5:30]}}}:r:{response_id[30:]}"
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         assert client.exists(record.replace(":r:", ":k:"))
         if how == "the document is no JSON":
             client.hset(record, "document", "Jx")
@@ -259,14 +259,14 @@ async def test_a_job_that_nobody_can_end_leaves_no_credential(replica: Replica, 
 
 
 async def test_a_damaged_part_of_the_queue_takes_no_jobs_but_lets_them_end(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__lease=60)
     answer = upstream.stream(text("Hello"), Signal(), finish())
     response_id = (await create(ours))["id"]
     await answer.asked.wait()
     parts = [f"rmw:{{q1p{number}}}:leases" for number in range(8)]
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         client.delete(*parts)
         client.mset(dict.fromkeys(parts, "another program's"))
     refused = await ours.http.post("/v1/responses", json={"model": "m", "input": "Hi", "background": True})
@@ -276,7 +276,7 @@ async def test_a_damaged_part_of_the_queue_takes_no_jobs_but_lets_them_end(
 
 
 async def test_a_job_whose_conversation_is_damaged_while_it_runs_fails_and_is_stored(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__lease=60)
     conversation = (await ours.http.post("/v1/conversations", json={"items": CALLED})).json()["id"]
@@ -284,16 +284,16 @@ async def test_a_job_whose_conversation_is_damaged_while_it_runs_fails_and_is_st
     answer = upstream.stream(text("Hello"), go, finish())
     response_id = (await create(ours, conversation=conversation))["id"]
     await answer.asked.wait()
-    damage(database, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
+    damage(redis_url, f"rmw:{{{conversation.removeprefix('conv_')}}}:c:items")
     go.set()
     document = await ended(ours, response_id)
     assert (document["status"], document["output_text"]) == ("failed", "Hello")
     assert (await streamed(ours, response_id))[-1]["response"] == document
 
 
-def damage(database: str, key: str) -> None:
+def damage(redis_url: str, key: str) -> None:
     """Put a value of the wrong type under a key."""
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         client.set(key, "another program's")
 
 
@@ -346,20 +346,20 @@ async def test_background_needs_store(replica: Replica) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_is_stored_for_a_credential_that_the_upstream_refuses(
-    start_at: Start, serve: Serve, database: str, stream: bool
+    start_at: Start, serve: Serve, redis_url: str, stream: bool
 ) -> None:
     locked = Echo()
     locked.keys = {"good"}
-    ours = start_at("proxy", upstream=serve(locked), redis__url=database, auth__secret_keys=[SECRET])
+    ours = start_at("proxy", upstream=serve(locked), auth__secret_keys=[SECRET])
     headers = {"authorization": "Bearer bad"}
     answer = await ours.http.post("/v1/responses", json={**BODY, "stream": stream}, headers=headers)
     assert answer.status_code == 401
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         assert client.keys() == []
 
 
-async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str, database: str) -> None:
-    answer = await start_at(mount, redis__url=database).http.post("/v1/responses", json=BODY)
+async def test_background_without_a_shared_secret_says_what_to_set(start_at: Start, mount: str) -> None:
+    answer = await start_at(mount).http.post("/v1/responses", json=BODY)
     assert answer.status_code == 400
     assert "secret_keys" in answer.json()["error"]["message"]
 
@@ -419,7 +419,7 @@ async def test_a_starting_point_that_cannot_be_is_refused(replica: Replica, valu
 
 
 async def test_many_followers_of_one_response_need_one_subscription(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica()
     go = Signal()
@@ -428,7 +428,7 @@ async def test_many_followers_of_one_response_need_one_subscription(
     followers = [follow(ours, response_id) for _ in range(50)]
     for follower in followers:
         await follower.until(b'"Hel"')
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         channel = f"rmw:{{{response_id[5:30]}}}:ev:{response_id[30:]}"
         assert client.execute_command("PUBSUB", "SHARDNUMSUB", channel) == [channel.encode(), 1]
     go.set()

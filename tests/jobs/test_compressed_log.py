@@ -172,7 +172,7 @@ async def test_an_unknown_form_is_an_error_and_stays(state: State, fields: tuple
 
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
 async def test_the_log_is_compressed_when_the_job_completes_or_is_cancelled(
-    replica: Replica, upstream: ScriptedUpstream, database: str, how: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str, how: str
 ) -> None:
     ours, go = replica(), Signal()
     upstream.stream(*[text("word") for _ in range(200)], go, text("last"), finish())
@@ -185,7 +185,7 @@ async def test_the_log_is_compressed_when_the_job_completes_or_is_cancelled(
         await ours.http.post(f"/v1/responses/{response_id}/cancel")
     assert (await ended(ours, response_id))["status"] == how
     await follower.task
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         slot, random = f"rmw:{{{response_id[5:30]}}}:", response_id[30:]
         while not client.exists(f"{slot}z:{random}"):
             assert client.exists(f"{slot}e:{random}")

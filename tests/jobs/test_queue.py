@@ -16,9 +16,9 @@ LEASE = 60.0
 
 
 @pytest.fixture
-async def state(database: str) -> AsyncIterator[State]:
+async def state(redis_url: str) -> AsyncIterator[State]:
     """An empty state whose queue has one partition."""
-    state = State(connect(database), partitions=1)
+    state = State(connect(redis_url), partitions=1)
     yield state
     await state.aclose()
 

@@ -109,13 +109,13 @@ async def test_the_first_replica_that_returns_settles_jobs_lost_with_all_replica
 
 
 async def test_a_get_settles_a_job_that_has_long_had_no_worker(
-    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+    run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run()
     response_id = await begun(doomed, upstream)
     doomed.signal(signal.SIGKILL)
     doomed.wait()
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         client.hset(record(response_id), "lease_until", 0)
     assert (await get(replica(jobs__concurrency=0, jobs__lease=LEASE), response_id))["status"] == "failed"
 
@@ -130,14 +130,14 @@ async def occupied(ours: Ours, upstream: ScriptedUpstream) -> tuple[str, Signal]
 
 
 async def test_a_full_worker_leaves_jobs_that_another_lost_to_the_next_free_one(
-    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+    run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
     lost = await begun(doomed, upstream)
     full = replica(jobs__concurrency=1, jobs__lease=LEASE)
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         async with asyncio.timeout(60):
             while not any(client.zscore(key, lost) is not None for key in client.keys("rmw:{q*:ready")):
                 await asyncio.sleep(0.05)
@@ -147,7 +147,7 @@ async def test_a_full_worker_leaves_jobs_that_another_lost_to_the_next_free_one(
 
 
 async def test_a_job_lost_before_its_first_output_waits_for_a_free_worker(
-    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+    run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     doomed = run(jobs__concurrency=1)
     answer = upstream.stream(*HELLO, before=Signal())
@@ -157,7 +157,7 @@ async def test_a_job_lost_before_its_first_output_waits_for_a_free_worker(
     full = replica(jobs__concurrency=1, jobs__lease=LEASE)
     other, go = await occupied(full, upstream)
     doomed.signal(signal.SIGKILL)
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         async with asyncio.timeout(60):
             while not any(client.zscore(key, lost) is not None for key in client.keys("rmw:{q*:ready")):
                 await asyncio.sleep(0.05)
@@ -220,14 +220,14 @@ async def test_a_stopping_worker_returns_jobs_without_output_to_the_queue(
 
 
 async def test_a_job_that_is_returned_to_a_damaged_part_of_the_queue_runs_once_that_is_repaired(
-    run: Run, replica: Replica, upstream: ScriptedUpstream, database: str
+    run: Run, replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     leaving = run()
     answer = upstream.stream(*HELLO, before=Signal())
     async with aclosing(await leaving.ours()) as ours:
         response_id = (await create(ours))["id"]
     await answer.asked.wait()
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         clocks = [key.replace(b":jobs", b":clock") for key in client.keys("rmw:{q1p*:jobs") if client.hexists(key, response_id)]
         client.delete(*clocks)
         client.rpush(clocks[0], "another program's")
@@ -255,13 +255,13 @@ async def test_a_job_that_outlasts_the_drain_timeout_fails(run: Run, replica: Re
 
 
 async def test_a_store_that_has_lost_everything_ends_the_run_and_its_followers(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
     ours = replica(jobs__lease=LEASE)
     answer = upstream.stream(text("Hel"), Signal(), text("lo"), finish())
     follower = create_streamed(ours)
     await follower.until(b'"Hel"')
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
     await answer.left.wait()
     await asyncio.wait_for(follower.task, 60)
@@ -327,9 +327,9 @@ async def test_a_response_that_a_full_redis_keeps_from_being_settled_can_still_b
 
 
 async def test_a_damaged_part_of_the_queue_delays_no_recovery_in_the_others(
-    replica: Replica, upstream: ScriptedUpstream, database: str
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str
 ) -> None:
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         for part in ("ready", "leases"):
             client.set(f"rmw:{{q1p0}}:{part}", "another program's")
         client.set("rmw:{q1p1}:leases", "another program's")
@@ -339,7 +339,7 @@ async def test_a_damaged_part_of_the_queue_delays_no_recovery_in_the_others(
         with suppress(AssertionError):
             response_id = (await create(ours))["id"]
             break
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         for ready in [key for key in client.keys("rmw:{q1p*:ready") if client.type(key) == b"zset"]:
             client.zadd(ready.replace(b"ready", b"leases"), {response_id: 0})  # as if a worker had been lost
             client.delete(ready)
@@ -350,11 +350,11 @@ async def test_a_damaged_part_of_the_queue_delays_no_recovery_in_the_others(
 
 @pytest.mark.parametrize("looks", [get, follow])
 async def test_a_job_that_has_lost_its_place_in_the_queue_runs_once_somebody_looks_at_it(
-    replica: Replica, upstream: ScriptedUpstream, database: str, looks: Any
+    replica: Replica, upstream: ScriptedUpstream, redis_url: str, looks: Any
 ) -> None:
     ours = replica(jobs__concurrency=0)
     response_id = (await create(ours))["id"]
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         client.delete(*client.keys("rmw:{q1p*"))
         client.hset(record(response_id), "looked", 0)  # as if that was long ago
     upstream.stream(*HELLO)
@@ -382,9 +382,9 @@ async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
     assert len(upstream.requests) == 1
 
 
-async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: ScriptedUpstream, database: str) -> None:
+async def test_a_job_whose_key_does_not_come_fails(replica: Replica, upstream: ScriptedUpstream, redis_url: str) -> None:
     response_id = (await create(replica(jobs__concurrency=0)))["id"]
-    with redis.Redis.from_url(database) as client:
+    with redis.Redis.from_url(redis_url) as client:
         document = unpack(client.hget(record(response_id), "document"))
         document["created_at"] -= int(KEY_ROLLOUT_SECONDS)
         client.hset(record(response_id), "document", pack(orjson.dumps(document)))

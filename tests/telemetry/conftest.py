@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import redis
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -184,14 +183,6 @@ def upstream_url(serve: Serve, upstream: Any) -> str:
 
 
 @pytest.fixture
-def database(redis_url: str) -> str:
-    url = f"{redis_url}?db=14"
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
-    return url
-
-
-@pytest.fixture
 def environment(serve: Serve, collector: Collector) -> dict[str, str]:
     """Variables for frequent export to the collector."""
     return {
@@ -202,7 +193,7 @@ def environment(serve: Serve, collector: Collector) -> dict[str, str]:
 
 
 @pytest.fixture
-async def start(upstream_url: str, database: str, environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Start]:
+async def start(upstream_url: str, redis_url: str, environment: dict[str, str], tmp_path: Path) -> AsyncIterator[Start]:
     """Start `serve` or `worker` with settings and further variables."""
     async with AsyncExitStack() as stack:
 
@@ -210,7 +201,7 @@ async def start(upstream_url: str, database: str, environment: dict[str, str], t
             ports = {"server__admin_port": free_port()} | ({"port": free_port()} if command == "serve" else {})
             common = {
                 "upstream__url": upstream_url,
-                "redis__url": database,
+                "redis__url": redis_url,
                 "auth__secret_keys": SECRET,
                 "server__log_format": "json",
                 **ports,

@@ -68,7 +68,7 @@ def grown(before: Samples, after: Samples, name: str, **labels: str) -> float:
 
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(make_settings(redis__timeout=20, **settings))
+    app = create_app(make_settings(**{"redis__timeout": 20, **settings}))
     transport = httpx.ASGITransport(app)
     async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http:
         yield http
@@ -130,7 +130,7 @@ async def test_a_redis_that_is_away_is_a_warning_metrics_and_alerts(
     serve: Serve, upstream: ScriptedUpstream, valkey: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     upstream.whole(completion({"role": "assistant", "content": "hello"}))
-    async with serving(upstream__url=serve(upstream), redis__url=valkey.url, state__ttl=60) as http:
+    async with serving(upstream__url=serve(upstream), redis__url=valkey.url, redis__timeout=1) as http:
         before = scrape()
         valkey.kill()
         document = await create(http)

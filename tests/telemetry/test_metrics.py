@@ -227,7 +227,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.timeout(120)
 async def test_the_admin_port_serves_metrics_without_a_collector(upstream: ScriptedUpstream, start: Start) -> None:
-    lonely = start("serve", redis__url="redis://127.0.0.1:1", limits__requests_per_minute=2)
+    lonely = start("serve", redis__url="redis://127.0.0.1:1", redis__timeout=0.2, limits__requests_per_minute=2)
     front = await start("serve", cache__mode="exact", limits__requests_per_minute=2).is_ready()
     await exercised(front, upstream)
     await lonely.is_ready("/livez")

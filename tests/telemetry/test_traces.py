@@ -36,7 +36,7 @@ def answered(*texts: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(90)
 async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_processes(
-    serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector, database: str
+    serve: Serve, upstream: ScriptedUpstream, start: Start, collector: Collector, redis_url: str
 ) -> None:
     app, told = remembering(weather().streamable_http_app(stateless_http=True))
     tools = json.dumps({"weather": {"url": serve(app) + "/mcp", "require_approval": "never"}})
@@ -125,8 +125,8 @@ async def test_a_background_response_with_a_tool_is_two_linked_traces_over_two_p
         "db.system.name": "redis",
         "db.operation.name": "EVALSHA",
         "db.stored_procedure.name": "commit",
-        "db.namespace": "14",
-        "server.address": urlsplit(database).path,
+        "db.namespace": urlsplit(redis_url).query.removeprefix("db="),
+        "server.address": urlsplit(redis_url).path,
     }
     assert of_redis.items() <= committed.attributes.items()
     assert collector.all("EVALSHA log_append") == []  # periodic work is not traced

@@ -227,10 +227,9 @@ async def test_a_search_that_is_forced_needs_a_provider(start: Start, choice: An
 
 
 async def test_tools_run_in_background_with_secrets_that_are_sealed(
-    start: Start, serve: Serve, upstream: ScriptedUpstream, redis_url: str
+    start: Start, serve: Serve, upstream: ScriptedUpstream
 ) -> None:
-    other = f"{redis_url}?db=1"  # a server of the test before, which is still stopping and has no such key, would take the job
-    ours = start(tools__allow_private_urls=True, auth__secret_keys=[SECRET], redis__url=other)
+    ours = start(tools__allow_private_urls=True, auth__secret_keys=[SECRET])
     url = serve(Bearer(weather().streamable_http_app(stateless_http=True))) + "/mcp"
     tool = {"type": "mcp", "server_label": "g", "server_url": url, "require_approval": "never", "authorization": TOKEN}
     upstream.stream(*_asks("get_weather", city="Paris"), finish("tool_calls"))

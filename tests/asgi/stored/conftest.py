@@ -35,7 +35,6 @@ def upstream() -> Echo:
 def keys(redis_url: str) -> Iterator[Plain]:
     """A plain client of the Valkey that all replicas share, empty at the start."""
     with redis.Redis.from_url(redis_url, socket_timeout=60) as client:
-        client.flushall()
         yield client
 
 

@@ -153,7 +153,7 @@ async def run(steps: list[Step], redis_url: str) -> World:
 @given(steps=STEPS)
 def test_any_sequence_of_operations_does_what_the_model_does(redis_url: str, steps: list[Step]) -> None:
     with redis.Redis.from_url(redis_url) as keys:
-        keys.flushall()
+        keys.flushdb()
         world = asyncio.run(run(steps, redis_url))
         living = [thing for thing in world.responses + world.conversations if not thing.deleted]
         needed = {text for thing in living for text in thing.texts}
