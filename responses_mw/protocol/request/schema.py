@@ -34,7 +34,8 @@ _CONTAINERS = {list: "array", frozenset: "array", dict: "object"}
 
 def create_schema(*, closed: bool) -> Schema:
     """Return the schema of the body of ``POST /v1/responses``. Unless it is ``closed``, it may have other members."""
-    members = {name: _member(name, check) for name, check in PARAMETERS.items()}
+    hints = get_type_hints(CreateResponse)
+    members = {name: _member(check, hints[name]) for name, check in PARAMETERS.items()}
     members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
     members["previous_input_messages"] = {"type": ["array", "null"], "items": {"type": "object"}}
     members["tools"] = {"type": ["array", "null"], "items": {"type": "object", "required": ["type"]}}
@@ -50,13 +51,13 @@ def create_schema(*, closed: bool) -> Schema:
     }
 
 
-def _member(name: str, check: checks.Check) -> Schema:
-    """Return the schema of a parameter. Null means absent, everywhere."""
+def _member(check: checks.Check, hint: Any) -> Schema:
+    """Return the schema of a parameter that becomes a ``hint``. Null means absent, everywhere."""
     if check is check_metadata:
         return METADATA
     known = check.func if isinstance(check, partial) else check
     options = check.keywords if isinstance(check, partial) else {}
-    kind = _TYPES.get(known) or _container(name)
+    kind = _TYPES.get(known) or _container(hint)
     if kind is None:
         return {}
     schema: Schema = {"type": [kind, "null"]}
@@ -66,8 +67,7 @@ def _member(name: str, check: checks.Check) -> Schema:
     return schema
 
 
-def _container(name: str) -> str | None:
+def _container(hint: Any) -> str | None:
     """Return the JSON type of a parameter that becomes a list or an object."""
-    hint = get_type_hints(CreateResponse)[name]
     kinds = [get_origin(one) for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
     return next((_CONTAINERS[kind] for kind in kinds if kind in _CONTAINERS), None)
