@@ -130,6 +130,13 @@ CONTINUATIONS = Counter(
     ["reason", "phase"],
     [(reason, phase) for reason in ("broken", "timeout", "worker") for phase in ("nothing", "reasoning", "text", "call")],
 )
+CONTINUATION_PAUSE = Histogram(
+    "responses_mw.continuation.pause",
+    "s",
+    "Time from the moment a turn broke off at the upstream until another answer to it began.",
+    (),
+    _REQUEST,
+)
 EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events appended to logs of background responses.")
 RESPONSES = Counter(
     "responses_mw.responses",

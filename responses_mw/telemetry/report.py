@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 
 from .context import Failure, RequestContext
-from .metrics import CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
+from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
 from .usage import USAGE
 
 __all__ = ["count_response", "log_facts", "report_continuation", "report_failure", "report_lost_job"]
@@ -70,6 +70,8 @@ def report_continuation(
     the client had seen, `tokens` how many tokens of it were kept, and `pause` how many seconds it waited.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
+    if pause is not None:
+        CONTINUATION_PAUSE.record(pause, {})
     given = {"reason": reason, "phase": phase, "tokens_kept": tokens, "pause": pause if pause is None else round(pause, 3)}
     facts = {name: value for name, value in given.items() if value is not None}
     get_current_span().add_event(

@@ -30,6 +30,7 @@ EMITTED: dict[str, set[str]] = {
     "responses_mw_leases_lost_total": set(),
     "responses_mw_jobs_retried_total": {"reason"},
     "responses_mw_upstream_waits_total": {"status"},
+    "responses_mw_continuation_pause_seconds": set(),
     "responses_mw_continuations_total": {"reason", "phase"},
     "responses_mw_events_appended_total": set(),
     "responses_mw_cache_lookups_total": {"result"},
