@@ -67,6 +67,10 @@ class UpstreamSettings(Group):
     max_continuations: int = Field(
         3, ge=0, description="maximum number of times a response goes on after the upstream broke off its answer; 0 fails it"
     )
+    continue_seeded: bool = Field(
+        True,
+        description="continue the text of a request with a seed, which a break makes irreproducible, instead of failing it",
+    )
 
     @field_validator("url")
     @classmethod

@@ -85,6 +85,16 @@ async def test_it_can_be_turned_off(begin: Start, settings: dict[str, Any]) -> N
     assert len(upstream.requests) == 1
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_setting_decides_whether_the_text_of_a_request_with_a_seed_goes_on(begin: Start, allowed: bool) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([4])
+    streamed = await stream(begin(upstream, upstream__continue_seeded=allowed), seed=7)
+    assert streamed.response["output_text"] == (SAID if allowed else SAID[: 4 * PIECE])
+    assert streamed.response["status"] == ("completed" if allowed else "failed")
+    assert all(asked.json["seed"] == 7 for asked in upstream.requests if asked.json.get("stream"))
+
+
 @pytest.mark.parametrize(
     "broken",
     [
