@@ -68,6 +68,13 @@ def _ending() -> Iterator[list[Future[None]]]:
 
 
 @pytest.fixture
+def nobody_else(_ending: list[Future[None]]) -> None:
+    """Wait until the servers of earlier tests have stopped: what a process counts, all its applications share."""
+    for server in _ending:
+        server.result(PATIENCE)
+
+
+@pytest.fixture
 def serve(portal: BlockingPortal, _ending: list[Future[None]]) -> Iterator[Serve]:
     """Serves an ASGI application on a free port until the test ends, and gives its URL. Options are uvicorn's."""
     with serving(portal, _ending) as start:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Serve
 
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
 ANSWER = completion({"role": "assistant", "content": "hello"}, counts={"prompt_tokens": 7, "completion_tokens": 5})
 
 
