@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from ..auth import has_key, key_in, owner_in
 from ..engine.prompt_templates import Prompts
@@ -109,16 +109,19 @@ class Reader:
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
         """Return the body. Each piece restarts the timeout."""
-        maximum = self._max_bytes
-        now = asyncio.get_running_loop().time
-        chunks, size = [], 0
-        async for chunk in request.stream():
+        chunks, size, is_whole = [], 0, False
+        while not is_whole:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk, is_whole = message.get("body", b""), not message.get("more_body")
             size += len(chunk)
-            if size > maximum:
-                raise TooLarge(f"The request body is larger than {maximum} bytes.")
+            if size > self._max_bytes:
+                raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
             receiving.add(len(chunk))
             chunks.append(chunk)
-            waiting.reschedule(now() + BODY_TIMEOUT)
+            if not is_whole:
+                waiting.reschedule(asyncio.get_running_loop().time() + BODY_TIMEOUT)
         return b"".join(chunks)
 
 

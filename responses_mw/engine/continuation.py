@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -61,7 +62,6 @@ class Continuation:
         does not wait for the upstream, or if the upstream asks to wait longer than the timeout. A connection that broke off
         is an overload `RESENDS` times.
         """
-        loop = asyncio.get_running_loop()
         pause, deadline, broken = FIRST_PAUSE, math.inf, 0
         while True:
             try:
@@ -73,8 +73,8 @@ class Continuation:
                 if not (may_pass and run.waits_for_upstream):
                     raise
                 run.continuations += broke_off
-                deadline = min(deadline, loop.time() + self._timeout)
-                left, wanted = deadline - loop.time(), error.retry_after or 0.0
+                deadline = min(deadline, time.monotonic() + self._timeout)
+                left, wanted = deadline - time.monotonic(), error.retry_after or 0.0
                 if left <= 0 or wanted > left:
                     raise
                 jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
@@ -115,7 +115,7 @@ class Continuation:
         Afterwards the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
         continued.
         """
-        assembler, turn, began = run.assembler, run.turn, asyncio.get_running_loop().time()
+        assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
         if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
             return  # only its usage is missing
@@ -137,7 +137,7 @@ class Continuation:
             reason="timeout" if isinstance(error, UpstreamTimeout) else "broken",
             phase=phase,
             tokens=run.tokens_kept if phase is Phase.TEXT else 0,
-            pause=asyncio.get_running_loop().time() - began,
+            pause=time.monotonic() - began,
         )
 
     def _admits(self, run: Run) -> bool:

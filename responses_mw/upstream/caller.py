@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -128,7 +128,7 @@ class Verification:
     # -- accepted credentials -----------------------------------------------------------------------------------------
 
     def _is_accepted(self, key: bytes) -> bool:
-        if self._accepted.get(key, 0.0) <= _now():
+        if self._accepted.get(key, 0.0) <= time.monotonic():
             return False
         self._accepted.move_to_end(key)
         return True
@@ -136,7 +136,7 @@ class Verification:
     def _remember(self, key: bytes | None) -> None:
         if key is None:
             return
-        self._accepted[key] = _now() + ACCEPTED_FOR
+        self._accepted[key] = time.monotonic() + ACCEPTED_FOR
         self._accepted.move_to_end(key)
         if len(self._accepted) > MAX_ACCEPTED:
             self._accepted.popitem(last=False)
@@ -193,7 +193,3 @@ def _listed(response: httpx.Response) -> list[Any] | None:
         return None
     models = decoded.get("data") if isinstance(decoded, dict) else None
     return models if isinstance(models, list) else None
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, TypeVar
 
 import httpx
@@ -110,9 +111,9 @@ class Upstream:
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
         """Return ``wanted``, or the only model there is. Raises ``BadRequest`` if there are several."""
-        now = asyncio.get_running_loop().time()
         if wanted is not None:
             return wanted
+        now = time.monotonic()
         if self._only_model and now < self._only_model_until:
             return self._only_model
         models = [model for model in await self.models(caller) if not model.get("parent")]  # adapters are not a choice
@@ -201,18 +202,17 @@ class Upstream:
 
         The other half is for the last answer: a status that comes within the grace is still the caller's.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.status_grace / 2
+        until = time.monotonic() + self._settings.status_grace / 2
         pause = _FIRST_BACK_OFF
         while True:
             try:
                 response = await self._try(method, path, caller, content)
             except (httpx.HTTPError, TimeoutError) as error:
-                if loop.time() + pause > until or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                if time.monotonic() + pause > until or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     raise from_transport(error) from error
             else:
                 is_retried = response.status_code in _RETRIED and response.extensions["elapsed"] < CRASH_AFTER
-                if loop.time() + pause > until or not is_retried:
+                if time.monotonic() + pause > until or not is_retried:
                     return response
                 await response.aclose()
             await asyncio.sleep(pause)
@@ -232,10 +232,10 @@ class Upstream:
         request = httpx.Request(method, url, headers=encoded, content=content or None, extensions={"timeout": timeout})
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
-        began = asyncio.get_running_loop().time()
+        began = time.monotonic()
         async with asyncio.timeout(self._settings.first_byte_timeout):
             response = await self.transport.handle_async_request(request)
-        response.extensions["elapsed"] = asyncio.get_running_loop().time() - began
+        response.extensions["elapsed"] = time.monotonic() - began
         return response
 
     async def _fault(self, response: httpx.Response, caller: Caller) -> UpstreamError:

@@ -52,7 +52,7 @@ class ChatStream:
         self._first: list[Chunk | Text] = []
         self.head: Chunk = {}
         """The first chunk, which contains the completion's id and model."""
-        self._is_over = False
+        self._is_over = self._is_read = False
         self._max_bytes = self._left = max_bytes
         self.done = False
 
@@ -85,7 +85,7 @@ class ChatStream:
             try:
                 data = await anext(self._source)
             except StopAsyncIteration:
-                data = b""
+                self._is_read, data = True, b""
             except asyncio.CancelledError:
                 idle.check()
                 raise
@@ -157,7 +157,7 @@ class ChatStream:
         """
         if self._fault:
             raise self._fault
-        if self.done:
+        if self.done and not self._is_read:
             with suppress(TimeoutError, httpx.HTTPError):  # the answer itself is complete
                 async with asyncio.timeout(_END_TIMEOUT):
                     async for _ in self._source:

@@ -92,6 +92,7 @@ class PooledConnection(asyncio.Protocol):
 
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self.origin = origin
+        self.loop = asyncio.get_running_loop()
         self.was_used = False
         self._pool = pool
         self._closed = asyncio.Event()
@@ -106,7 +107,7 @@ class PooledConnection(asyncio.Protocol):
     def release(self) -> None:
         """Return the connection to the pool."""
         self.transport.set_protocol(self)
-        self._expiry = asyncio.get_running_loop().call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
+        self._expiry = self.loop.call_later(_KEEPALIVE_EXPIRY, self.transport.abort)
         self._pool.release(self)
 
     async def aclose(self) -> None:

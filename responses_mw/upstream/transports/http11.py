@@ -160,7 +160,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._connection = connection
         self._transport = connection.transport
         self._request = request
-        self._loop = asyncio.get_running_loop()
+        self._loop = connection.loop
         self._began = 0.0
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
