@@ -11,7 +11,7 @@ No other module imports opentelemetry or prometheus_client. Spans, metrics and l
 path or query.
 """
 
-from .context import annotate, begin_run, end_run, kind_of_error
+from .context import annotate, begin_run, current_request, end_run, kind_of_error
 from .instruments import REGISTRY, exposition
 from .logs import WarningLimit, set_up_logs
 from .metrics import (
@@ -81,6 +81,7 @@ __all__ = [
     "begin_run",
     "count_response",
     "count_state_error",
+    "current_request",
     "end_run",
     "exposition",
     "forget_process",
