@@ -32,7 +32,10 @@ Tokenizer = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
 """Counts with the server's tokenizer. Returns None, or anything but a number, if it cannot."""
 
 _SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
-_SHOWN_BY_LLAMACPP = ("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs")
+_SHOWN_BY_LLAMACPP = (
+    *("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 _UNSEEN_BY_SGLANG = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
 _UNCOUNTED = frozenset(
     {"enable_response_messages", "frequency_penalty", "include", "max_output_tokens", "max_tool_calls", "presence_penalty"}
@@ -110,12 +113,22 @@ async def _tgi(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
 
 
 async def _llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
+    prompt = await prompt_of_llamacpp(upstream, chat, caller)
+    tokens = None if prompt is None else await tokens_of_llamacpp(upstream, prompt, caller)
+    return None if tokens is None else len(tokens)
+
+
+async def prompt_of_llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> str | None:
+    """Return the prompt of ``chat`` as text; None if the server does not show it."""
     prompt = member(await asked(upstream, "/apply-template", _only(chat, _SHOWN_BY_LLAMACPP), caller), "prompt")
-    if not isinstance(prompt, str):
-        return None
-    body = {"content": prompt, "add_special": True, "parse_special": True}
+    return prompt if isinstance(prompt, str) else None
+
+
+async def tokens_of_llamacpp(upstream: Upstream, text: str, caller: Caller, *, special: bool = True) -> list[Any] | None:
+    """Return the tokens of ``text``, which may spell out ``special`` ones; None if the server does not show them."""
+    body = {"content": text, "add_special": special, "parse_special": special}
     tokens = member(await asked(upstream, "/tokenize", body, caller), "tokens")
-    return len(tokens) if isinstance(tokens, list) else None
+    return tokens if isinstance(tokens, list) else None
 
 
 TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}

@@ -3,7 +3,8 @@
 Whether it does depends on the server, the model and its chat template. A server that does not reports no error: it closes the
 message and begins another. So nothing is assumed:
 
-1. The server shows the prompt of the very request (vLLM: ``/tokenize`` and ``/detokenize``), which must end in the text.
+1. The server shows the prompt of the very request (vLLM: ``/tokenize`` and ``/detokenize``; llama.cpp: ``/apply-template``),
+   which must end in the text.
 2. A server may show another prompt than it uses (vLLM with gpt-oss). Once for each model, a sample must have as many tokens as
    an answer to it reports.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,14 @@ from ..errors import UpstreamError
 from ..protocol.types import ChatRequest
 from .caller import Caller
 from .client import Upstream
-from .context_window import asked, count_by_completion, member, tokenized_by_vllm
+from .context_window import (
+    asked,
+    count_by_completion,
+    member,
+    prompt_of_llamacpp,
+    tokenized_by_vllm,
+    tokens_of_llamacpp,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +45,7 @@ _SAMPLE = "One two three"
 class ShownPrompt:
     """A prompt that ends in the text to continue."""
 
-    tokens: list[int]
+    tokens: list[Any]
     is_trimmed: bool
     """Whether the chat template removed white space from the end of the text."""
 
@@ -53,7 +62,7 @@ class PrefillProof:
     async def holds(self, model: str, caller: Caller) -> bool:
         """Return whether the upstream continues messages with ``model``. Raises `UpstreamError` if it cannot be asked."""
         dialect = await self._upstream.dialect(caller)
-        if not (dialect.prefill and dialect.prompt_of):
+        if not (dialect.prefill and dialect.name in _PROMPTS):
             return False
         async with self._trying:  # when a server dies, many answers break off at once
             now = asyncio.get_running_loop().time()
@@ -82,23 +91,74 @@ class PrefillProof:
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
         """Return the prompt of ``chat``, whose last message is ``text``; None if it does not end in that text."""
-        tokens = await self.tokens(chat, caller)
+        prompts = await self._prompts(caller)
+        tokens = await prompts.tokens(chat)
         if tokens is None:
             return None
-        tail = tokens[-(len(text.encode()) + _MARGIN) :]
-        shown = await asked(self._upstream, "/detokenize", {"model": chat["model"], "tokens": tail}, caller)
-        prompt = member(shown, "prompt")
-        if not isinstance(prompt, str) or not prompt.rstrip().endswith(text.strip()):
+        prompt = await prompts.end(chat, tokens[-(len(text.encode()) + _MARGIN) :])
+        if prompt is None or not prompt.rstrip().endswith(text.strip()):
             return None
         return ShownPrompt(tokens, is_trimmed=not prompt.endswith(text.lstrip()))
 
-    async def tokens(self, chat: ChatRequest, caller: Caller) -> list[int] | None:
+    async def tokens(self, chat: ChatRequest, caller: Caller) -> list[Any] | None:
         """Return the tokens of the prompt of ``chat``; None if the server does not show them."""
-        tokens = member(await asked(self._upstream, "/tokenize", tokenized_by_vllm(chat), caller), "tokens")
-        return tokens if isinstance(tokens, list) else None
+        return await (await self._prompts(caller)).tokens(chat)
 
     async def count(self, model: str, text: str, caller: Caller) -> int:
-        """Return the number of tokens of ``text``."""
+        """Return the number of tokens of ``text``; 0 if the server does not count them."""
+        return await (await self._prompts(caller)).count(model, text)
+
+    async def _prompts(self, caller: Caller) -> _Prompts:
+        return _PROMPTS[(await self._upstream.dialect(caller)).name](self._upstream, caller)
+
+
+# -- one class for each server that shows prompts ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts(ABC):
+    """The prompts that a server shows to a caller."""
+
+    upstream: Upstream
+    caller: Caller
+
+    @abstractmethod
+    async def tokens(self, chat: ChatRequest) -> list[Any] | None: ...
+
+    @abstractmethod
+    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        """Return the end of the prompt of ``chat`` as text, whose last tokens are ``tokens``."""
+
+    @abstractmethod
+    async def count(self, model: str, text: str) -> int: ...
+
+
+class _VLLM(_Prompts):
+    async def tokens(self, chat: ChatRequest) -> list[Any] | None:
+        tokens = member(await asked(self.upstream, "/tokenize", tokenized_by_vllm(chat), self.caller), "tokens")
+        return tokens if isinstance(tokens, list) else None
+
+    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        shown = await asked(self.upstream, "/detokenize", {"model": chat["model"], "tokens": tokens}, self.caller)
+        prompt = member(shown, "prompt")
+        return prompt if isinstance(prompt, str) else None
+
+    async def count(self, model: str, text: str) -> int:
         body: dict[str, Any] = {"model": model, "prompt": text, "add_special_tokens": False}
-        count = member(await asked(self._upstream, "/tokenize", body, caller), "count")
+        count = member(await asked(self.upstream, "/tokenize", body, self.caller), "count")
         return count if isinstance(count, int) and count > 0 else 0
+
+
+class _LlamaCpp(_Prompts):
+    async def tokens(self, chat: ChatRequest) -> list[Any] | None:
+        prompt = await prompt_of_llamacpp(self.upstream, chat, self.caller)
+        return None if prompt is None else await tokens_of_llamacpp(self.upstream, prompt, self.caller)
+
+    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        return await prompt_of_llamacpp(self.upstream, chat, self.caller)
+
+    async def count(self, model: str, text: str) -> int:
+        return len(await tokens_of_llamacpp(self.upstream, text, self.caller, special=False) or ())
+
+
+_PROMPTS: dict[str, type[_Prompts]] = {"vllm": _VLLM, "llamacpp": _LlamaCpp}

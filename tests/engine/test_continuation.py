@@ -63,6 +63,24 @@ async def test_a_text_that_breaks_off_anywhere_goes_on_as_if_it_had_not(begin: S
     assert all(asked.json["continue_final_message"] for asked in upstream.requests[3::2])
 
 
+async def test_llama_cpp_shows_its_prompts_as_text(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    ours = begin(upstream, upstream__dialect="llamacpp")
+    unbroken = await stream(ours)
+    for cut in (1, 5, 9):
+        upstream.cuts = deque([cut])
+        broken = await stream(ours)
+        assert (said(broken.response), broken.response["usage"]) == (said(unbroken.response), unbroken.response["usage"])
+    assert {asked.path for asked in upstream.visits} == {"/apply-template", "/tokenize"}
+
+
+async def test_a_llama_cpp_that_hides_its_prompt_is_not_continued(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.hides, upstream.cuts = True, deque([4])
+    streamed = await stream(begin(upstream, upstream__dialect="llamacpp"))
+    assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
+
+
 async def test_a_response_goes_on_as_often_as_the_setting_allows(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts = deque([4, 4, 4])

@@ -1,4 +1,7 @@
-"""A vLLM with a model that always says the same, and whose answers break off where a test wants it. A character is a token."""
+"""A vLLM or llama.cpp with a model that always says the same, and whose answers break off where a test wants it.
+
+A character is a token.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +74,11 @@ class Continuing(ScriptedUpstream):
         if asked.path in self.overloaded:
             return self._overload(asked)
         if asked.path == "/tokenize":
-            prompt = asked.json["prompt"] if "prompt" in asked.json else self.prompt(asked.json)
+            given = asked.json.get("prompt", asked.json.get("content"))
+            prompt = given if given is not None else self.prompt(asked.json)
             return json_answer({"tokens": [ord(one) for one in prompt], "count": len(prompt)})
+        if asked.path == "/apply-template":
+            return json_answer({"prompt": self.prompt(asked.json)})
         if asked.path == "/detokenize":
             return json_answer({"prompt": "".join(map(chr, asked.json["tokens"]))})
         return super().page(asked)

@@ -40,8 +40,6 @@ class Dialect:
     video: bool = False
     pdf: bool = False
     prefill: str | None = None  # the parameter that continues an incomplete last message
-    # The endpoint that shows the prompt of a chat request, to prove that an answer that broke off is continued; else it is not.
-    prompt_of: str | None = None
     stream_usage: bool = True
     # Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed.
     hints: frozenset[str] = frozenset()
@@ -74,7 +72,6 @@ VLLM = Dialect(
     audio=True,
     video=True,
     prefill="continue_final_message",
-    prompt_of="/tokenize",
 )
 TGI = Dialect(
     name="tgi",
@@ -107,6 +104,7 @@ LLAMACPP = Dialect(
     parallel_tool_calls=False,
     audio=True,
     any_model=True,
+    prefill="continue_final_message",
 )
 OLLAMA = Dialect(
     name="ollama",
