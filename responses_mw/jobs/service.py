@@ -61,7 +61,7 @@ class JobService:
         """
         if not self._is_embedded and not self._sealer.is_shared:
             raise NotSupported(
-                "Background responses need 'secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS), the same on every replica: "
+                "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS), the same on every replica: "
                 "the credential that a job runs with is stored encrypted.",
                 param="background",
             )
@@ -69,8 +69,8 @@ class JobService:
             self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
         if not self._keys_agree:
             raise NotSupported(
-                "Background responses need 'secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS) that are the same on every replica: "
-                "the keys of this replica differ.",
+                "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS) that are the same on every "
+                "replica: the keys of this replica differ.",
                 param="background",
             )
 

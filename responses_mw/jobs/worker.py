@@ -207,7 +207,7 @@ class Worker:
             with self._observed(claimed):
                 await self._jobs.run(claimed)
         except InvalidEnvelope:
-            logger.warning("response %s needs a key that secret_keys does not have here", job.response_id)
+            logger.warning("response %s needs a key that auth.secret_keys does not have here", job.response_id)
             await self._state.jobs.release(job)  # the worker that claims it after the lease in the queue may have the key
         finally:
             if self._claimed.get(job.response_id) is claimed:  # a lost run may end after this worker has claimed the job again
