@@ -139,7 +139,10 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
     if form == PLAIN:
         return memoryview(blob)[start + 1 :]
     if form == COMPRESSED:
-        return _zstandard.decompress(memoryview(blob)[blob.index(b":", start) + 1 :])
+        frame = memoryview(blob)[blob.index(b":", start) + 1 :]
+        if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts have bounded that size
+            raise ValueError("the frame has another size than its value")
+        return _zstandard.decompress(frame)
     raise NewerRecord
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..ids import random_part
 from ..telemetry import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
-from .errors import StateUnavailable
+from .errors import Damaged, StateUnavailable
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -89,9 +89,12 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return the usage of each owner on a day. Raises StateUnavailable."""
+        """Return the usage of each owner on a day. Raises StateUnavailable, also for a damaged record."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _key(day))
-        return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}
+        try:
+            return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}
+        except (ValueError, TypeError):
+            raise Damaged("usage") from None
 
 
 def _key(day: date) -> str:

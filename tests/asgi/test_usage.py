@@ -13,7 +13,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.ids import random_part
-from responses_mw.state import State, StateUnavailable, connect
+from responses_mw.state import Damaged, State, StateUnavailable, connect
 from responses_mw.telemetry import MAX_OWNERS, USAGE
 from tests.support.configured import make_settings
 from tests.support.scripted import completion, error
@@ -114,6 +114,9 @@ async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
                 client.delete(f"rmw:{{usage}}:{today}")
                 while owner not in await state.ledger.read(today):
                     await asyncio.sleep(0.01)
+            client.hset(f"rmw:{{usage}}:{today}", owner, "1 2 three")
+            with pytest.raises(Damaged):
+                await state.ledger.read(today)
     finally:
         await state.aclose()
         server.kill()
