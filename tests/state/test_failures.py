@@ -20,6 +20,7 @@ from responses_mw.state.scripts import script as load
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
+from tests.support.valkey import SURVIVES_A_KILL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -298,7 +299,7 @@ async def test_a_commit_that_alone_fails_is_not_tried_longer_than_its_patience(s
 
 
 async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Server]) -> None:
-    server = start("--appendonly", "yes", "--appendfsync", "always")
+    server = start(*SURVIVES_A_KILL)
     async with opened(server.url, patience=20) as state:
         parent = await respond(state, Chain.new(), "one")
         chain = await state.responses.chain(parent, ALICE)
@@ -312,8 +313,7 @@ async def test_a_commit_waits_for_a_redis_that_restarts(start: Callable[..., Ser
 async def test_what_was_acknowledged_before_a_kill_of_redis_is_there_after_its_restart(
     start: Callable[..., Server],
 ) -> None:
-    # Not "everysec": while a slow sync of the last second is under way it answers before it writes, for up to two seconds.
-    server = start("--appendonly", "yes", "--appendfsync", "always")
+    server = start(*SURVIVES_A_KILL)
     acknowledged: dict[str, str] = {}
 
     async def storing(state: State, name: int) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import free_port
-from tests.support.valkey import Server
+from tests.support.valkey import SURVIVES_A_KILL, Server
 
 if TYPE_CHECKING:
     import pytest
@@ -35,8 +35,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[S
 
 def _start_node(tmp_path_factory: pytest.TempPathFactory, number: int) -> Server:
     clustered = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000"]
-    durable = ["--appendonly", "yes", "--appendfsync", "always"]
-    node = Server(tmp_path_factory.mktemp(f"node{number}"), *clustered, *durable)
+    node = Server(tmp_path_factory.mktemp(f"node{number}"), *clustered, *SURVIVES_A_KILL)
     node.start()
     return node
 

@@ -30,6 +30,11 @@ Plain = Any
 OpenState = Callable[..., "State"]
 
 
+SURVIVES_A_KILL = ("--appendonly", "yes", "--appendfsync", "no")
+"""Options of a server that writes each change to its file before it answers, and leaves the disk to the machine: a kill of
+the server loses nothing, and no answer waits for a slow disk."""
+
+
 class Server:
     """A Valkey on a port that stays the same when it is killed and started again."""
 
