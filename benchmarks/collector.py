@@ -16,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-SCRAPE_SECONDS = 10
+SCRAPE_SECONDS = 15
+START_SECONDS = 1
 
 COUNTS: Counter[str] = Counter()
 
@@ -53,12 +54,14 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def scrape(url: str) -> None:
-    """Reads the metrics, time and again."""
+    """Read the metrics periodically, as soon as the server has started."""
     while True:
-        time.sleep(SCRAPE_SECONDS)
-        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:  # it may not be there yet, or no more
+        wait = START_SECONDS
+        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
             answer.read()
             COUNTS["scrapes"] += 1
+            wait = SCRAPE_SECONDS
+        time.sleep(wait)
 
 
 def main() -> None:

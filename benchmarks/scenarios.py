@@ -139,7 +139,9 @@ def steady(bench: Bench) -> Outcome:
 @scenario
 def observed(bench: Bench) -> Outcome:
     """CPU per streamed token with spans, metrics and the admin port, and without: two servers at once, each as in `steady`."""
-    plan = Plan(streams=50, tokens=120 if bench.quick else 400, ramp=1.0)
+    # A round is longer than the minute after which metrics are exported by default.
+    repeat = 1 if bench.quick else 7
+    plan = Plan(streams=50, tokens=120 if bench.quick else 400, repeat=repeat, ramp=1.0, timeout=150)
     rows = bench.compare(plan, (OURS, OBSERVED), tokens_per_second=40, together=True)
     plain, watched = rows[OURS], rows[OBSERVED]
     figures = [

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 
 from benchmarks.processes import free_port, running
 
-EXPORT_SECONDS = 10
-"""As often as it is scraped; usual are 60 and 15 or 30 seconds, but a round does not last longer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What a server is started with to be watched; with nothing, it is not."""
@@ -25,11 +21,7 @@ def watching() -> Iterator[Watched]:
     """Runs a collector. Raises `RuntimeError` in the end if no spans, metrics or scrapes came: nothing was measured then."""
     admin = free_port()
     with running("benchmarks.collector", f"--scrape=http://127.0.0.1:{admin}/metrics") as collector:
-        environment = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
-            "OTEL_METRIC_EXPORT_INTERVAL": str(EXPORT_SECONDS * 1000),
-        }
-        yield Watched([f"--server.admin-port={admin}"], environment)
+        yield Watched([f"--server.admin-port={admin}"], {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
         with urllib.request.urlopen(collector.url) as answer:
             counts = json.load(answer)
         missing = [name for name in ("spans", "metrics", "scrapes") if not counts.get(name)]
