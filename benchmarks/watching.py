@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.processes import free_port, running
 
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What a server is started with to be watched; with nothing, it is not."""

@@ -80,10 +80,9 @@ class Origins:
 
     def check(self, headers: Headers) -> None:
         """Raises `Forbidden` for a request from a page of another origin."""
-        site = headers.get("sec-fetch-site")
-        if "*" in self._allowed or site == "same-origin":
+        site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
+        if not (site or origins) or "*" in self._allowed or site == "same-origin":
             return
-        origins = headers.getlist("origin")
         own = headers.get("host", "").lower()
         is_foreign = any(origin not in self._allowed and _host(origin) != own for origin in origins)
         if is_foreign or (not origins and site in _CROSS_ORIGIN):

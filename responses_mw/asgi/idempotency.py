@@ -106,9 +106,10 @@ class OnceOnly:
                 return
             async with self._renewing(), self.making():
                 async for events in batches:
-                    last = events[-1]
-                    if last.type in TERMINAL and last.data["response"]["store"]:
-                        await self.complete(last.data["response"]["id"])
+                    if events and events[-1].type in TERMINAL:
+                        document = events[-1].data["response"]
+                        if document["store"]:
+                            await self.complete(document["id"])
                     yield events
                 if not self._may_exist:
                     await self._release()

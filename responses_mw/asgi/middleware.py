@@ -70,8 +70,11 @@ class Dispatcher:
             await ErrorResponse(refusal)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
-            with application.drain.ending():
+            try:
                 await application.routes({**scope, "responses_mw.path": path}, receive, send)
+            except asyncio.CancelledError:
+                if not application.drain.ends_cancelled():
+                    raise
 
     def serves(self, scope: Scope) -> bool:
         """Whether the request is for the application."""

@@ -81,7 +81,8 @@ class RunJSONResponse(EventResponse):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
         async for events in self._run:
-            response = events[-1].data.get("response")
+            if events:
+                response = events[-1].data["response"]
         assert response is not None, "a run ends with its document"
         add_headers(scope, self._headers())
         answer = JSONResponse(response)

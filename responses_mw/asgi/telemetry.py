@@ -187,6 +187,8 @@ def _report(method: str, request: RequestContext, status: int, duration: float) 
     """Count the response. Write the access line, and a warning if the run failed, with the route instead of the path."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
+    if not logger.isEnabledFor(logging.INFO):
+        return
     route = request.route or "-"
     line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}
     log_facts(logger, f"{method} {route} {status} {duration:.3f}s", request.facts(), line)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Self
 
@@ -39,16 +37,14 @@ class Drain:
                 run.interrupt()
             await asyncio.sleep(_INTERVAL)
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """End the cancellation of an overdue request, which the server would log with a traceback."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self.is_over or task is None:
-                raise
-            task.uncancel()
+    def ends_cancelled(self) -> bool:
+        """Whether the current task was cancelled because its request is overdue. If so, end the cancellation: the server would
+        log it with a traceback."""
+        task = asyncio.current_task()
+        if not self.is_over or task is None:
+            return False
+        task.uncancel()
+        return True
 
     def error(self) -> Unavailable:
         """Return the error of a run that the drain ends."""
@@ -63,8 +59,8 @@ class ActiveRun:
         self.events: object = None
         """The generator of the run's events, if it is one."""
         self._task: asyncio.Task[Any] | None = None
-        self._can_interrupt = False
         self._is_interrupted = False
+        self.can_interrupt = False
 
     def __enter__(self) -> Self:
         if self._drain.is_over:
@@ -81,24 +77,37 @@ class ActiveRun:
         """Whether the time of the drain is over."""
         return self._drain.is_over
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Interruptible:
         """Let the drain, or uvicorn's own, interrupt the code inside wherever it waits. Raises `Unavailable` then."""
-        self._can_interrupt = True
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
-            if not is_shutdown or self._task is None:
-                raise
-            self._task.uncancel()
-            raise self._drain.error() from None
-        finally:
-            self._can_interrupt = False
+        return Interruptible(self)
 
     def interrupt(self) -> None:
         """Interrupt the run if it waits inside `interruptible`. While its reader handles an event, it does not."""
         is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
-        if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
+        if self.can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
             self._is_interrupted = True
             self._task.cancel()
+
+    def raise_interruption(self, error: asyncio.CancelledError) -> None:
+        """Raise `Unavailable` in place of `error` if it is a shutdown's interruption."""
+        is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
+        if is_shutdown and self._task is not None:
+            self._task.uncancel()
+            raise self._drain.error() from None
+
+
+class Interruptible:
+    """A context manager for the parts of a run that may be interrupted."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._run.can_interrupt = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._run.can_interrupt = False
+        if isinstance(error, asyncio.CancelledError):
+            self._run.raise_interruption(error)

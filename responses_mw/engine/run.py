@@ -43,8 +43,8 @@ class RunMode(Enum):
     """For a reader of events. An error within the grace is raised; later, the run waits while the upstream is overloaded,
     and any other error becomes `response.failed`. The run commits the response before it yields the terminal event."""
     WHOLE = auto()
-    """For a reader of the final document. Errors are raised, however late. The run commits the response. The events carry
-    documents but are not encoded."""
+    """For a reader of the final document. Errors are raised, however late. The run commits the response. Only events
+    that hold the document are made."""
     DETACHED = auto()
     """For a background job. Every error is left in the document. Without output, an overload ends the run at once: the job
     is tried again later. The job commits the response together with its terminal event, which the run does not yield."""
@@ -55,7 +55,8 @@ class RunEvents:
     """The events of a foreground run, and the facts that are not events."""
 
     batches: AsyncGenerator[list[Event], None]
-    """One batch per read of the upstream. The first comes when the upstream has begun to answer or the grace is over."""
+    """One batch per read of the upstream. The first comes when the upstream has begun to answer or the grace is over. In mode
+    WHOLE, a batch may be empty."""
     cache_status: str | None = None
     """What the cache answered, once the first batch has come; None if it was not used."""
 
@@ -122,6 +123,7 @@ class Run:
         """Wait until the first turn is open. Raises what prevents it."""
         if self.opening is not None:
             await self.opening
+            self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
         """Describe the current turn, or the first one if none has begun. `prefill` continues its last message."""

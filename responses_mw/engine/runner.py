@@ -292,8 +292,9 @@ class Runner:
             async with self._flight(run), self._opening(run, mode, active):
                 yield start(run.assembler)
                 await run.opened()
-                async for events in self._loop.before(run):
-                    yield events
+                if run.compacted is not None or run.toolbox is not None:
+                    async for events in self._loop.before(run):
+                        yield events
                 async for events in self._turns(run):
                     yield events
                 run.conclude(_now())
@@ -362,6 +363,8 @@ class Runner:
         for task in tasks:
             task.cancel()
         run.report()
+        if not (tasks or run.turn or run.toolbox):
+            return
         with anyio.CancelScope(shield=True):  # the run may be cancelled, and each of these steps with it
             if tasks:
                 await asyncio.gather(*tasks, return_exceptions=True)

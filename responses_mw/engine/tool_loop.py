@@ -11,6 +11,7 @@ from ..protocol.chat.client_tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase
+from ..tools import Toolbox
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .compaction import Compaction
@@ -66,7 +67,7 @@ class ToolLoop:
             run.assembler.offer(run.toolbox.approved_functions, "auto")
             yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
             run.assembler.offer(run.offered, run.request.tool_choice)
-            async for events in self._run_tool_calls(run):
+            async for events in self._run_tool_calls(run, run.toolbox):
                 yield events
             await self._begin_turn(run)
 
@@ -80,8 +81,9 @@ class ToolLoop:
         if events:
             yield events
         run.receive(turn.stream.received, MAX_ANSWER_BYTES)
-        async for events in self._run_tool_calls(run):
-            yield events
+        if run.assembler.asked and run.toolbox is not None:
+            async for events in self._run_tool_calls(run, run.toolbox):
+                yield events
         run.turn = None
         await turn.aclose()
         assembler = run.assembler
@@ -103,11 +105,9 @@ class ToolLoop:
         turn.span.finish(assembler.finish_reason)
         return events
 
-    async def _run_tool_calls(self, run: Run) -> AsyncGenerator[list[Event], None]:
+    async def _run_tool_calls(self, run: Run, toolbox: Toolbox) -> AsyncGenerator[list[Event], None]:
         """Run the calls of the turn concurrently and yield the events of their results in the calls' order."""
-        toolbox, assembler = run.toolbox, run.assembler
-        if toolbox is None or not assembler.asked:
-            return
+        assembler = run.assembler
         asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
         run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
         for call in run.calls:

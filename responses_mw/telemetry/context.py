@@ -8,11 +8,10 @@ their names.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ..errors import APIError, UpstreamError
 from .conventions import GenAI, Own
@@ -24,6 +23,7 @@ _FAULTS = frozenset({"failed", "interrupted"})
 _REFUSALS = frozenset({401, 403})
 _HASH_LENGTH, _SHORT = 16, 8
 """Length from which an owner is a hash, not a word, and how much of it is shown."""
+_UNKNOWN = ("", None)
 _MAX_TEXT = 128
 """Maximum characters of a fact that a client or the upstream chooses."""
 
@@ -45,6 +45,9 @@ class Failure:
         if not isinstance(error, APIError):
             return cls(code or APIError.type, kind_of_error(error))
         return cls(code or error.code or error.type, kind_of_error(error), error.upstream_status, error.message)
+
+
+_NO_FAILURE = Failure("", "")
 
 
 def kind_of_error(error: Exception) -> str:
@@ -129,7 +132,7 @@ class RequestContext:
     def facts(self) -> dict[str, Any]:
         """Return the known facts for logs, without content of the request."""
         details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
-        failure = self.failure or Failure("", "")
+        failure = self.failure or _NO_FAILURE
         facts: dict[str, Any] = {
             "outcome": self.outcome,
             "error_code": failure.code[:_MAX_TEXT],
@@ -157,7 +160,7 @@ class RequestContext:
             "left": self.has_left or None,
             "trace_id": self.trace_id,
         }
-        return {name: value for name, value in facts.items() if value is not None and value != ""}
+        return {name: value for name, value in facts.items() if value not in _UNKNOWN}
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("responses_mw.request", default=None)
@@ -167,47 +170,47 @@ def current_request() -> RequestContext | None:
     return _CURRENT.get()
 
 
-@contextmanager
-def activated(request: RequestContext) -> Iterator[None]:
+class activated:  # noqa: N801 (a context manager)
     """Make `request` the current one, also for tasks created inside."""
-    token = _CURRENT.set(request)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: RequestContext) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT.set(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
 
 
-def annotate(
-    *,
-    route: str = "",
-    owner: str = "",
-    key: str = "",
-    cache: str = "",
-    cache_reason: str = "",
-    outcome: str = "",
-    stored: bool | None = None,
-    unstored: str = "",
-    error: Exception | None = None,
-    response: Mapping[str, Any] | None = None,
-) -> None:
+class Facts(TypedDict, total=False):
+    """Members of `RequestContext` that are set where they become known."""
+
+    route: str
+    owner: str
+    key: str
+    cache: str
+    """The result of a lookup: `exact`, `semantic` or `miss`."""
+    cache_reason: str
+    outcome: str
+    stored: bool
+    unstored: str
+
+
+def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: Unpack[Facts]) -> None:
     """Add facts to the current request, if there is one.
 
-    `cache` is the result of a lookup: `exact`, `semantic` or `miss`. `error` is the answer to the request. `response` is the
-    document being created or retrieved.
+    `error` is the answer to the request, `response` the document being created or retrieved.
     """
     request = _CURRENT.get()
     if request is None:
         return
-    request.route = route or request.route
-    request.owner = owner or request.owner
-    request.key = key or request.key
-    request.cache = cache or request.cache
-    request.cache_reason = cache_reason or request.cache_reason
-    request.stored = request.stored if stored is None else stored
-    request.unstored = unstored or request.unstored
     if error is not None:
         request.fail(error)
-    request.outcome = outcome or request.outcome
+    for name, fact in facts.items():
+        setattr(request, name, fact)
     if response is not None:
         conversation = response.get("conversation")
         request.response_id = response["id"]

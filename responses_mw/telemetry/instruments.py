@@ -70,7 +70,9 @@ class Instrument(Generic[Metric]):
 
 class _Sum(Instrument[prometheus.Counter | prometheus.Gauge]):
     def add(self, amount: int = 1, attributes: Attributes | None = None) -> None:
-        self._series_of(attributes or {})[0].inc(amount)
+        series, _ = self._series_of(attributes or {})
+        if amount:
+            series.inc(amount)
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
         """Read the sums for OpenTelemetry. The SDK calls this from a thread of its own."""

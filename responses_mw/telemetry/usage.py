@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,9 +22,14 @@ class OwnerUsage:
     """Input tokens that the upstream had cached; they are among the input tokens."""
     output_tokens: int = 0
 
-    def add(self, other: OwnerUsage) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+    def count(self, usage: Mapping[str, Any]) -> None:
+        """Add one response with this ``usage``."""
+        self.responses += 1
+        if usage.get("cache"):
+            return  # its tokens were counted when the answer was made
+        self.input_tokens += usage.get("input_tokens", 0)
+        self.output_tokens += usage.get("output_tokens", 0)
+        self.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
 
     def values(self) -> tuple[int, ...]:
         return astuple(self)
@@ -40,12 +45,7 @@ class UsageMeter:
         """Count one response with this ``usage``."""
         if owner not in self._owners and len(self._owners) >= MAX_OWNERS:
             owner = OTHERS
-        used = OwnerUsage(1)
-        if not usage.get("cache"):  # counted when the answer was made
-            details = usage.get("input_tokens_details") or {}
-            used.input_tokens, used.output_tokens = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-            used.cached_tokens = details.get("cached_tokens", 0)
-        self._owners.setdefault(owner, OwnerUsage()).add(used)
+        self._owners.setdefault(owner, OwnerUsage()).count(usage)
 
     def take(self, maximum: int = MAX_OWNERS) -> dict[str, OwnerUsage]:
         """Remove and return what was counted, of up to ``maximum`` owners."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,7 +164,7 @@ class Backend(ABC):
         self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
     ) -> OpenTurn:
         span = TurnSpan(body, turn.document, UpstreamServer(provider, *self._address))
-        caller = replace(turn.caller, headers=span.with_trace_context(turn.caller.headers))
+        caller = turn.caller.with_headers(span.with_trace_context(turn.caller.headers))
         opened = OpenTurn(ask(body, caller), span)
         try:
             await self._upstream.open(opened.stream, caller, turn.model)

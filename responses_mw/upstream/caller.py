@@ -61,6 +61,10 @@ class Caller:
     scope: MutableMapping[str, Any] | None = None
     standing: Standing = field(default_factory=Standing, compare=False)
 
+    def with_headers(self, headers: dict[str, str]) -> Caller:
+        """Return the same caller, with its standing, for a request with other headers."""
+        return Caller(self.owner, headers, self.scope, self.standing)
+
     def again(self) -> Caller:
         """Return the caller for another request. It must be accepted again unless it has one of our keys."""
         is_known = self.standing.is_known

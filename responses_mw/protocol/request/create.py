@@ -203,7 +203,7 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
     checks.depth(body, limits.depth)
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_names(given)
-    known = {name: check(given[name], name) for name, check in PARAMETERS.items() if name in given}
+    known = {name: PARAMETERS[name](value, name) for name, value in given.items() if name in PARAMETERS}
     _check_background(known)
     check_number_of_tools(given.get("tools"), given.get("input"), maximum=limits.tools)
     tools = check_tools(given.get("tools", []))

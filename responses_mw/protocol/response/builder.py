@@ -80,14 +80,13 @@ class ResponseBuilder(ABC):
     # -- beginning and end ----------------------------------------------------------------------------------------
 
     def discard_events(self) -> None:
-        """Do not encode events, as only their documents will be read. Call this before the first event."""
+        """Make only the events that hold the document. Call this before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
         """Emit ``response.created``, then ``queued`` (the run waits for a worker) or ``in_progress``."""
         self.response["status"] = "queued" if queued else "in_progress"
-        self._lifecycle("response.created")
-        self._lifecycle("response.queued" if queued else "response.in_progress")
+        self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
         return self._emitter.drain()
 
     def resume(self, number: int) -> list[Event]:
@@ -115,8 +114,9 @@ class ResponseBuilder(ABC):
         self._emitter.next_number = number
         return self._emitter.drain()
 
-    def _lifecycle(self, event: str) -> None:
-        self._emitter.emit(event, response=whole(self.response, self._options.include))
+    def _lifecycle(self, *events: str) -> None:
+        """Emit events that hold the document as it is now."""
+        self._emitter.emit(*events, response=whole(self.response, self._options.include))
 
     def conclude(self, completed_at: int) -> None:
         """Complete the document after the last turn."""

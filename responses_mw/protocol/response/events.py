@@ -51,10 +51,14 @@ class Emitter:
         self.next_number = next_number
         self._events: list[Event] = []
 
-    def emit(self, event_type: str, /, **members: Any) -> None:
-        """Add an event. Its members are copied, as the run goes on changing the document and its items."""
-        copies = {name: _copy(value) if isinstance(value, dict | list) else value for name, value in members.items()}
-        self._events.append(Event(event_type, {"type": event_type, **copies, "sequence_number": self._number()}))
+    def emit(self, /, *event_types: str, **members: Any) -> None:
+        """Add an event of each type. The members are copied, as the run goes on changing the document and its items."""
+        for name, value in members.items():
+            if isinstance(value, (dict, list)):
+                members[name] = _copy(value)
+        for event_type in event_types:
+            self._events.append(Event(event_type, {"type": event_type, **members, "sequence_number": self.next_number}))
+            self.next_number += 1
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
         """Add a delta event. This is the work done for each token."""
@@ -64,11 +68,6 @@ class Emitter:
         self.next_number = number + 1
         self._events.append(Event(template.type, data))
 
-    def _number(self) -> int:
-        number = self.next_number
-        self.next_number = number + 1
-        return number
-
     def drain(self) -> list[Event]:
         """Return the events added since the last call."""
         events, self._events = self._events, []
@@ -76,15 +75,16 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emit events of which only the document is read: they are not numbered or copied, and deltas are empty."""
+    """Emit only the events that hold the document, without numbers or copies."""
 
     __slots__ = ()
 
-    def emit(self, event_type: str, /, **members: Any) -> None:
-        self._events.append(Event(event_type, members))
+    def emit(self, /, *event_types: str, **members: Any) -> None:
+        if "response" in members:
+            self._events.append(Event(event_types[-1], members))
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
-        self._events.append(Event(template.type, {}))
+        pass
 
 
 def _copy(value: Any) -> Any:
