@@ -93,7 +93,7 @@ class ChatStream:
                 raise UpstreamBrokeOff(f"The upstream broke off its answer ({type(error).__name__}).") from error
             idle.is_waiting = False
             idle.ticks = 0
-            text = self._fast_path.text(data) if self._begins_frame else None
+            text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
             self._left -= len(text[1]) if text else len(data)  # framing does not count
             if self._left < 0:
                 raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
@@ -116,38 +116,41 @@ class ChatStream:
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks that one read completes."""
-        began_frame = self._begins_frame
         try:
             frames = self._decoder.feed(data) if data else self._decoder.flush()
         except FrameTooLong as error:
             raise UpstreamError(f"The upstream sent {error}.") from error
-        self._begins_frame = self._decoder.is_between_frames
         chunks = self._decoded(frames)
-        if self._halves.is_holding:
-            self._begins_frame = False  # the next chunk must be parsed, to join it
-        elif len(frames) == len(chunks) == 1 and began_frame and self._begins_frame:
-            self._fast_path.learn(data, chunks[0])
+        # A chunk that may have the other half of a character must be parsed.
+        self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         if not data:
             self._is_over = True
             if isinstance(self._fault, _NotJSON) and isinstance(self._decoder, SSEDecoder):
                 self._fault = UpstreamBrokeOff("The upstream broke off its answer.")  # within a frame
         if isinstance(self._decoder, _Whole):
             self.done = self._is_over
-            return [_completion(chunk) for chunk in chunks]
-        return [*chunks]
+            return [_completion(chunk) for chunk in chunks if isinstance(chunk, dict)]
+        return chunks
 
-    def _decoded(self, frames: list[bytes]) -> list[Chunk]:
+    def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
         """Decode ``frames`` up to the end or a fault. Chunks before a fault count, even from the same read."""
-        chunks: list[Chunk] = []
+        chunks: list[Chunk | Text] = []
         for frame in frames:
+            text = None if self._halves.is_holding else self._fast_path.text(frame)
+            if text:
+                chunks.append(text)
+                continue
             if frame == DONE:
                 self.done = self._is_over = True
                 break
             try:
-                chunks.append(_chunk(frame, self._halves))
+                chunk = _chunk(frame, self._halves)
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
+            chunks.append(chunk)
+            if not self._halves.is_holding:
+                self._fast_path.learn(frame, chunk)
         return chunks
 
     async def _end(self) -> None:
@@ -278,20 +281,21 @@ class ResponsesStream(ChatStream):
             raise UpstreamError(f"The upstream sent {error}.") from error
         if not data:
             self._is_over = True
-        return [*self._decoded(frames)]
+        return self._decoded(frames)
 
-    def _decoded(self, frames: list[bytes]) -> list[Chunk]:
-        events: list[Chunk] = []
+    def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
+        events: list[Chunk | Text] = []
         for frame in frames:
             if frame == DONE:
                 self._is_over = True
                 break
             try:
-                events.append(_event(frame, self._halves))
+                event = _event(frame, self._halves)
             except UpstreamError as fault:
                 self._fault, self._is_over = fault, True
                 break
-            if events[-1].get("type") in TERMINAL:
+            events.append(event)
+            if event.get("type") in TERMINAL:
                 self.done = self._is_over = True
                 break
         return events

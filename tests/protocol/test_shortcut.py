@@ -25,9 +25,11 @@ def _chunk(member: str, text: str, **others: Any) -> dict[str, Any]:
 
 def _frame(chunk: dict[str, Any], *, spaced: bool = False, ascii_only: bool = False) -> bytes:
     separators = (", ", ": ") if spaced else (",", ":")
-    return (
-        b"data: " + json.dumps(chunk, separators=separators, ensure_ascii=ascii_only).encode(errors="surrogatepass") + b"\n\n"
-    )
+    return json.dumps(chunk, separators=separators, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+
+
+def _read(frame: bytes) -> bytes:
+    return b"data: " + frame + b"\n\n"
 
 
 @given(st.lists(st.tuples(MEMBERS, TEXTS, st.integers(0, 1)), max_size=12), st.booleans(), st.booleans())
@@ -38,6 +40,7 @@ def test_what_it_reads_is_what_parsing_gives(told: list[tuple[str, str, int]], s
         frame = _frame(chunk, spaced=spaced, ascii_only=ascii_only)
         read = shortcut.text(frame)
         assert read in (None, (member, text))
+        assert shortcut.text(_read(frame), is_read=True) == read
         if read is None:
             shortcut.learn(frame, chunk)
 
@@ -50,6 +53,7 @@ def test_it_takes_the_short_way_from_the_second_frame_on(member: str, spaced: bo
     shortcut.learn(_frame(first, spaced=spaced), first)
     assert shortcut.text(_frame(_chunk(member, "lo"), spaced=spaced)) == (member, "lo")
     assert shortcut.text(_frame(_chunk(member, "schön"), spaced=spaced)) == (member, "schön")
+    assert shortcut.text(_read(_frame(_chunk(member, "lo"), spaced=spaced)), is_read=True) == (member, "lo")
 
 
 @pytest.mark.parametrize("text", ["", 'a "word"', "back\\slash", "line\nbreak", "bell\x07"])
@@ -61,21 +65,22 @@ def test_a_text_that_json_would_change_takes_the_long_way(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "frame",
+    "read",
     [
-        _frame(_chunk("content", "x"))[:-1],
-        _frame(_chunk("content", "x")) * 2,
-        b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"role":"assistant","content":"\xff"},"logprobs":null,"finish_reason":null}]}\n\n',
-        b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"role":"assistant","content":"\x01"},"logprobs":null,"finish_reason":null}]}\n\n',
+        _read(_frame(_chunk("content", "x")))[:-1],
+        _read(_frame(_chunk("content", "x"))) * 2,
+        _read(_frame(_chunk("content", "?")).replace(b"?", b"\xff")),
+        _read(_frame(_chunk("content", "?")).replace(b"?", b"\x01")),
         b"",
     ],
     ids=["cut", "two", "not UTF-8", "control character", "empty"],
 )
-def test_what_is_not_one_whole_valid_frame_takes_the_long_way(frame: bytes) -> None:
+def test_what_is_not_one_whole_valid_frame_takes_the_long_way(read: bytes) -> None:
     shortcut = DeltaFastPath()
     first = _chunk("content", "Hel")
     shortcut.learn(_frame(first), first)
-    assert shortcut.text(frame) is None
+    assert shortcut.text(read, is_read=True) is None
+    assert shortcut.text(read.removeprefix(b"data: ")) is None
 
 
 @pytest.mark.parametrize(

@@ -131,19 +131,22 @@ Text: TypeAlias = tuple[str, str]
 class DeltaFastPath:
     """Recognizes frames that add text, in the form that the stream uses."""
 
-    __slots__ = ("_credit", "_head", "_member", "_tail")
+    __slots__ = ("_credit", "_in_frame", "_in_read", "_member")
 
     def __init__(self) -> None:
-        self._head = self._tail = b""
+        self._in_frame = self._in_read = (b"", b"")
         self._member = ""
         self._credit = _FIRST_CREDIT
 
-    def text(self, read: bytes) -> Text | None:
-        """The text of ``read`` if it is exactly one frame of the learned form. ``read`` must begin a frame."""
-        head, tail = self._head, self._tail
-        if not (head and read.startswith(head) and read.endswith(tail)):
+    def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
+        """Return the text in the ``data`` of a frame if it has the learned form.
+
+        With ``is_read``, ``data`` is a read of the network that begins a frame, and must be exactly that frame.
+        """
+        head, tail = self._in_read if is_read else self._in_frame
+        if not (head and data.startswith(head) and data.endswith(tail)):
             return None
-        piece = read[len(head) : -len(tail)]
+        piece = data[len(head) : -len(tail)]
         if not piece or b"\\" in piece or b'"' in piece:
             return None
         try:
@@ -155,27 +158,28 @@ class DeltaFastPath:
         self._credit += 1
         return self._member, text
 
-    def learn(self, read: bytes, chunk: Chunk) -> None:
-        """Learn from ``read``, one whole frame that was parsed to ``chunk``."""
+    def learn(self, data: bytes, chunk: Chunk) -> None:
+        """Learn from the ``data`` of a frame, which was parsed to ``chunk``."""
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return
         self._credit -= 1
-        start = _value_start(read, b'"%b":' % member.encode())
-        end = read.find(b'"', start)
-        if start > 0 and read[start:end].decode(errors="replace") == chunk["choices"][0]["delta"][member]:
-            self._member, self._head, self._tail = member, read[:start], read[end:]
+        start = _value_start(data, b'"%b":' % member.encode())
+        end = data.find(b'"', start)
+        if start > 0 and data[start:end].decode(errors="replace") == chunk["choices"][0]["delta"][member]:
+            head, tail = data[:start], data[end:]
+            self._member, self._in_frame, self._in_read = member, (head, tail), (b"data: " + head, tail + b"\n\n")
 
 
-def _value_start(read: bytes, name: bytes) -> int:
+def _value_start(data: bytes, name: bytes) -> int:
     """The position of the string value of member ``name``, or 0 if it does not occur exactly once."""
-    at = read.find(name)
-    if at < 0 or read.find(name, at + 1) >= 0:
+    at = data.find(name)
+    if at < 0 or data.find(name, at + 1) >= 0:
         return 0
     at += len(name)
-    while read[at : at + 1] == b" ":
+    while data[at : at + 1] == b" ":
         at += 1
-    return at + 1 if read[at : at + 1] == b'"' else 0
+    return at + 1 if data[at : at + 1] == b'"' else 0
 
 
 def _only_text(chunk: Chunk) -> str | None:
