@@ -272,7 +272,13 @@ class ToolSettings(Group):
         return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
 
 
-SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key", "mcp": "mcp_tool"}
+SEARCH_PROVIDERS = {
+    "none": None,
+    "searxng": "url",
+    "tavily": "api_key",
+    "brave": "api_key",
+    "mcp": "mcp_tool",
+}
 """The providers of web search (the modules in ``tools/search``), and the setting that each of them requires."""
 
 if TYPE_CHECKING:
@@ -287,7 +293,7 @@ class SearchSettings(Group):
     provider: SearchProviderName = Field(
         "none", description="provider of the web_search tool; mcp: a search tool of a configured MCP server"
     )
-    url: str | None = Field(None, description="URL of SearXNG, or a replacement for the URL of Tavily or Brave")
+    url: str | None = Field(None, description="URL of SearXNG, or of a substitute for another provider")
     api_key: SecretStr | None = Field(None, description="API key for the search provider")
     mcp_tool: str | None = Field(None, description="MCP tool that searches, as label/tool")
 

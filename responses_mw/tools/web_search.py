@@ -99,7 +99,6 @@ class WebSearch:
     def __init__(self, tool: Tool, provider: SearchProvider, earlier: Iterable[Item] = ()) -> None:
         self._provider = provider
         self._options = _options(tool)
-        self._excerpt = _SIZES[tool.get("search_context_size", "medium")][1]
         self.sources: list[dict[str, Any]] = sources_of(earlier)
         self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
         self._last = max(self._numbers.values(), default=0)
@@ -134,15 +133,16 @@ class WebSearch:
             hits = await self._provider.search(query)
         except SearchFailed as error:
             return _failure(f"The search failed: {error}", action)
-        results = self._numbered([hit for hit in hits if _is_usable(hit, query)][: query.count])
+        results = self._numbered([hit for hit in hits if _is_usable(hit, query)][: query.count], query.characters)
         sources = [{"type": "url", "url": result["url"]} for result in results if result["url"]]
         return ToolResult(listing(results), {"action": {**action, "sources": sources}, "results": results})
 
-    def _numbered(self, hits: list[SearchHit]) -> list[dict[str, Any]]:
+    def _numbered(self, hits: list[SearchHit], maximum: int) -> list[dict[str, Any]]:
+        """Return the results with their numbers. Texts are cut to ``maximum`` characters."""
         results: dict[int, dict[str, Any]] = {}
         for hit in hits:
             number = self._number(hit)
-            excerpt = hit.text if len(hit.text) <= self._excerpt else hit.text[: self._excerpt].rstrip() + " ..."
+            excerpt = hit.text if len(hit.text) <= maximum else hit.text[:maximum].rstrip() + " ..."
             result = {"number": number, "url": hit.url, "title": _title(hit), "snippet": excerpt}
             results.setdefault(number, result)
         return list(results.values())
@@ -162,8 +162,10 @@ def _options(tool: Tool) -> dict[str, Any]:
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
     country = location.get("country")
+    count, characters = _SIZES[size]
     return {
-        "count": _SIZES[size][0],
+        "count": count,
+        "characters": characters,
         "allowed": tuple(plain_host(domain) for domain in filters.get("allowed_domains", ())),
         "blocked": tuple(plain_host(domain) for domain in filters.get("blocked_domains", ())),
         "place": Place(

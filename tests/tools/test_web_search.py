@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.citations import citations
+from responses_mw.settings import SEARCH_PROVIDERS
 from responses_mw.tools.search import Query, SearchFailed, SearchHit
 from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
 from tests.support.configured import make_settings
@@ -114,10 +115,7 @@ def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
-        ({"search__provider": "searxng"}, "url"),
-        ({"search__provider": "tavily"}, "api_key"),
-        ({"search__provider": "brave"}, "api_key"),
-        ({"search__provider": "mcp"}, "mcp_tool"),
+        *(({"search__provider": name}, required) for name, required in SEARCH_PROVIDERS.items() if required),
         ({"search__provider": "mcp", "search__mcp_tool": "search"}, "label/tool"),
         ({"search__provider": "mcp", "search__mcp_tool": "finder/search"}, "mcp_servers"),
         ({"search__provider": "searxng", "search__url": "searx.example"}, "http://"),
@@ -167,7 +165,7 @@ async def test_the_context_size_bounds_results_and_excerpts(size: str, count: in
     assert len(result.members["results"]) == count
     assert all(len(one["snippet"]) == length + len(" ...") for one in result.members["results"])
     assert len(result.content) < count * (length + 400) + 300
-    assert shelf.queries[0].count == count
+    assert (shelf.queries[0].count, shelf.queries[0].characters) == (count, length)
     assert shelf.queries[0].thorough == (size == "high")
 
 

@@ -22,18 +22,45 @@ from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, Searc
 from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
 from responses_mw.tools.tool import ToolResult
 from tests.support.configured import make_settings
+from tests.support.paths import ROOT
 from tests.support.search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
 
 if TYPE_CHECKING:
     from tests.support.servers import Serve
 
-SHAPES = {"searxng": SEARXNG, "tavily": TAVILY, "brave": BRAVE}
+PROVIDERS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "searxng": (SEARXNG, None),
+    "tavily": (TAVILY, "https://api.tavily.com/search"),
+    "brave": (BRAVE, "https://api.search.brave.com/res/v1/web/search"),
+}
+"""What each provider answers, and its URL if it has one of its own."""
 Open = Callable[..., SearchProvider]
 
 
-def test_every_provider_that_has_a_module_can_be_set_and_the_other_way_round() -> None:
+def test_every_provider_has_a_module_a_setting_tests_and_a_row_in_the_docs() -> None:
     modules = {module.name for module in iter_modules(search.__path__)} - {"provider"}
-    assert modules == set(SEARCH_PROVIDERS) - {"none"}
+    assert modules == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS) | {"mcp"}
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert [name for name in modules if f"| `{name}` |" not in page] == []
+
+
+class Recorder(httpx.AsyncBaseTransport):
+    """Answers that nothing was found, and notes what was asked."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.url = request.url
+        return httpx.Response(200, stream=httpx.ByteStream(b"{}"))
+
+
+@pytest.mark.parametrize(("name", "url"), [(name, url) for name, (_, url) in PROVIDERS.items() if url])
+async def test_a_provider_has_its_url_unless_one_is_set(name: str, url: str) -> None:
+    recorder = Recorder()
+    async with httpx.AsyncClient(transport=recorder) as client:
+        chosen = make_settings(search__provider=name, search__api_key="secret-key")
+        made = open_provider(chosen.search, client, chosen.tools.timeout)
+        assert made is not None
+        assert await made.search(Query("a")) == []
+    assert str(recorder.url.copy_with(query=None)) == url
 
 
 @pytest.fixture
@@ -52,7 +79,7 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
     """A provider by name, with its server behind it."""
 
     def make(name: str, **settings: Any) -> SearchProvider:
-        server.answer = SHAPES[name] if server.answer is None else server.answer
+        server.answer = PROVIDERS[name][0] if server.answer is None else server.answer
         settings = {"search__url": serve(server) + "/", "search__api_key": "secret-key", **settings}
         chosen = make_settings(search__provider=name, **settings)
         made = open_provider(chosen.search, http, chosen.tools.timeout)
@@ -62,7 +89,7 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
     return make
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", PROVIDERS)
 async def test_the_results_of_every_provider_are_read(provider: Open, name: str) -> None:
     found = await provider(name).search(Query("capital of france"))
     assert [(one.title, one.url) for one in found] == [
@@ -180,7 +207,7 @@ async def test_an_unlikely_member_of_a_result_does_no_harm(provider: Open, serve
 # -- servers that fail ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize(
     ("status", "meaning"),
     [(401, "key"), (403, "refused"), (429, "limits the rate"), (432, "plan"), (500, "error"), (302, "error")],
@@ -199,7 +226,7 @@ async def test_an_error_of_the_provider_is_told_without_its_details(
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize(
     "answer",
     [b"", b"<html>", b"{", {"results": 5, "web": {"results": "x"}}, [1], "text", 7, {"web": [3], "results": {"a": 1}}],
@@ -216,7 +243,7 @@ async def test_an_answer_without_sense_is_a_failure_or_nothing_found(
     assert found == []
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", PROVIDERS)
 async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: SearchServer, name: str) -> None:
     server.silent = True
     with pytest.raises(SearchFailed, match="in time"):

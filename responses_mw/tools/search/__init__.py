@@ -1,7 +1,7 @@
 """Search providers, one per file.
 
-A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. To add a provider, write its
-module and add its name to ``SEARCH_PROVIDERS`` in ``settings/groups.py``.
+A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. CONTRIBUTING.md tells how to
+add one.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _MEANINGS = {
     402: "requires payment",
     403: "refused the request",
     429: "limits the rate of requests; try again later",
-    432: "has no searches left in this server's plan",
+    432: "has no searches left in this server's plan",  # 432 and 433 are Tavily's
     433: "has no searches left in this server's plan",
 }
 
@@ -59,8 +59,8 @@ class SearchHit:
 class Query:
     """One search.
 
-    ``count`` is the number of results wanted. ``allowed`` and ``blocked`` are domains, including their subdomains. ``thorough``
-    asks for long excerpts, even from a slower or more expensive search.
+    ``count`` is the number of results wanted, and ``characters`` how much of each one's text is used. ``allowed`` and
+    ``blocked`` are domains, including their subdomains. A ``thorough`` search may be slower or more expensive.
     """
 
     text: str
@@ -69,6 +69,7 @@ class Query:
     blocked: tuple[str, ...] = ()
     place: Place = Place()
     thorough: bool = False
+    characters: int = 1_000
 
     def admits(self, url: str) -> bool:
         """Return whether the domain filters accept a result with this URL."""
@@ -83,7 +84,7 @@ class Query:
 
 class SearchProvider(Protocol):
     async def search(self, query: Query) -> list[SearchHit]:
-        """Return the results, best first. The caller applies the filters again, so a provider may ignore them.
+        """Return the results, best first. The caller applies all members of ``query`` again, so a provider may ignore them.
 
         Raises ``SearchFailed``.
         """
