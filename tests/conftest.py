@@ -179,7 +179,7 @@ def start_at(serve: Serve, upstream: ScriptedUpstream, clients: AsyncExitStack, 
 
 @pytest.fixture
 def start(start_at: Start, mount: str) -> Start:
-    """Starts ours at either mount, with the settings that are given."""
+    """Starts ours at either mount, with the settings that are given. Background responses need ``auth__secret_keys``."""
     return lambda **settings: start_at(mount, **settings)
 
 

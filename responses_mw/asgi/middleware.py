@@ -16,7 +16,8 @@ from ..http import check_upgrade
 from ..jobs import JobService
 from ..settings import ServerSettings
 from ..upstream import Upstream
-from .json import ErrorResponse
+from .error_response import ErrorResponse
+from .telemetry import TelemetryMiddleware
 
 # The members of the host's scope that calls outside a request inherit.
 _OFFERED = ("app", "state")
@@ -56,18 +57,14 @@ class Dispatcher:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
-        if scope["type"] == "http":
-            try:
-                check_upgrade(scope["method"], scope["headers"])
-            except APIError as error:  # on any path: the host's server may have skipped the body
-                await ErrorResponse(error)(scope, receive, send)
-                return
+        try:
+            self._check(scope)
+        except APIError as error:
+            await TelemetryMiddleware(ErrorResponse(error))(scope, receive, send)
+            return
         path = self._our_path(scope)
         if path is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket" and not self._server.max_websockets:
-            refusal = UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers=_UPGRADE)
-            await ErrorResponse(refusal)(scope, receive, send)
         else:
             application = self._application or await self._open_late(scope)
             try:
@@ -75,6 +72,13 @@ class Dispatcher:
             except asyncio.CancelledError:
                 if not application.drain.ends_cancelled():
                     raise
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse upgrades on any path that the host's server may have read otherwise, and WebSockets where there are none."""
+        if scope["type"] == "http":
+            check_upgrade(scope["method"], scope["headers"])
+        elif not self._server.max_websockets and self.serves(scope):
+            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers=_UPGRADE)
 
     def serves(self, scope: Scope) -> bool:
         """Whether the request is for the application."""

@@ -31,8 +31,8 @@ from ..errors import (
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
 from .access import PassablePaths, check_path
+from .error_response import ErrorResponse
 from .inbound import BODY_TIMEOUT
-from .json import ErrorResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -83,7 +83,8 @@ class ResponseRoutes:
         is_open = self._settings.reasoning_events == "open_responses"
         batches = run.batches if guard is None else guard.run(run.batches, parsed, open_reasoning=is_open)
         kind = EventStreamResponse if parsed.stream else RunJSONResponse
-        return kind(batches, self._settings, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
+        add_headers(request.scope, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
+        return kind(batches, self._settings)
 
     async def _create_in_background(
         self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None

@@ -22,7 +22,7 @@ from ..telemetry import annotate
 from ..upstream import Upstream
 from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes
-from .json import ErrorResponse, error_response
+from .error_response import ErrorResponse, error_response
 from .openapi import Operation
 from .requests import HOST_SCOPE, Reader, RequestParser
 from .responses import ResponseRoutes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -19,7 +19,8 @@ from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
 from ..telemetry import annotate
-from .json import JSONResponse, add_headers, error_response
+from .error_response import error_response
+from .json import JSONResponse
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,9 @@ _STREAM_HEADERS = [
 class EventResponse:
     """Answer with the events of one run."""
 
-    def __init__(self, run: Run, settings: ServerSettings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
-        """`headers` is called for those of the answer when the first events are there."""
+    def __init__(self, run: Run, settings: ServerSettings) -> None:
         self._run = run
         self._settings = settings
-        self._headers = headers
         self.has_started = False
         """Whether the response may have begun: an error cannot replace it then."""
 
@@ -84,7 +83,6 @@ class RunJSONResponse(EventResponse):
             if events:
                 response = events[-1].data["response"]
         assert response is not None, "a run ends with its document"
-        add_headers(scope, self._headers())
         answer = JSONResponse(response)
         self.has_started = True
         await answer(scope, receive, send)
@@ -93,8 +91,8 @@ class RunJSONResponse(EventResponse):
 class EventStreamResponse(EventResponse):
     """Stream every event as it is made. Each batch is sent as one ASGI message, so no event is split."""
 
-    def __init__(self, run: Run, settings: ServerSettings, headers: Callable[[], Mapping[str, str]] = dict) -> None:
-        super().__init__(run, settings, headers)
+    def __init__(self, run: Run, settings: ServerSettings) -> None:
+        super().__init__(run, settings)
         self._silent = False
         self._last_number = 0
         self._complete = True
@@ -103,7 +101,6 @@ class EventStreamResponse(EventResponse):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await anext(self._run)  # what fails up to here has a status of its own
         self.has_started = True
-        add_headers(scope, self._headers())
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
         try:

@@ -32,7 +32,7 @@ from ..telemetry.tracing import (
     start_request_span,
     trace_id,
 )
-from .json import collect_headers
+from .json import Headers, collect_headers, encode_headers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -97,8 +97,8 @@ class _Answer:
 
     __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
-    def __init__(self, send: Send, added: list[tuple[bytes, bytes]]) -> None:
-        """`added` are headers for the response, complete when it starts."""
+    def __init__(self, send: Send, added: list[Headers]) -> None:
+        """`added` are headers for the answer, complete when its head is sent."""
         self._send = send
         self._added = added
         self.status = 0
@@ -119,7 +119,7 @@ class _Answer:
         if next(types, b"").startswith(b"text/event-stream"):
             self.is_stream = True
             STREAMS_OPEN.add(1)
-        return {**message, "headers": [*headers, *self._added]} if self._added else message
+        return {**message, "headers": [*headers, *encode_headers(self._added)]} if self._added else message
 
 
 @contextmanager

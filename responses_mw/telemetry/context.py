@@ -90,8 +90,8 @@ class RequestContext:
     tool_errors: int = 0
     """Calls of server-side tools, and those that failed: the model sees the failure, and the run goes on."""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    first_chunk: float | None = None
-    """Seconds until the upstream's answer began."""
+    first_token: float | None = None
+    """Seconds until the first read of the answer to the first turn; None for an upstream's error, a compaction or a count."""
     stored: bool | None = None
     unstored: str = ""
     """Why the response is not stored."""
@@ -148,7 +148,7 @@ class RequestContext:
             "tokens_out": self.usage.get("output_tokens"),
             "tokens_cached": details_in.get("cached_tokens"),
             "tokens_reasoning": details_out.get("reasoning_tokens"),
-            "first_token": None if self.first_chunk is None else round(self.first_chunk, 4),
+            "first_token": None if self.first_token is None else round(self.first_token, 4),
             "cache": self.cache,
             "cache_reason": self.cache_reason,
             "stored": False if self.unstored else self.stored,

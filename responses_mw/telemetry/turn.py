@@ -97,8 +97,8 @@ class TurnSpan:
         if self._chat.get("stream"):
             self._result[GenAI.TIME_TO_FIRST_CHUNK] = self._first_read - self._started
         request = current_request()
-        if request is not None and request.first_chunk is None and request.response_id == self._document["id"]:
-            request.first_chunk = self._first_read - request.started
+        if request is not None and request.first_token is None and request.response_id == self._document["id"]:
+            request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
         """Record the complete answer, which the document holds by now."""

@@ -266,6 +266,34 @@ async def test_without_the_setting_an_upgrade_is_a_426(start_ws: Start) -> None:
     assert caught.value.response.status_code == 426
 
 
+@pytest.mark.parametrize(
+    ("settings", "path", "status"),
+    [
+        ({"server__max_websockets": 0}, "/v1/responses", 426),
+        ({"auth__api_keys": ["team:sha256:" + "0" * 64]}, "/v1/responses", 401),
+        ({}, "/v1/responses/resp_1", 404),
+    ],
+)
+async def test_a_refusal_has_an_id_and_leaves_an_access_line(
+    start_at: Callable[..., Ours], caplog: pytest.LogCaptureFixture, settings: dict[str, Any], path: str, status: int
+) -> None:
+    ours = start_at("proxy", uvicorn=UVICORN, **settings)
+    caplog.clear()
+    caplog.set_level("INFO", "responses_mw.access")
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(ours, path):
+            pass
+    refusal = caught.value.response
+    assert refusal.status_code == status
+    async with asyncio.timeout(20):
+        while not (lines := [record for record in caplog.records if record.name == "responses_mw.access"]):
+            await asyncio.sleep(0.01)
+    line = lines[0].getMessage()
+    assert line.startswith(f"GET - {status} ")
+    assert f"request={refusal.headers['x-request-id']}" in line
+    assert "outcome=refused" in line
+
+
 @pytest.mark.parametrize(("origin", "is_welcome"), [("https://mine.example", True), ("https://other.example", False)])
 async def test_a_page_of_another_origin_may_not_connect(start_ws: Start, origin: str, is_welcome: bool) -> None:
     ours = start_ws(server__cors_origins=["https://mine.example"])
