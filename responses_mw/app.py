@@ -1,4 +1,4 @@
-"""Build the application from settings. Only this module names the concrete classes; it opens and closes their objects."""
+"""Build the application from settings. Only this module chooses the concrete classes, and opens and closes their objects."""
 
 from __future__ import annotations
 
@@ -44,19 +44,20 @@ from .upstream.transports.asgi import ASGITransport
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 10_000
-"""Maximum connections to the upstream, which limits its concurrency itself. Proxied requests have as many of their own."""
+"""Maximum connections to the upstream, which limits its own concurrency. Proxied requests have a separate pool of this size."""
 
 COMMIT_TIMEOUTS = 5
-"""How many timeouts of a Redis call (`redis.timeout`) a finished response waits until it is stored."""
+"""Maximum time that storing a finished response is retried, as a multiple of `redis.timeout`."""
 
 IN_PROCESS = "http://localhost"
 """The URL of calls to the application in this process that are not part of a request."""
 
 _DETECTION_TIMEOUT = 2.0
+"""Maximum seconds that startup waits to detect the dialect."""
 
 
 def network_transport() -> httpx.AsyncBaseTransport:
-    """Return our transport to the upstream, at a third of the cost of httpx's, or httpx's if httptools is not installed."""
+    """Return our transport to the upstream, or httpx's if httptools is not installed. Ours uses a third of the CPU time."""
     try:
         from .upstream.transports.http11 import NetworkTransport
     except ModuleNotFoundError:
@@ -70,7 +71,7 @@ def network_transport() -> httpx.AsyncBaseTransport:
 async def open_upstream(
     app: ASGIApp, settings: Settings, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[Upstream]:
-    """Open the upstream at its URL, or `app` itself if no URL is set. A given `transport` is closed at the end."""
+    """Open the upstream at its URL, or `app` itself if no URL is set. If `transport` is given, it is closed on exit."""
     if settings.upstream.url is None:
         transport, base = transport or ASGITransport(app), IN_PROCESS + settings.server.base_path
     else:
@@ -83,7 +84,7 @@ async def open_upstream(
 
 
 async def _detect(upstream: Upstream, url: str) -> None:
-    """Detect the dialect in advance. If the upstream does not answer yet, the first request does it."""
+    """Detect the dialect at startup. If the upstream does not answer yet, the first request detects it."""
     try:
         async with asyncio.timeout(_DETECTION_TIMEOUT):
             await upstream.dialect(Caller())
@@ -93,9 +94,10 @@ async def _detect(upstream: Upstream, url: str) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[State | None]:
-    """Open the state in the configured Redis or an embedded one, or yield None if there is neither.
+    """Open the state in the configured Redis or an embedded Valkey, or yield None if there is neither.
 
-    Raises `StartupError` if Redis may lose data. If it is unavailable, the state uses it when it is back.
+    Raises `StartupError` if `redis.url` is invalid or Redis may lose data. A Redis that is unavailable is used as soon as it is
+    available.
     """
     async with AsyncExitStack() as stack:
         client = await _state_client(settings, stack)
@@ -155,7 +157,7 @@ async def _check_fitness(state: State, settings: Settings) -> None:
 
 
 class Core(NamedTuple):
-    """The objects that make responses, in a server or a worker."""
+    """The objects that a server or a worker needs to make responses."""
 
     upstream: Upstream
     state: State | None
@@ -196,7 +198,7 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
 
 @asynccontextmanager
 async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
-    """Open the tools for a command."""
+    """Open the tools for `serve --check`."""
     async with httpx.AsyncClient(trust_env=False, verify=system_tls()) as http:
         yield Tools(ToolConfig(settings.tools, settings.search), http, Sealer([]))
 
@@ -217,9 +219,9 @@ def _backend_and_tools(
 async def open_cache(
     upstream: Upstream, state: State | None, sealer: Sealer, settings: Settings
 ) -> AsyncIterator[Cache | None]:
-    """Open the cache in the state's Redis, or yield None without state. Raises `StartupError`.
+    """Open the cache in the state's Redis, or yield None without state. Raises `StartupError` if numpy is needed but missing.
 
-    Embeddings use the upstream's transport, unless that leads to the wrapped application and another server makes them.
+    Embeddings use the upstream's transport, unless it calls the wrapped application and `cache.embedding_url` names a server.
     """
     async with AsyncExitStack() as stack:
         if state is None:
@@ -244,7 +246,7 @@ async def open_cache(
 
 @asynccontextmanager
 async def open_embeddings(settings: Settings) -> AsyncIterator[Embeddings | None]:
-    """Open the client of the embeddings server for a command; None if its model or its URL is not set."""
+    """Open the client of the embeddings server for a command, or yield None if its model or its URL is not set."""
     async with network_transport() as transport:
         base = settings.cache.embedding_url or settings.upstream.url
         yield _embeddings(transport, base, settings) if base is not None else None
@@ -268,7 +270,7 @@ async def open_application(
 ) -> AsyncIterator[Application]:
     """Open the application in front of `app`. Background responses call `app` with the members of `scope`.
 
-    The worker is not started, because the upstream may be `app` itself, which must start first.
+    This does not start the worker: the upstream may be `app` itself, which must start first.
     """
     async with open_core(app, settings, transport) as core, AsyncExitStack() as stack:
         upstream, state, _, runner, cache = core
@@ -287,7 +289,7 @@ async def open_application(
 
 
 def _jobs(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None) -> JobService | None:
-    """Return the background jobs, with a worker unless other processes run the jobs, or None without state."""
+    """Return the job service, or None without state. It has no worker if only other processes run jobs."""
     if core.state is None:
         return None
     worker = None
@@ -313,9 +315,9 @@ def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:
 class ResponsesMiddleware(Dispatcher):
     """ASGI middleware that serves `/v1/responses` and `/v1/conversations`, and passes all other paths to `app`.
 
-    Chat Completions go to `settings.upstream.url`, or to `app` itself if that is not set. The default `settings` come from the
-    environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` needs. A given `transport` to the upstream is
-    closed at the end.
+    Chat Completions go to `settings.upstream.url`, or to `app` itself if that is not set. The default `settings` are read from
+    the environment, as `vllm serve --middleware responses_mw.ResponsesMiddleware` requires. If a `transport` to the upstream is
+    given, it is closed at shutdown.
     """
 
     def __init__(
@@ -328,15 +330,16 @@ class ResponsesMiddleware(Dispatcher):
 def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     """Return the application of the standalone server: the middleware around a reverse proxy.
 
-    The default `settings` come from the environment. Raises `ValueError` without an upstream, and `InvalidKeys`.
+    The default `settings` are read from the environment. Raises `ValueError` if no upstream is set, and `InvalidKeys` if the
+    API keys cannot be read.
     """
     settings = settings or Settings.from_environment()
     if settings.upstream.url is None:
         raise ValueError("no upstream is set: use --upstream or RESPONSES_MW_UPSTREAM_URL")
     client = httpx.AsyncClient(
-        transport=network_transport(),  # separate from our own calls: proxied requests must not share their connections
+        transport=network_transport(),  # our own calls and proxied requests must not share connections
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # never store cookies: callers would share them
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stored cookies would be shared by all callers
         trust_env=False,
     )
     keys = APIKeys.of(settings.auth)

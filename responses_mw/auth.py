@@ -1,13 +1,13 @@
 """Who makes a request: API keys, owners, and the gate before side effects.
 
-- An *API key* of ours admits its bearer, and owns what is stored for it.
-- Every stored object has an *owner*, and is invisible to all others. The owner is a hash of a trusted gateway's tenant, of the
-  API key's name, or of the credential.
+- An *API key* is issued by the operator of this server. It admits its bearer.
+- Every stored object has an *owner*, and is invisible to all others. The owner is a hash of the tenant that a trusted gateway
+  names, of the API key's name, or of the credential.
 - A *gate* is awaited before any side effect: calling a tool server, running code, embedding text, storing, queueing or
-  counting. Every function with such an effect has the gate as a required argument, so that none can forget it. The gate of a
-  request is `Upstream.verify` for its caller. It is free for a caller with an API key of ours, and once the upstream has
-  answered this request. Otherwise it asks the upstream, and caches the result. It raises `Unauthorized` for a caller that the
-  upstream refuses, and `UpstreamError` if the upstream does not answer.
+  counting. Every function with such an effect takes the gate as a required argument, so that none can omit it. A request's
+  gate is `Upstream.verify` for its caller. It returns at once for a caller with an API key, and after the upstream has
+  accepted this request. Otherwise it asks the upstream and caches the result. It raises `Unauthorized` if the upstream refuses
+  the caller, and `UpstreamError` if the upstream does not answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Gate: TypeAlias = Callable[[], Awaitable[None]]
 
 ANONYMOUS = "anonymous"
 CONTAINER_OWNER_HEADER = "x-responses-mw-owner"
-"""Names the owner of containers to the sandbox. Requests cannot set it."""
+"""The header that tells the sandbox who owns a container. Requests cannot set it."""
 
 API_KEY = "responses_mw.api_key"
 """The member of an ASGI scope that holds the name of the caller's API key."""
@@ -39,19 +39,19 @@ _LINE = re.compile(r"([^:\s]{1,128}):sha256:([0-9a-fA-F]{64})")
 
 
 class InvalidKeys(StartupError, ValueError):
-    """The API keys cannot be read. The message says why, and quotes no line, which may be a key by mistake."""
+    """The API keys cannot be read. The message says why. It quotes no line, because a line may be a key by mistake."""
 
 
 class APIKeys:
-    """The hashes of the API keys, and their names.
+    """The names of the API keys and their hashes.
 
-    A line is `name:sha256:<SHA-256 of the key in hexadecimal>`. Empty lines and lines that start with `#` are skipped. Two
-    lines with one name are the same owner, so that a key can be replaced. Keys must be random (32 characters or more), because
+    A line is `name:sha256:<SHA-256 of the key in hexadecimal>`. Empty lines and lines that start with `#` are skipped. Lines
+    with the same name belong to one owner, so that a key can be replaced. Keys must be random (32 characters or more), because
     testing a guess against a hash is cheap.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Raises `InvalidKeys`."""
+        """Parse `lines`. Raises `InvalidKeys`."""
         self._hashes: list[tuple[bytes, str]] = []
         for number, line in enumerate(lines, 1):
             text = line.strip()
@@ -70,10 +70,10 @@ class APIKeys:
         else:
             keys = cls([*_read_lines(settings.api_keys_file), *settings.api_keys])
             if not keys._hashes:
-                raise InvalidKeys("auth.api_keys_file holds no key, so that every request would be refused")
+                raise InvalidKeys("auth.api_keys_file contains no keys: every request would be refused")
         unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
         if unknown:
-            raise InvalidKeys(f"auth.tenant_keys names {', '.join(sorted(unknown))}, which is not the name of an API key")
+            raise InvalidKeys(f"auth.tenant_keys contains names of unknown API keys: {', '.join(sorted(unknown))}")
         return keys
 
     @property
@@ -81,7 +81,7 @@ class APIKeys:
         return {name for _, name in self._hashes}
 
     def name(self, authorization: str) -> str | None:
-        """Return the name of the key in an `Authorization` header, or None for an unknown one, in constant time."""
+        """Return the name of the key in an `Authorization` header, or None if it is unknown. Compares keys in constant time."""
         scheme, _, key = authorization.partition(" ")
         given = sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
@@ -99,12 +99,12 @@ def _read_lines(path: str) -> list[str]:
 
 
 def has_key(scope: Any) -> bool:
-    """Whether the request with this ASGI `scope` has an API key of ours."""
+    """Return whether the request with this ASGI `scope` carries a valid API key."""
     return API_KEY in scope
 
 
 def key_in(scope: Any) -> str:
-    """Return the name of the API key in the request with this ASGI `scope`; empty if it has none."""
+    """Return the name of the API key of the request with this ASGI `scope`, or "" if it has none."""
     return str(scope.get(API_KEY, ""))
 
 
@@ -112,8 +112,10 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
     """Return the owner of the request with this ASGI `scope`.
 
     It is the tenant that a trusted gateway names in `auth.tenant_header`, else the API key, else the credential. A changed
-    credential is another owner. Raises `BadRequest` if the tenant is missing, because all users of the gateway would share one
-    owner. Raises `Forbidden` for a tenant that the API key may not name.
+    credential is another owner.
+
+    Raises `BadRequest` if the tenant is missing or ambiguous: without it, all users of the gateway would share one owner.
+    Raises `Forbidden` if the API key may not name a tenant.
     """
     name, header, headers = scope.get(API_KEY), settings.tenant_header, Headers(scope=scope)
     if name is not None and header and settings.tenant_keys and name not in settings.tenant_keys:
@@ -124,12 +126,12 @@ def owner_in(scope: Any, settings: AuthSettings) -> str:
         return _hash("tenant", _tenant(headers, header))
     if name is not None:
         return _hash("key", name)
-    authorization = ", ".join(headers.getlist("authorization"))  # of two credentials, neither is the owner
+    authorization = ", ".join(headers.getlist("authorization"))  # if there are several, none of them is the owner
     return _hash("credential", _canonical(authorization)) if authorization else ANONYMOUS
 
 
 def _tenant(headers: Headers, name: str) -> str:
-    """Return the only value of the header. If there are two, the client of the gateway may have made one up."""
+    """Return the header's only value. Raises `BadRequest` if there are several: the gateway's client may have forged one."""
     values = headers.getlist(name)
     if len(values) == 1 and values[0].strip():
         return values[0]
@@ -144,7 +146,7 @@ def _hash(kind: str, value: str) -> str:
 def _canonical(authorization: str) -> str:
     """Normalize the case of the scheme and the spaces before the credential."""
     scheme, _, credential = authorization.strip().partition(" ")
-    return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # without a scheme, it is the credential
+    return f"{scheme.capitalize()} {credential.lstrip()}" if credential else scheme  # a single word is the credential itself
 
 
 def container_owner(owner: str) -> str:

@@ -4,8 +4,8 @@
 - `sign` proves that readable data is ours, with HMAC-SHA256: `rmw1.<key id>.<base64url of the signature>`.
 
 The keys are derived from `auth.secret_keys`. The first key seals and signs; all keys open and verify. To rotate a key, deploy
-`old,new` to every replica, then `new,old`. Purpose and owner are associated data: neither another owner's envelope opens, nor
-one made for another purpose.
+`old,new` to every replica, then `new,old`. Purpose and owner are associated data, so an envelope cannot be opened for another
+owner or purpose.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class _Key(NamedTuple):
 
 
 class InvalidEnvelope(ValueError):
-    """An envelope that cannot be opened: malformed, damaged, another owner's, or sealed with an unknown key."""
+    """An envelope cannot be opened: it is malformed, damaged, for another owner or purpose, or sealed with an unknown key."""
 
 
 class Sealer:
-    """Seal and sign with keys derived from secrets of at least 32 characters, or with a random key of this process."""
+    """Seal and sign data, with keys derived from secrets of at least 32 characters or with a random key."""
 
     def __init__(self, secret_keys: Sequence[str] = (), default: str | None = None) -> None:
-        """`default` replaces the random key, for the processes of one server."""
+        """`default` replaces the random key, so that the processes of one server can share it."""
         self.is_shared = bool(secret_keys)
         if not secret_keys:
-            logger.warning("auth.secret_keys is not set: no other server can open sealed data, nor this one after a restart")
+            logger.warning("auth.secret_keys is not set: sealed data cannot be opened by other servers or after a restart")
             secret_keys = [default or secrets.token_hex(32)]
         self._keys = dict(_derive(secret) for secret in secret_keys)
         self._first = next(iter(self._keys))
 
     @property
     def key_ids(self) -> list[str]:
-        """The ids of the keys, which reveal nothing of them. The key that seals comes first."""
+        """The ids of the keys, which reveal nothing about the keys. The key that seals comes first."""
         return list(self._keys)
 
     def seal(self, data: bytes, *, purpose: str, owner: str) -> str:
@@ -76,11 +76,11 @@ class Sealer:
             raise InvalidEnvelope("the envelope is damaged, or for another owner or purpose") from None
 
     def sign(self, data: bytes, *, purpose: str, owner: str) -> str:
-        """Return a signature of `data`. It is deterministic."""
+        """Return a signature of `data`. Equal arguments give equal signatures."""
         return self._signature(self._first, data, purpose, owner)
 
     def is_signed(self, signature: str, data: bytes, *, purpose: str, owner: str) -> bool:
-        """Whether `sign` made `signature` from the same arguments, with any of the keys."""
+        """Return whether `sign` made `signature` from the same arguments, with any of the keys."""
         key_id = signature.removeprefix(f"{_SCHEME}.").partition(".")[0]
         if key_id not in self._keys:
             return False
@@ -92,7 +92,7 @@ class Sealer:
 
 
 def _derive(secret: str) -> tuple[str, _Key]:
-    """Return the id and the keys for a secret."""
+    """Derive the id and the keys from a secret."""
     material = _expand(secret, 36, b"responses_mw sealing")
     return material[32:].hex(), _Key(AESGCM(material[:32]), _expand(secret, 32, b"responses_mw signing"))
 

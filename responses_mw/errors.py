@@ -6,16 +6,16 @@ APIError                        an HTTP status, and the error body that OpenAI d
 │   └── TooLarge                413  a body, list or nesting beyond its limit
 ├── Unauthorized                401  the credential is missing or refused
 ├── Forbidden                   403  a page of another origin, or an API key that may not name a tenant
-├── NotFound                    404  no such object for this owner
+├── NotFound                    404  this owner has no such object, or the path is unknown
 ├── MethodNotAllowed            405
 ├── RequestTimeout              408  the client stopped sending its request
-├── Conflict                    409  another request with the same idempotency key runs
+├── Conflict                    409  another request with the same idempotency key is in progress
 ├── UpgradeRequired             426  a WebSocket is expected, or not supported
 ├── RateLimited                 429  the owner is over a limit; has Retry-After
-├── WorkerLost                  500  the worker of a background response was lost, and no other can go on
+├── WorkerLost                  500  the worker of a background response was lost, and no other can continue it
 ├── Unavailable                 503  a service that the request needs is unavailable; has Retry-After
 └── UpstreamError               any  the upstream answered with an error, or not at all
-    ├── UpstreamUnreachable     502  no connection, or it broke before the answer
+    ├── UpstreamUnreachable     502  no connection, or it was lost before the answer
     ├── UpstreamBrokeOff        502  the answer ended before it was complete
     └── UpstreamTimeout         504  connected, but no answer in time
 """
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 
 class StartupError(RuntimeError):
-    """The server cannot start with these settings. The message says why."""
+    """The server cannot start with these settings. The message gives the reason."""
 
 
 class APIError(Exception):
@@ -40,7 +40,7 @@ class APIError(Exception):
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
     upstream_status: int | None = None
-    """The HTTP status of the upstream that caused the error, or that its stream reported."""
+    """The HTTP status with which the upstream answered, or which its stream reported, if that caused the error."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class MethodNotAllowed(APIError):
 
 
 class RequestTimeout(APIError):
-    """The client stopped sending its request. The connection is closed, because the start of the next request is unknown."""
+    """The client stopped sending its request. The connection is closed: where the next request begins cannot be known."""
 
     status = 408
     type = "invalid_request_error"
@@ -109,7 +109,7 @@ class RequestTimeout(APIError):
 
 
 class Conflict(APIError):
-    """Another request is making what this one asks for. The client may repeat it."""
+    """Another request with the same idempotency key is still making the response. The client may retry."""
 
     status = 409
     type = "invalid_request_error"
@@ -136,7 +136,7 @@ class RateLimited(APIError):
 
 
 class Unavailable(APIError):
-    """A service that the request needs is unavailable for now. `retry_after` is in seconds."""
+    """A service that the request needs is temporarily unavailable. `retry_after` is in seconds."""
 
     status = 503
     default_code = "service_unavailable"
@@ -146,17 +146,17 @@ class Unavailable(APIError):
 
 
 class WorkerLost(APIError):
-    """The worker of a background response was lost, and no other can go on with it."""
+    """The worker of a background response was lost, and no other can continue it."""
 
     def __init__(self) -> None:
-        super().__init__("The server that was making this response was lost before the response was complete.")
+        super().__init__("The server that was making this response stopped before the response was complete.")
 
 
 class UpstreamError(APIError):
-    """An error of the upstream, in OpenAI's shape. `status` is the one that the caller gets.
+    """An error of the upstream, in OpenAI's format. `status` is the HTTP status that the caller receives.
 
-    `is_overload` says that the upstream processed nothing and may accept the same request later: 429, 502, 503, or no
-    connection. `retry_after` is the number of seconds that it asked to wait, if it named one.
+    `is_overload` means that the upstream processed nothing and may accept the same request later: it answered with 429, 502 or
+    503, or could not be reached. `retry_after` is the number of seconds that the upstream asked to wait, if any.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Rules of HTTP messages that the server side and the clients share: where a body ends, and how much of it is read.
+"""Rules for HTTP messages that the server and the clients share: where a body ends, and how much of it is read.
 
-Anything ambiguous is invalid: a request that two servers read differently can hide another (RFC 9112, section 6).
+Anything ambiguous is refused: if two servers disagree where a request ends, it can hide another one (RFC 9112, section 6).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 MAX_ERROR_BODY = 1024 * 1024
 MAX_BODY = 64 * MAX_ERROR_BODY
-"""Bytes of a response body that is read whole. No legitimate body comes near it."""
+"""Maximum size in bytes of a response body that is read as a whole. Legitimate bodies are far smaller."""
 
 _CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
 _CLOSE = {"connection": "close"}
@@ -36,11 +36,11 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not say where the body ends, or say it twice."""
+    """The headers do not say where the body ends, or contradict each other. The message completes a sentence."""
 
 
 class BodyFraming(NamedTuple):
-    """How the headers of a message announce its body: with a length, in chunks, or not at all."""
+    """How the headers of a message announce its body: with a length in bytes, in chunks, or not at all."""
 
     length: int | None
     chunked: bool
@@ -69,10 +69,10 @@ def body_framing(headers: Iterable[tuple[bytes, bytes]]) -> BodyFraming:
 
 
 def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse CONNECT, and any request for an upgrade except a GET without a body. Header names must be in lower case.
+    """Refuse CONNECT, and any upgrade request except a GET without a body. Header names must be in lower case.
 
-    Servers on httptools skip the body of an upgrade request, and parse it as another request if it arrives in a later segment.
-    The connection must therefore be closed after the answer. Raises `BadRequest` or `MethodNotAllowed`.
+    Servers based on httptools skip the body of an upgrade request. If the body arrives in a later segment, they parse it as
+    another request. A refused request's connection must therefore be closed. Raises `BadRequest` or `MethodNotAllowed`.
     """
     fields = list(headers)
     if method == "CONNECT":
@@ -84,7 +84,7 @@ def check_upgrade(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises `BadRequest` for an upgrade request that is not a GET without a body."""
+    """Require an upgrade request to be a GET without a body. Raises `BadRequest`."""
     try:
         is_valid = method == "GET" and not body_framing(headers).has_body
     except InvalidFraming:
@@ -98,7 +98,7 @@ def require_bodiless_get(method: str, headers: Iterable[tuple[bytes, bytes]]) ->
 
 
 def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a server may switch the connection to another protocol. llhttp also accepts Proxy-Connection."""
+    """Return whether a server may switch protocols. llhttp accepts Proxy-Connection in place of Connection."""
     has_upgrade, options = False, b""
     for name, value in headers:
         if name == b"upgrade":
@@ -109,18 +109,21 @@ def _requests_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 class BodyRefused(Exception):
-    """A response body is compressed or too large. The message completes the phrase "sent ..."."""
+    """A response body is compressed or too large. The message completes "The server sent ..."."""
 
 
 def check_uncompressed(response: httpx.Response) -> None:
-    """Raises `BodyRefused` for a compressed body. We never ask for one, and a few bytes could expand without bound."""
+    """Raise `BodyRefused` for a compressed body. We never request one, and a few bytes could expand without bound."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise BodyRefused(f"a body with the content-encoding '{encoding[:32]}', which was not asked for")
+        raise BodyRefused(f"a body with the content-encoding '{encoding[:32]}', which was not requested")
 
 
 async def read_body(response: httpx.Response, maximum: int = MAX_BODY) -> bytes:
-    """Read the body of a streamed response; the caller closes it. Raises `BodyRefused` and errors of the stream."""
+    """Read the body of a streamed response, of up to `maximum` bytes. The caller closes the response.
+
+    Raises `BodyRefused`, and the transport's errors.
+    """
     check_uncompressed(response)
     parts: list[bytes] = []
     size = 0

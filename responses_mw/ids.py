@@ -1,11 +1,11 @@
-"""Identifiers: a prefix for the kind, a tag for the conversation, and a random part. Redis keys are derived from the id alone.
+"""Identifiers: a prefix for the kind, a tag for the conversation, and a random part. An id determines its Redis keys.
 
-    resp_<tag><random>          a response; its chain shares the tag, and so one Redis Cluster slot
+    resp_<tag><random>          a response; all responses of its history have the same tag, hence the same Redis Cluster slot
     conv_<tag>                  a conversation
     msg_<tag><random><n>        the n-th item of response resp_<tag><random>, counting its input items first
 
-Tag and random part hold 128 bits each, so that ids cannot be guessed. They consist of letters and digits, because the tag is
-part of key names.
+The tag and the random part have at least 128 bits of entropy each, so that ids cannot be guessed. They consist of lower-case
+letters and digits, because the tag is part of key names.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ def random_part() -> str:
 
 
 new_tag = random_part
-"""Return the tag for a new chain or conversation."""
+"""Return the tag of a new history or conversation."""
 
 
 def mint(prefix: str) -> str:
-    """Return an id that belongs to no chain, such as `call_3b9f...`."""
+    """Return an id without a tag, such as `call_3b9f...`."""
     return f"{prefix}_{random_part()}"
 
 
 class RunIds:
-    """The ids of one run: that of its response, and one for each of its items."""
+    """The ids of one run: its response's id, and one for each item."""
 
     __slots__ = ("_count", "_stem", "response")
 
     def __init__(self, tag: str | None = None, *, response: str | None = None, used: int = 0) -> None:
-        """`tag` is that of the parent or conversation (default: a new one). To resume a run, pass the id of its `response` and
-        the number of item ids `used`."""
+        """`tag` is the parent's or conversation's tag (default: a new one). To resume a run, pass the id of its `response` and
+        the number of item ids already `used`."""
         self.response = response or f"resp_{tag or new_tag()}{random_part()}"
         self._stem = self.response.removeprefix("resp_")
         self._count = count(used)
 
     @property
     def random(self) -> str:
-        """The part that all these ids share, besides the tag."""
+        """The random part, which all of these ids share."""
         return self._stem[-RANDOM_LENGTH:]
 
     def item(self, prefix: str) -> str:

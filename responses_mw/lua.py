@@ -12,12 +12,12 @@ __all__ = ["Script"]
 
 
 class Script:
-    """A script's ``name`` in spans, its ``text``, and the ``sha`` by which a server that has run it knows it."""
+    """A script: its ``name`` in spans, its ``text``, and its ``sha``, by which EVALSHA runs it once a server has cached it."""
 
     __slots__ = ("name", "sha", "text")
 
     def __init__(self, folder: Traversable, file: str, *, prefix: str = "") -> None:
-        """Read ``<file>.lua`` from ``folder``; its name is ``prefix`` and ``file``."""
+        """Read ``lib.lua`` and ``<file>.lua`` from ``folder``. The script's name is ``prefix + file``."""
         self.name = prefix + file
         self.text = "\n".join((folder / f"{part}.lua").read_text() for part in ("lib", file))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Address families, and why a connection failed, in words for logs and errors."""
+"""Address families, and the reasons of failed connections in words for logs and errors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return the family of a socket that listens on ``host``, an address or a name."""
+    """Return the address family for a socket that listens on ``host``, an address or a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return why a connection failed, as the end of a sentence, or "" if neither the error nor its causes tell.
+    """Return why a connection failed, as the end of a sentence, or "" if neither the error nor its causes show it.
 
-    It never contains the server's name, because callers of the API may read it.
+    The reason never contains the server's name, because callers of the API may read it.
     """
     return next(filter(None, map(_reason, _causes(error))), "")
 

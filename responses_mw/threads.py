@@ -1,7 +1,7 @@
-"""Run work on large messages in a thread, so that one request does not block the event loop for all others.
+"""Process large messages in a thread, so that one request does not block the event loop for all others.
 
-Python code, compression and hashing give the loop its turn every few milliseconds. A single call into C that holds the GIL does
-not: decoding or encoding 32 MiB of JSON blocks for about 100 ms, in a thread or not.
+While a thread runs Python code, compression or hashing, the event loop gets the GIL every few milliseconds. A single call into
+C that holds the GIL still blocks the loop: decoding or encoding 32 MiB of JSON takes about 100 ms.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_INLINE_BYTES = 256 * 1024
-"""Bytes of JSON that are processed on the event loop, which takes a few milliseconds."""
+"""Maximum size in bytes of JSON that is processed on the event loop, which takes a few milliseconds."""
 _THREADS = 2
 
 
 async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`, which processes `size` bytes, in a thread if they are many. Cancellation does not stop the thread."""
+    """Call `work`, which processes `size` bytes; in a thread if `size` is over `MAX_INLINE_BYTES`.
+
+    Cancellation does not stop the thread.
+    """
     if size <= MAX_INLINE_BYTES:
         return work(*args, **kwargs)
     context = copy_context()
@@ -31,5 +34,5 @@ async def by_size(size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Return a small pool of our own: more threads would only contend for the GIL, and asyncio's pool resolves host names."""
+    """Return our own small pool. More threads would only contend for the GIL, and asyncio's pool is needed for DNS lookups."""
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="responses-mw")

@@ -6,5 +6,5 @@ __all__ = ["VERSION"]
 
 try:
     VERSION = metadata.version("responses-mw")
-except metadata.PackageNotFoundError:  # run from its sources
+except metadata.PackageNotFoundError:  # run from source without installation
     VERSION = "unknown"

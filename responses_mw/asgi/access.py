@@ -1,4 +1,4 @@
-"""Access checks that need only the head of a request: API keys, origins of web pages, and paths to the upstream."""
+"""Access checks that need only the head of a request: API keys, origins of web pages, and paths of proxied requests."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
 _SEPARATORS = re.compile(rb"[/\\]")
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
 _MAX_DECODINGS = 3
-"""How often a path is decoded to look for dot segments: once more than any known chain of servers does."""
+"""How often a path is decoded in the search for dot segments: once more than any known chain of servers decodes it."""
 
 
 class APIKeyMiddleware:
     """Pass requests that carry one of our API keys to `app`, and refuse all others.
 
-    The key goes no further: the upstream gets the operator's `upstream.api_key`, or none.
+    The key is removed from the request. The upstream gets the operator's `upstream.api_key`, or none.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, *, upstream_key: str | None = None) -> None:
-        """`upstream_key` replaces the key in the headers, for an `app` that passes them on unchanged."""
+        """`upstream_key` replaces the key in the headers. It is for an `app` that forwards them unchanged."""
         self._app = app
         self._keys = keys
         self._instead = [(b"authorization", f"Bearer {upstream_key}".encode("latin-1"))] if upstream_key else []
@@ -62,16 +62,16 @@ class APIKeyMiddleware:
 
 
 class Origins:
-    """The origins of web pages that may change something here.
+    """The origins of web pages that may send requests with side effects.
 
     Any page can make a browser post to any address. Browsers then name the page's origin in `Origin` or describe it in
-    `Sec-Fetch-Site`. The check matters where the upstream needs no credential; requests without these headers pass.
+    `Sec-Fetch-Site`. The check matters if the upstream needs no credential. Requests without these headers pass.
 
-    - Pages of our own host pass, and pages whose origin is `allowed`.
-    - `Sec-Fetch-Site: same-origin` passes too: a page cannot set it, and a proxy that rewrites `Host` leaves it alone.
+    - Pages from our own host and pages whose origin is `allowed` pass.
+    - `Sec-Fetch-Site: same-origin` passes too: a page cannot set it, and a proxy that rewrites `Host` does not change it.
     - `Origin: null` (a sandboxed frame, a file) passes only if it is `allowed`.
 
-    This does not protect against DNS rebinding, where the browser takes the attacker's host for ours.
+    This does not protect against DNS rebinding, where the attacker's host name resolves to our address.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class Origins:
         self._allowed = frozenset(allowed)
 
     def check(self, headers: Headers) -> None:
-        """Raises `Forbidden` for a request from a page of another origin."""
+        """Raise `Forbidden` for a request from a page of another origin."""
         site, origins = headers.get("sec-fetch-site"), headers.getlist("origin")
         if not (site or origins) or "*" in self._allowed or site == "same-origin":
             return
@@ -98,11 +98,11 @@ def _host(origin: str) -> str | None:
 
 
 class PassablePaths:
-    """The requests that the reverse proxy passes on where API keys of ours are required.
+    """The requests that the reverse proxy passes on if API keys are required.
 
-    The upstream trusts this server, and thereby every API key, so that only listed paths pass. An entry is `/v1/` (all paths
-    below), `/health` (this path only) or `DELETE /v1/files/`. Without a method it allows GET, HEAD, OPTIONS and POST; GET
-    includes HEAD.
+    The upstream trusts this server and therefore everyone with an API key, so only listed paths pass. An entry is `/v1/` (all
+    paths below it), `/health` (only this path) or `DELETE /v1/files/`. An entry without a method allows GET, HEAD, OPTIONS and
+    POST; GET includes HEAD.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ class PassablePaths:
             self._entries.append((frozenset(methods), path.encode()))
 
     def check(self, method: str, path: bytes) -> None:
-        """Raises `NotFound` or `MethodNotAllowed`."""
+        """Raise `NotFound` or `MethodNotAllowed` for a request that may not pass."""
         matching = [
             methods for methods, entry in self._entries if path == entry or (entry[-1:] == b"/" and path.startswith(entry))
         ]
@@ -127,17 +127,17 @@ class PassablePaths:
 
 
 def check_path(path: bytes) -> None:
-    """Refuse a path that some server may resolve to another one. Raises `BadRequest`.
+    """Raise `BadRequest` for a path that some servers may resolve to a different one.
 
-    Refused are paths that do not start with a slash, or contain control characters or a segment `.` or `..`: plain,
-    percent-encoded (once or more), between backslashes, or with parameters (`..;x`).
+    A path must start with a slash, and contain neither control characters nor a segment `.` or `..`: plain, percent-encoded
+    (once or more), between backslashes, or with parameters (`..;x`).
     """
     if not path.startswith(b"/"):
         raise BadRequest("The path does not start with a slash.", code="invalid_path")
     for _ in range(_MAX_DECODINGS):
         segments = (segment.partition(b";")[0] for segment in _SEPARATORS.split(path))
         if any(segment in (b".", b"..") for segment in segments) or _CONTROLS.search(path):
-            raise BadRequest("The path has a segment '.' or '..', or control characters.", code="invalid_path")
+            raise BadRequest("The path contains control characters, or a segment '.' or '..'.", code="invalid_path")
         decoded = unquote_to_bytes(path)
         if decoded == path:
             return

@@ -1,9 +1,9 @@
 """The admin port: `/livez`, `/readyz`, `/metrics` and `/usage`, separate from the public port.
 
-`/livez` answers 200 while the event loop runs. `/readyz` runs all checks and answers 503, so that load balancers skip the
-replica, if a required one fails: those of the replica itself and of the configuration of Redis. If Redis or the upstream is
-away, all replicas are affected, so they stay ready, unless `/readyz?require=redis,upstream` requires these. The `warnings` in
-the body are for the operator. No credential is needed, and no answer contains data of a request.
+`/livez` returns 200 while the event loop runs. `/readyz` runs all checks. If a required check fails, it returns 503, so that
+load balancers skip the replica. The checks of the replica itself and of Redis's configuration are required. If Redis or the
+upstream is unavailable, all replicas are affected, so they stay ready unless the probe is `/readyz?require=redis,upstream`. The
+`warnings` in the body are for the operator. No credential is needed, and no answer contains texts of requests.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ logger = logging.getLogger(__name__)
 
 
 class Finding(NamedTuple):
-    """The result of a check, in short sentences."""
+    """The result of a check. Its texts are short sentences."""
 
     fault: str = ""
     """Why the replica cannot serve; empty if it can."""
     warnings: tuple[str, ...] = ()
     away: bool = False
-    """Whether what is checked did not answer."""
+    """Whether the check failed because it got no answer."""
 
 
 Check = Callable[[], Awaitable[Finding]]
 
 CHECK_TIMEOUT = 3.0
-"""Seconds until a check fails, less than the timeout of the Kubernetes probes in the Helm chart."""
+"""Timeout of a check in seconds, less than the timeout of the Kubernetes probes in the Helm chart."""
 
 _GONE = frozenset({502, 503, 504})
 
 
 class Admin:
-    """The port's ASGI application."""
+    """The ASGI application of the admin port."""
 
     def __init__(self, checks: Mapping[str, Check], state: State | None = None) -> None:
-        """`checks` are named by what they check; `state` has the usage of the owners."""
+        """`checks` are keyed by name, such as `redis`. `state` holds the usage of the owners."""
         self._checks = checks
         self._state = state
         self._reached: set[str] = set()
@@ -90,7 +90,7 @@ class Admin:
         await response(scope, receive, send)
 
     async def _usage(self, query: str) -> Response:
-        """Return what each owner has used on one day, by default today (UTC)."""
+        """Return each owner's usage on one day, by default today (UTC)."""
         try:
             [(name, value)] = parse_qsl(query, keep_blank_values=True) or [("day", datetime.now(UTC).date().isoformat())]
             day = date.fromisoformat(value)
@@ -99,7 +99,7 @@ class Admin:
         if name != "day":
             return PlainTextResponse("use /usage?day=YYYY-MM-DD\n", 400)
         if self._state is None:
-            return PlainTextResponse("there is no Redis to add up usage\n", 404)
+            return PlainTextResponse("usage is not recorded, because there is no Redis\n", 404)
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 owners = await self._state.ledger.read(day)
@@ -120,7 +120,7 @@ class Admin:
         return JSONResponse({"ready": ready, "checks": results, "warnings": warnings}, 200 if ready else 503)
 
     def _blocks(self, name: str, finding: Finding, required: set[str]) -> bool:
-        """Return whether this makes the replica unready. A Redis that it never reached does: the URL may be wrong."""
+        """Return whether a finding makes the replica unready. A Redis that was never reached does: its URL may be wrong."""
         if name in required:
             return bool(finding.fault)
         if name == "upstream" or (finding.away and name in self._reached):
@@ -148,8 +148,7 @@ async def _finding(check: Check) -> Finding:
 def checks(
     upstream: Upstream, state: State | None, is_working: Callable[[], bool] | None, drain: Drain | None = None
 ) -> dict[str, Check]:
-    """Return the checks for what a replica needs: the upstream, and the state and a worker if it has them. During the `drain`,
-    a server is not ready."""
+    """Return the replica's checks by name: the upstream, and the state, a worker and the `drain` if it has them."""
     found: dict[str, Check] = {"upstream": partial(_check_upstream, upstream)}
     if state is not None:
         found["redis"] = partial(_check_state, state)
@@ -161,7 +160,7 @@ def checks(
 
 
 async def _check_upstream(upstream: Upstream) -> Finding:
-    """Call the upstream with the operator's key or none. A refusal of the credential proves that it is alive."""
+    """Call the upstream with the operator's key, if any. An upstream that refuses the credential is alive, too."""
     try:
         await upstream.models(Caller())
     except UpstreamError as error:
@@ -187,7 +186,10 @@ async def _check_drain(drain: Drain) -> Finding:
 
 @asynccontextmanager
 async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], state: State | None) -> AsyncIterator[None]:
-    """Serve the admin port, if configured, and measure, if metrics are exposed. Raises `StartupError`."""
+    """Serve the admin port if it is configured, and take periodic measurements if metrics are exposed.
+
+    Raises `StartupError` if the port cannot be opened.
+    """
     async with AsyncExitStack() as stack:
         if settings.admin_port or telemetry.is_measuring():
             upstream = checks.get("upstream")
@@ -206,22 +208,22 @@ async def _passes(check: Check) -> bool:
 def _listener(host: str, port: int) -> socket.socket | None:
     """Open the port, or return None if another worker of the same server has it. Raises `StartupError`.
 
-    Workers whose metrics are shared share the port, too: any of them may answer.
+    Workers that share their metrics also share the port, because any of them can answer.
     """
     shares = server_group() is not None and telemetry.is_shared()
     try:
         return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and server_group() is not None:
-            advice = "and does not show this one: set PROMETHEUS_MULTIPROC_DIR to share it"
-            logger.warning("another process has the admin port %s:%s, %s", host, port, advice)
+            advice = "set PROMETHEUS_MULTIPROC_DIR to share the port"
+            logger.warning("another process has the admin port %s:%s, without our metrics: %s", host, port, advice)
             return None
         raise StartupError(f"the admin port {host}:{port} cannot be opened: {error.strerror}") from None
 
 
 @asynccontextmanager
 async def _serving(admin: Admin, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve `admin` in this event loop. The server of the public port handles signals and sets up logging."""
+    """Serve `admin` in this event loop. The server of the public port handles signals and configures logging."""
     import uvicorn
 
     class Server(uvicorn.Server):

@@ -25,7 +25,7 @@ from .json import JSONResponse
 from .requests import Reader, included, listed, paging, shown
 
 MAX_NEW_ITEMS = 20
-"""The number of items that one request may add."""
+"""Maximum number of items that one request may add."""
 
 
 class ConversationRoutes:
@@ -52,7 +52,7 @@ class ConversationRoutes:
     async def update(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations/{conversation_id}``"""
         state, caller = await self._verified(request)
-        # The official client sends null to remove all metadata. An absent member is more likely a mistake.
+        # The official client sends null to remove all metadata. A missing member is more likely a mistake.
         body, _ = await self._body(request, "metadata", required="metadata")
         updated = await state.conversations.update(
             _id(request), check_metadata(body.get("metadata", {}), "metadata"), caller.owner
@@ -101,14 +101,15 @@ class ConversationRoutes:
         return JSONResponse(_shown(await state.conversations.delete_item(_id(request), item_id, caller.owner)))
 
     async def _verified(self, request: Request) -> tuple[State, Caller]:
+        """Return the state and the caller, once the caller is accepted. Raises `NotSupported` without state."""
         caller = self._reader.caller(request)
         await self._upstream.verify(caller)
         if self._state is None:
-            raise NotSupported("Conversations need stored state, which this server does not have: configure Redis.")
+            raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
         return self._state, caller
 
     async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
-        """Parse the `items` of a body of `size` bytes into items to store, which get ids of `made`."""
+        """Parse the `items` of a body of `size` bytes into items to store, with ids from `made`."""
         items = await by_size(size, self._parsed, value)
         return with_ids(await resolved(items, state, owner, "items"), made)
 
@@ -117,8 +118,10 @@ class ConversationRoutes:
         return parse_input(checks.array(value, "items", max_length=MAX_NEW_ITEMS), "items")
 
     async def _body(self, request: Request, *names: str, required: str | None = None) -> tuple[dict[str, Any], int]:
-        """Return the members of the body that are not null, and its size. Only `names` are allowed; `required` may be null but
-        not absent."""
+        """Return the members of the body that are not null, and the body's size in bytes.
+
+        Raises `BadRequest` if the body has members other than `names`, or lacks `required`, which may be null.
+        """
         sent, size = await self._reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")
         for name in body.keys() - names:

@@ -1,4 +1,4 @@
-"""Answers to requests that failed, in OpenAI's shape."""
+"""Responses to failed requests, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _TRY_AGAIN_LATER = 1013
 
 
 class ErrorResponse(JSONResponse):
-    """Answer with an error, or refuse a WebSocket that has not been accepted: the refusal is observed like a request.
+    """Answer an HTTP request with an error, or refuse a WebSocket that has not been accepted.
 
-    A server without the extension for refusals with a body closes the WebSocket, which its client sees as a 403.
+    A refusal is observed like an HTTP request. A server without the ASGI extension for refusals with a body closes the
+    WebSocket, and the client gets a 403.
     """
 
     def __init__(self, error: APIError, cause: Exception | None = None) -> None:
-        """`cause` is what has failed, if that is not for the client to see."""
+        """`cause` is the original exception, if the client must not see it."""
         super().__init__(error.body(), error.status, error.headers)
         self._cause = cause or error
 
@@ -56,7 +57,7 @@ class _Refusal:
 
 
 def error_response(error: Exception) -> ErrorResponse | None:
-    """Return the response to a request that failed with `error`, or None if the client has left."""
+    """Return the response to a request that failed with `error`, or None if the client has disconnected."""
     if isinstance(error, APIError):
         return ErrorResponse(error)
     if isinstance(error, ClientDisconnect):

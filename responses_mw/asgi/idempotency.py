@@ -1,4 +1,4 @@
-"""Requests with an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): a repeat gets the response of the first."""
+"""Requests with an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): a repeat gets the first one's response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[!-~]{1,255}")
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
-"""Seconds between two looks at a request that runs, at first and at most."""
+"""Initial and maximum seconds between two checks whether the other request has ended."""
 
 
 def key_of(request: Request) -> str | None:
@@ -46,11 +46,11 @@ def key_of(request: Request) -> str | None:
 async def once(
     key: str | None, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
 ) -> OnceOnly | None:
-    """Return the guard of a request with a key. Raises `BadRequest` if its response cannot be stored."""
+    """Return the guard of a request with a key; None without a key. Raises `BadRequest` if the response cannot be stored."""
     if key is None:
         return None
     if state is None or not parsed.store:
-        reason = "remove store: false" if state is not None else "this server has none, configure Redis"
+        reason = "remove 'store: false'" if state is not None else "configure Redis"
         message = f"The header '{HEADER}' needs stored state: {reason}."
         raise BadRequest(message, param=HEADER, code="idempotency_key_not_supported")
     canonical = await by_size(parsed.size, lambda: orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
@@ -58,7 +58,7 @@ async def once(
 
 
 class OnceOnly:
-    """Keep the request with a key from running twice."""
+    """Keeps a request with a key from running twice."""
 
     def __init__(self, reservation: Reservation, state: State, owner: str, gate: Gate) -> None:
         self._reservation = reservation
@@ -68,10 +68,10 @@ class OnceOnly:
         self._may_exist = False
 
     async def earlier(self, *, wait: bool) -> Stored | None:
-        """Return the response that the key has; None if this request is to make it, for which the key is reserved now.
+        """Return the key's response. If there is none, reserve the key and return None: the caller must make the response.
 
-        While another request makes it, `wait` for its end. Otherwise raise `Conflict`. Raises `BadRequest` if the key belongs
-        to another body, and `Missing` if its response has been deleted.
+        If another request is making the response, wait for it, or raise `Conflict` if `wait` is false. Raises `BadRequest` if
+        the key belongs to another body, `Missing` if its response has been deleted, and the gate's errors.
         """
         await self._gate()
         pause = _MIN_PAUSE
@@ -89,7 +89,7 @@ class OnceOnly:
                     if found.verdict == "done":
                         raise
             if not wait:
-                message = f"A request with this '{HEADER}' is running; its response cannot be streamed before it has ended."
+                message = f"A request with this '{HEADER}' is in progress. Its response can be streamed when it has ended."
                 raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
@@ -97,7 +97,7 @@ class OnceOnly:
     async def run(
         self, batches: AsyncGenerator[list[Event], None], request: CreateResponse, *, open_reasoning: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of a foreground run, or those of the response that the key has."""
+        """Yield the events of a foreground run, or of the response that the key already has."""
         async with aclosing(batches):
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
@@ -116,7 +116,7 @@ class OnceOnly:
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Release the key if the body fails before a response may exist."""
+        """Release the key if the body fails, unless the response may have been stored."""
         try:
             yield
         except BaseException as error:
@@ -130,23 +130,23 @@ class OnceOnly:
         self._may_exist = True
 
     async def complete(self, response_id: str) -> None:
-        """Keep the response for the key."""
+        """Record that the key's response is complete, so that repeats get it."""
         self._may_exist = True
         try:
             await self._reservation.complete(response_id)
         except StateUnavailable as error:
-            logger.warning("response %s is not kept for its idempotency key: %s", response_id, error.message)
+            logger.warning("could not save response %s for its idempotency key: %s", response_id, error.message)
 
     async def _release(self) -> None:
         with anyio.CancelScope(shield=True):
             try:
                 await self._reservation.release()
             except StateUnavailable as error:
-                logger.debug("an idempotency key is released by the end of its lease: %s", error.message)
+                logger.debug("could not release an idempotency key; it expires with its lease: %s", error.message)
 
     @asynccontextmanager
     async def _renewing(self) -> AsyncIterator[None]:
-        """Renew the lease of the key while the run lasts."""
+        """Renew the key's lease until the response is complete or the context exits."""
 
         async def renew() -> None:
             while not self._may_exist:
@@ -154,7 +154,7 @@ class OnceOnly:
                 try:
                     await self._reservation.renew()
                 except StateUnavailable as error:
-                    logger.debug("the lease of an idempotency key is not renewed: %s", error.message)
+                    logger.debug("could not renew the lease of an idempotency key: %s", error.message)
 
         task = asyncio.create_task(renew())
         try:

@@ -1,4 +1,4 @@
-"""The memory of messages that are being received: bodies of HTTP requests, and frames of WebSockets."""
+"""A limit on the memory of messages that are being received: bodies of HTTP requests, and frames of WebSockets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["BODY_TIMEOUT", "Inbound", "Receiving"]
 UNCOUNTED = 64 * 1024
 
 BODY_TIMEOUT = 60.0
-"""Seconds for the next piece of a request body. A slower client is gone, or holds the connection on purpose."""
+"""Maximum seconds between two pieces of a request body. A slower client has vanished, or holds the connection on purpose."""
 
 
 class Inbound:
-    """A bound on the total size of the messages that are being received."""
+    """Limits the total size of the messages that are being received to `maximum` bytes."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
@@ -29,6 +29,8 @@ class Inbound:
 
 
 class Receiving:
+    """The bytes of one message that count against the limit."""
+
     __slots__ = ("_inbound", "_size")
 
     def __init__(self, inbound: Inbound) -> None:
@@ -42,7 +44,7 @@ class Receiving:
         self.clear()
 
     def add(self, size: int) -> None:
-        """Count another piece of the message. Raises `Unavailable`."""
+        """Count another `size` bytes of the message. Raises `Unavailable` beyond the maximum."""
         inbound, counted = self._inbound, self._counted
         self._size += size
         inbound.size += self._counted - counted
@@ -50,7 +52,7 @@ class Receiving:
             raise Unavailable("The server is receiving too many large requests.")
 
     def clear(self) -> None:
-        """Stop counting what was received."""
+        """Stop counting the bytes received so far."""
         self._inbound.size -= self._counted
         self._size = 0
 

@@ -1,4 +1,4 @@
-"""JSON responses, and headers that every answer to a request carries."""
+"""JSON responses, and headers that are added to every answer to a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Scope
 __all__ = ["Headers", "JSONResponse", "add_headers", "collect_headers", "encode_headers"]
 
 Headers: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Headers, or a function that returns them when the head of the answer is sent."""
+"""Headers, or a function that returns them when the answer starts."""
 
 _HEADERS = "responses_mw.headers"
 
@@ -25,18 +25,18 @@ class JSONResponse(responses.JSONResponse):
 
 
 def collect_headers(scope: Scope, headers: Headers) -> list[Headers]:
-    """Return a list with `headers`, to which `add_headers` appends until the answer's head is sent."""
+    """Return a list that starts with `headers`. `add_headers` appends to it until the answer starts."""
     scope[_HEADERS] = collected = [headers]
     return collected
 
 
 def add_headers(scope: Scope, headers: Headers) -> None:
-    """Add headers to the answer to the request with this ASGI `scope`, whether it succeeds or fails."""
+    """Add headers to the answer to the request with this ASGI `scope`, whether the request succeeds or fails."""
     scope[_HEADERS].append(headers)
 
 
 def encode_headers(collected: Iterable[Headers]) -> list[tuple[bytes, bytes]]:
-    """Return collected headers in ASGI's form. The head of the answer is about to be sent."""
+    """Return the collected headers in ASGI's format. Call this when the answer starts."""
     return [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for headers in collected

@@ -1,9 +1,9 @@
 """Limits per owner: responses per minute, open streams, background responses. All replicas share the counts in Redis.
 
-1. If Redis is unavailable, every request is admitted and a metric counts it.
-2. A stream counts while it is open. Its replica renews the count, which expires ``STREAM_COUNTS`` seconds after the last
-   renewal if the replica is lost.
-3. A background response counts until it ends, for at most ``JOB_COUNTS`` seconds.
+1. If Redis is unavailable, every request is admitted, and a metric counts it.
+2. A stream counts while it is open. Its replica renews the count. If the replica is lost, the count expires ``STREAM_COUNTS``
+   seconds after the last renewal.
+3. A background response counts until it ends, but for at most ``JOB_COUNTS`` seconds.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ STREAM_COUNTS = 60.0
 JOB_COUNTS = 3600.0
 
 _KEY = "responses_mw.allowance"
-_NOUNS = {"streams": "streams open", "background": "background responses under way"}
+_NOUNS = {"streams": "open streams", "background": "unfinished background responses"}
 _RETRY_AFTER = {"streams": 1, "background": 5}
 
 
 class RateLimits:
-    """The configured limits, and the streams that this process counts. Without ``usage``, nothing is limited."""
+    """The configured limits, and the open streams of this process. Without ``usage``, nothing is limited."""
 
     def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
         self.per_minute = settings.requests_per_minute
@@ -64,7 +64,10 @@ class RateLimits:
         return bool(self.per_minute or any(self.maximums.values()))
 
     async def request(self, owner: str) -> Rate | None:
-        """Count a request. Returns None if there is no limit or Redis is unavailable. Raises ``RateLimited``."""
+        """Count a request and return the owner's rate, or None if there is no limit or Redis is unavailable.
+
+        Raises ``RateLimited``.
+        """
         if not self.per_minute or self.usage is None:
             return None
         try:
@@ -87,7 +90,7 @@ class RateLimits:
         }
 
     async def enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Start counting a stream or background response; return whether it is counted. Raises ``RateLimited``."""
+        """Start counting a stream or background response. Return whether it is counted. Raises ``RateLimited``."""
         if not self.maximums[kind] or self.usage is None:
             return False
         seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
@@ -98,7 +101,7 @@ class RateLimits:
             return False
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
-            message = f"Limit reached: {self.maximums[kind]} {_NOUNS[kind]} at a time. Please try again when one has ended."
+            message = f"Limit reached: {self.maximums[kind]} {_NOUNS[kind]}. Please try again when one has ended."
             rates = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
             raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=rates)
         if kind == "streams":
@@ -106,7 +109,7 @@ class RateLimits:
         return True
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Stop counting it. If Redis is unavailable, the count expires."""
+        """Stop counting a stream or background response. If Redis is unavailable, its count expires."""
         if kind == "streams":
             names = self._open.get(owner, set())
             names.discard(name)
@@ -136,20 +139,20 @@ class RateLimits:
 
 
 class Allowance:
-    """What one request may use, released at its end.
+    """The limits as they apply to one request. Closing it stops counting the request's stream.
 
-    Only accepted callers are counted, so that an invented credential leaves nothing in Redis.
+    Only accepted callers are counted, so that an invented credential leaves no trace in Redis.
     """
 
     def __init__(self, limits: RateLimits | None, scope: Scope) -> None:
-        """Without `limits`, everything is allowed. `scope` is that of the request, whose response reports the rate."""
+        """Without `limits`, everything is allowed. `scope` belongs to the request whose response reports the rate."""
         self._limits = limits
         self._scope = scope
         self._stream: tuple[str, str] | None = None
-        """The owner and name of the stream that is counted."""
+        """The owner and the name of the counted stream."""
 
     async def request(self, owner: str, gate: Gate) -> None:
-        """Count a request for a response. Raises ``RateLimited``, and what the ``gate`` raises."""
+        """Count a request for a response. Raises ``RateLimited`` and the errors of the ``gate``."""
         if self._limits is not None:
             await gate()
             rate = await self._limits.request(owner)
@@ -157,7 +160,7 @@ class Allowance:
                 add_headers(self._scope, self._limits.headers(rate))
 
     async def stream(self, owner: str, gate: Gate) -> None:
-        """Count a streamed response. Raises as ``request``."""
+        """Count a streamed response. Raises the same errors as ``request``."""
         if self._limits is not None and self._stream is None:
             await gate()
             name = random_part()
@@ -166,7 +169,10 @@ class Allowance:
 
     @asynccontextmanager
     async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Count a background response that is created inside, until it ends or its creation fails. Raises as `request`."""
+        """Count the background response that the body creates, until it ends or its creation fails.
+
+        Raises the same errors as ``request``.
+        """
         await gate()
         if self._limits is None or not await self._limits.enter("background", owner, response_id):
             yield
@@ -183,7 +189,7 @@ class Allowance:
 
 
 class RateLimitMiddleware:
-    """Give each request to `app` an allowance, which `allowance_of` returns."""
+    """Give each request an allowance, which `app` gets from `allowance_of`."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app
@@ -201,8 +207,8 @@ class RateLimitMiddleware:
 async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
     """Observe a response on the WebSocket with this ASGI `scope`, and count it as a request.
 
-    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited`, and what `verify`
-    raises.
+    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` and the errors of
+    `verify`.
     """
     with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
         await verify(caller)
@@ -211,6 +217,6 @@ async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], call
 
 
 def allowance_of(scope: Any) -> Allowance:
-    """Return the allowance of the request with this ASGI ``scope``, unlimited if there are no limits."""
+    """Return the allowance of the request with this ASGI ``scope``. It allows everything if no limits are set."""
     allowance: Allowance | None = scope.get(_KEY)
     return allowance or Allowance(None, scope)

@@ -1,10 +1,10 @@
-"""The standalone server: uvicorn, with a drain, and with three gaps of its protocols closed.
+"""The standalone server: uvicorn with a drain, and with fixes for three weaknesses of its protocols.
 
-- httptools skips the body of a request for an upgrade, and uvicorn goes on reading: a body that arrives in a later segment is
-  parsed as another request, which no proxy in front has seen. Such a request is refused and its connection closed.
-- uvicorn appends the trailers of a chunked body to the request's headers, where a proxy in front has not checked them. They are
-  dropped (RFC 9110, section 6.5.1).
-- uvicorn bounds the message that one WebSocket receives, but not the messages of all WebSockets together.
+- httptools skips the body of an upgrade request. If the body arrives in a later segment, uvicorn parses it as another request,
+  which no proxy in front has seen. We refuse such a request and close its connection.
+- uvicorn appends the trailers of a chunked body to the request's headers, although no proxy in front has checked them. We drop
+  trailers (RFC 9110, section 6.5.1).
+- uvicorn limits the size of each WebSocket message, but not of the messages of all WebSockets together. We limit that, too.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ logger = logging.getLogger(__name__)
 __all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
 
 END_TIMEOUT = 12.0
-"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent meanwhile, which
-takes up to 10 s while Redis is away."""
+"""Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent during this time,
+which takes up to 10 s while Redis is unavailable."""
 
 _TRY_AGAIN_LATER = 1013
 
 
 class DrainingServer(uvicorn.Server):
-    """Give the requests in progress `drain_timeout` seconds at the end, then fail their responses.
+    """A uvicorn server that drains before it exits.
 
-    Proxied streams are cut then. uvicorn itself cancels requests, and logs errors, `config.timeout_graceful_shutdown` seconds
-    after the signal; set it to `drain_timeout + END_TIMEOUT`. A second signal ends the drain, a third one the process.
+    After the first signal, requests in progress have `drain_timeout` seconds to finish; then their responses fail and proxied
+    streams are cut. A second signal ends the drain, a third ends the process. uvicorn itself cancels requests, and logs errors,
+    `config.timeout_graceful_shutdown` seconds after the first signal; set that to `drain_timeout + END_TIMEOUT`.
     """
 
     def __init__(self, config: uvicorn.Config, app: Dispatcher, drain_timeout: float, on_start: Callable[[], None]) -> None:
-        """`on_start` is called in the event loop when the server listens."""
+        """`on_start` is called in the event loop once the server is listening."""
         super().__init__(config)
         self._app = app
         self._drain_timeout = drain_timeout
@@ -58,14 +59,14 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def address(self) -> Any:
-        """The address of the socket that listens."""
+        """The address of the listening socket."""
         return self.servers[0].sockets[0].getsockname()
 
     def stop(self) -> None:
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's method would raise the signal again after the shutdown: the exit status would not be 0.
+        # uvicorn's method would raise the signal again after the shutdown, so that the exit status would not be 0.
         if not self.should_exit:
             self.stop()
         elif not self._hurry.is_set():
@@ -100,16 +101,16 @@ class DrainingServer(uvicorn.Server):
         await self._app.fail_runs()
 
     def _in_progress(self) -> str:
-        """Return what has not ended, in words; "" if there is nothing."""
+        """Describe the unfinished requests and background responses in words. Returns "" if there are none."""
         counts = {"requests": len(self.server_state.tasks), "background responses": self._app.running_jobs}
         return " and ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in counts.items() if count)
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on httptools, restricted to upgrades to WebSocket by a GET without a body.
+    """uvicorn's httptools protocol. The only upgrade that it accepts is a GET without a body, to WebSocket.
 
-    An upgrade to another protocol is ignored, and the connection closed after the answer. A refused upgrade and invalid HTTP
-    get a 400 in OpenAI's shape.
+    An upgrade to another protocol is ignored, and the connection is closed after the answer. Refused upgrades and invalid HTTP
+    get a 400 in OpenAI's format.
     """
 
     _refusal: BadRequest | None = None
@@ -117,16 +118,16 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.headers = []  # uvicorn appends trailers to this list, which would otherwise be the application's headers
+            self.headers = []  # uvicorn appends trailers to this list, so it must no longer be the application's headers
             return
         before = self.cycle
         try:
             self._check_upgrade()
         except BadRequest as error:
             self._refusal = error
-            raise  # the parser reports it as an error of the request
+            raise  # the parser reports it to uvicorn, which calls send_400_response
         super().on_headers_complete()
-        if self.cycle is not before:  # the application gets it as a plain request
+        if self.cycle is not before:  # not a WebSocket: the application gets it as a plain request
             self.cycle.keep_alive = False
 
     def _check_upgrade(self) -> None:
@@ -139,11 +140,12 @@ class HTTPProtocol(HttpToolsProtocol):
 
     @property
     def answered(self) -> dict[str, Any] | None:
-        """The scope of the request whose response has begun and not ended."""
+        """The scope of the request whose response has started but not ended, or None."""
         return None if self._is_idle() or not self.cycle.response_started else dict(self.cycle.scope)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer and close the connection, after the answers to earlier requests and never within one of them."""
+        """Send a 400 and close the connection. While an earlier request is being answered, send nothing: the connection closes
+        after that answer, or at once if its request is incomplete."""
         if self._is_idle() or self._is_first_and_unanswered():
             self.transport.write(self._answer_to(msg))
             self.transport.close()
@@ -153,11 +155,11 @@ class HTTPProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _is_idle(self) -> bool:
-        """Whether no request is being answered or waits for its answer."""
+        """Return whether all requests on the connection have been answered."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]  # at first it is None
 
     def _is_first_and_unanswered(self) -> bool:
-        """Whether the error is in the body of the only request, and its answer has not started."""
+        """Return whether the error is in the body of the only request, and its answer has not started."""
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _answer_to(self, message: str) -> bytes:
@@ -173,7 +175,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, with the memory of incomplete messages bounded by `inbound`."""
+    """uvicorn's WebSocket protocol, in which `inbound` limits the memory of incomplete messages."""
 
     inbound: ClassVar[Inbound]
 
@@ -192,7 +194,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(data)
 
     async def receive(self) -> Any:
-        # uvicorn stops reading after a complete message until the application has received it.
+        # After a complete message, uvicorn stops reading until the application has received it.
         message = await super().receive()
         self._receiving.clear()
         return message
@@ -202,10 +204,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Leave it to the application to close the WebSocket, after its last response. uvicorn would close it at once."""
+        """Let the application close the WebSocket after its last response. uvicorn would close it at once."""
         if not self.handshake_complete:
             super().shutdown()
 
 
 def websocket_protocol(inbound: Inbound) -> type[WebSocketProtocol]:
+    """Return a protocol class whose connections share `inbound`."""
     return type("WebSocketProtocol", (WebSocketProtocol,), {"inbound": inbound})

@@ -19,17 +19,17 @@ from ..upstream import Upstream
 from .error_response import ErrorResponse
 from .telemetry import TelemetryMiddleware
 
-# The members of the host's scope that calls outside a request inherit.
+# The members of the host's scope that are passed to calls outside a request.
 _OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
 _UPGRADE = {"upgrade": "HTTP/1.1"}
 _END_TIMEOUT = 5.0
-"""Seconds until failed responses must be stored when the lifespan ends."""
+"""Maximum seconds for storing failed responses when the lifespan ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The application for our paths, its foreground runs, its background jobs (None without stored state) and the upstream."""
+    """The application for our paths, and the objects that the middleware needs from it. `jobs` is None without stored state."""
 
     routes: ASGIApp
     drain: Drain
@@ -38,11 +38,11 @@ class Application:
 
 
 OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
-"""Open the application. The argument holds the members of the host's scope that calls outside a request inherit."""
+"""Open the application. The argument holds the members of the host's scope that are passed to calls outside a request."""
 
 
 class Dispatcher:
-    """Pass our paths to the application and all others to `app`; open and close the application with the lifespan."""
+    """Pass requests for our paths to the application, and all others to `app`. The application is open during the lifespan."""
 
     def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
         self.app = app
@@ -74,18 +74,18 @@ class Dispatcher:
                     raise
 
     def _check(self, scope: Scope) -> None:
-        """Refuse upgrades on any path that the host's server may have read otherwise, and WebSockets where there are none."""
+        """Refuse upgrade requests that the host's server may have misread, and WebSockets if they are turned off."""
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and self.serves(scope):
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers=_UPGRADE)
 
     def serves(self, scope: Scope) -> bool:
-        """Whether the request is for the application."""
+        """Return whether the request with this ASGI `scope` is for the application."""
         return self._our_path(scope) is not None
 
     def _our_path(self, scope: Scope) -> str | None:
-        """Return the path from `/v1` on, or None if it is not ours. Hosts include their `root_path` or leave it out."""
+        """Return the path from `/v1` on, or None if it is not ours. Some hosts include their `root_path` in the path."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root + "/"):
@@ -120,7 +120,7 @@ class Dispatcher:
         except StartupError as error:  # the server logs the message instead of a traceback
             await send({"type": "lifespan.startup.failed", "message": f"responses_mw: {error}"})
         finally:
-            await self._close()  # an application that raises sends nothing
+            await self._close()  # for an application that raises instead of sending a message
 
     async def _open(self, scope: Scope) -> Application:
         async with self._opening:
@@ -130,17 +130,17 @@ class Dispatcher:
             return self._application
 
     async def _open_late(self, scope: Scope) -> Application:
-        """Open on the first request of a host without lifespan, until the event loop ends."""
+        """Open the application on the first request if the host runs no lifespan. It is closed when the event loop ends."""
         opened = await self._open(scope)
         if opened.jobs:
             opened.jobs.work()
-        if self._closing is None or self._closing.done():  # of an earlier event loop
+        if self._closing is None or self._closing.done():  # done: it belonged to an earlier event loop
             self._closing = asyncio.create_task(self._close_with_the_loop())
         return opened
 
     async def _close_with_the_loop(self) -> None:
         try:
-            await asyncio.get_running_loop().create_future()  # the loop cancels it at its end
+            await asyncio.get_running_loop().create_future()  # asyncio.run cancels this task at its end
         finally:
             await self._close()
 
@@ -151,7 +151,7 @@ class Dispatcher:
 
     @property
     def running_jobs(self) -> int:
-        """The number of background responses that this process runs."""
+        """The number of background responses running in this process."""
         jobs = self._application.jobs if self._application else None
         return jobs.running if jobs else 0
 
@@ -168,7 +168,7 @@ class Dispatcher:
             await self._application.drain.fail_runs()
 
     async def _drain(self) -> None:
-        """Drain in the lifespan, for hosts that do not call `stop`. They have waited for open requests, or cancelled them."""
+        """Drain when the lifespan ends, for hosts that do not call `stop`. Their requests have ended or been cancelled."""
         self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):

@@ -1,4 +1,4 @@
-"""Periodic measurements: the queue, the memory of Redis, the upstream, the event loop."""
+"""Periodic measurements of the queue, Redis's memory, the upstream and the event loop."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def _measure_state(state: State) -> None:
         found = await state.queue.backlog()
         telemetry.QUEUE_DEPTH.set(found.jobs)
         telemetry.QUEUE_AGE.set(found.seconds)
-        await state.check()  # reports the memory
-    except StateUnavailable as error:  # counted where it failed
-        logger.debug("Redis is not measured: %s", error.message)
+        await state.check()  # records the memory
+    except StateUnavailable as error:  # the state has counted the failure
+        logger.debug("could not measure Redis: %s", error.message)
 
 
 async def _measure_upstream(is_up: Callable[[], Awaitable[bool]]) -> None:
@@ -61,7 +61,7 @@ async def _measure_upstream(is_up: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def _measure_lag() -> None:
-    """Measure how late a timer wakes up: everything else in this process waits as long."""
+    """Measure how late a timer fires. Every other task of this process is delayed as much."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL

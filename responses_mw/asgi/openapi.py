@@ -1,7 +1,7 @@
-"""The description of our routes as an OpenAPI 3.1 document, made from the table of routes.
+"""The OpenAPI 3.1 document of our routes, generated from the table of routes.
 
-It describes what this server checks: methods, parameters, the members of bodies, errors. Responses, items and events are
-OpenAI's, and described only as far as needed to distinguish them.
+It describes what this server checks: methods, parameters, the members of bodies, and errors. Responses, items and events are
+defined by OpenAI; the document describes them only as far as is needed to tell them apart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEW_ITEMS: Schema = {**_ITEMS, "maxItems": MAX_NEW_ITEMS}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path: its `endpoint`, a method of the class `owner`, and what it takes and answers.
+    """An HTTP method of a path: its `endpoint`, which is a method of the class `owner`, its input and its output.
 
     `answer` and `body` name schemas; `query` and `headers` name parameters.
     """
@@ -78,7 +78,7 @@ def _body(required: tuple[str, ...] = (), **members: Schema) -> Schema:
 
 
 def _schemas(*, closed: bool) -> dict[str, Schema]:
-    """Return the schemas of bodies and answers. `closed`: unknown members of a create are refused."""
+    """Return the schemas of bodies and answers. If `closed`, `CreateResponse` allows no unknown members."""
     create = create_schema(closed=closed)
     compacted = {name: create["properties"].get(name, {}) for name in sorted(COMPACT_MEMBERS)}
     return {
@@ -131,7 +131,10 @@ def _content(name: str) -> Schema:
 def describe(
     routes: Mapping[str, Mapping[str, Operation]], base_path: str = "", *, needs_key: bool = False, closed: bool = False
 ) -> Schema:
-    """Return the document. `needs_key`: an API key of ours is required; otherwise the upstream judges the credential."""
+    """Return the document. If `needs_key`, an API key is required; otherwise the upstream checks the credential.
+
+    If `closed`, `CreateResponse` allows no unknown members.
+    """
     security: list[Schema] = [{"key": []}] if needs_key else [{}, {"key": []}]
     return {
         "openapi": "3.1.0",
@@ -165,7 +168,7 @@ def _operation(path: str, operation: Operation) -> Schema:
     return described
 
 
-_FAILED: Schema = {"description": "An error in OpenAI's shape.", "content": _content("Error")}
+_FAILED: Schema = {"description": "An error in OpenAI's format.", "content": _content("Error")}
 
 
 def _answer(operation: Operation) -> Schema:

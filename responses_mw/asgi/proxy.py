@@ -2,11 +2,11 @@
 
 1. Path, query, bodies and headers pass unchanged, except hop-by-hop headers (RFC 9110, section 7.6.1), `Host` and
    `X-Forwarded-*`.
-2. Bodies are streamed in both directions with backpressure: one read is one write.
-3. When the client leaves, the upstream's connection is closed at once.
-4. If the upstream breaks off, the client's response never ends cleanly.
-5. Framing is created anew on each side. A body that does not match the client's `Content-Length` is refused, or breaks the
-   upstream's connection.
+2. Bodies are streamed in both directions with backpressure. Each chunk read is written at once.
+3. When the client disconnects, the connection to the upstream is closed at once.
+4. If the upstream's response is interrupted, the client's response never ends cleanly.
+5. Each side has its own framing. If a body does not match the client's `Content-Length`, the request is refused, or the
+   connection to the upstream is closed.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# The server in front sends "100 Continue" when we read the body.
+# Host and Content-Length are set again, X-Forwarded-For is extended. Our own server answers Expect when we read the body.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
-# Their length is announced even if it is 0 (RFC 9110, section 8.6).
+# Requests with these methods have a Content-Length even if it is 0 (RFC 9110, section 8.6).
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 _CLOSE = {"connection": "close"}
 
 
 class ReverseProxy:
-    """An ASGI application that passes every request to `upstream` (`http://vllm:8000`, with or without a base path).
+    """An ASGI application that passes requests to `upstream` (`http://vllm:8000`, with or without a base path).
 
-    `base_path` (`/openai`) is removed from the paths that have it. `passable` limits the requests that pass; without it, all
-    but CONNECT and TRACE do. `body_timeout` is the maximum number of seconds between two pieces of a request's body. The
-    `client` has timeouts of its own, and is closed at the end of the lifespan.
+    `base_path` (`/openai`) is removed from the paths that begin with it. `passable` limits the requests that pass; without it,
+    all but CONNECT and TRACE pass. `body_timeout` is the maximum number of seconds between two pieces of a request's body. The
+    `client` has its own timeouts, and is closed at the end of the lifespan.
 
-    Errors are 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the client stops sending its
-    body, 400 for invalid framing, and 501 for a WebSocket. Raises `UpstreamError` if the upstream breaks off within a response:
-    the server then closes the client's connection without ending the body.
+    The status of errors is 502 if the upstream cannot be reached, 504 if it does not answer in time, 408 if the client stops
+    sending its body, 400 for invalid framing, and 501 for a WebSocket. Raises `UpstreamError` if the upstream's response is
+    interrupted: the server then closes the client's connection without ending the body.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ReverseProxy:
         if scope["type"] == "http":
             await self._pass(scope, receive, send)
         elif scope["type"] == "websocket":
-            error = UpstreamError("WebSockets are not relayed", status=501, code="websocket_not_supported")
+            error = UpstreamError("WebSockets are not proxied.", status=501, code="websocket_not_supported")
             await ErrorResponse(error)(scope, receive, send)
         else:
             await self._lifespan(receive, send)
@@ -123,13 +123,13 @@ class ReverseProxy:
         except asyncio.CancelledError:
             await _end_cancelled(exchange, scope, receive, send)
         if exchange.failure is not None:
-            raise UpstreamError(f"The upstream broke off its response: {exchange.failure!r}")
+            raise UpstreamError(f"The upstream closed the connection before its response was complete: {exchange.failure!r}")
 
     def _check(self, scope: Scope, path: bytes) -> None:
         """Check the head of the request. Raises `APIError`."""
         method: str = scope["method"]
         check_upgrade(method, scope["headers"])
-        if method == "TRACE":  # it would show the client the headers that we add
+        if method == "TRACE":  # its response would show the client the headers that we add
             raise MethodNotAllowed("Method TRACE is not passed on.", headers={"allow": "GET, HEAD, OPTIONS, POST"})
         if self._base_path or self._passable is not None:
             check_path(path)
@@ -137,7 +137,10 @@ class ReverseProxy:
             self._passable.check(method, path)
 
     async def _body(self, framing: BodyFraming, receive: Receive) -> bytes | _RequestBody | None:
-        """Return the body as bytes if it is complete, else as a stream, or None if the client has left. Raises `APIError`."""
+        """Return the body: bytes if it has arrived in one piece, else a stream, or None if the client has disconnected.
+
+        Raises `APIError`.
+        """
         first = await _next_message(receive, self._body_timeout if framing.has_body else None)
         if first["type"] == "http.disconnect":
             return None
@@ -145,14 +148,14 @@ class ReverseProxy:
         return body if first.get("more_body", False) else await anext(body)
 
     async def _relay(self, exchange: _Exchange, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request and pass the response back."""
+        """Send the request to the upstream and pass the response to the client."""
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
         except APIError as error:  # in the request's body
             await ErrorResponse(error)(scope, receive, send)
             return
         except httpx.TransportError as error:
-            logger.warning("No answer from the upstream to %s %s: %r", request.method, request.url.path, error)
+            logger.warning("no answer from the upstream to %s %s: %r", request.method, request.url.path, error)
             await ErrorResponse(_unanswered(error))(scope, receive, send)
             return
         exchange.has_started = True
@@ -175,7 +178,7 @@ class ReverseProxy:
             raise BadRequest(f"The request's target is not valid: {error}") from None
         stream, framing = _framed(scope, body)
         headers = [(b"host", self._upstream.netloc), *_request_headers(scope), *framing]
-        # httpx normalises the path of its URL; it sends "target" unchanged.
+        # httpx normalizes the path of a URL, but sends "target" unchanged.
         extensions = {"target": target, "timeout": self._client.timeout.as_dict()}
         return httpx.Request(scope["method"], url, headers=headers, stream=stream, extensions=extensions)
 
@@ -199,7 +202,7 @@ class ReverseProxy:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A request and its response. `failure` broke the response off."""
+    """Whether the response to a request has started, and the `failure` that interrupted it, if any."""
 
     has_started: bool = False
     failure: httpx.TransportError | APIError | None = None
@@ -208,8 +211,9 @@ class _Exchange:
 class _RequestBody(httpx.AsyncByteStream):
     """The body of a request, read from the client as the upstream accepts it.
 
-    `over` is set when nothing more will come, and `aborted` if the client left before the end. Raises `BadRequest` before it
-    yields a byte beyond the announced length, or if the body is shorter; `RequestTimeout` if it stops.
+    `over` is set after the client's last message. `aborted` is true if the client disconnected before the end. Iterating raises
+    `BadRequest` if the body is shorter than announced, or before it yields a byte beyond the announced length. It raises
+    `RequestTimeout` if the client stops sending.
     """
 
     def __init__(self, first: Message, receive: Receive, framing: BodyFraming, timeout: float) -> None:
@@ -244,7 +248,7 @@ class _RequestBody(httpx.AsyncByteStream):
         self._left -= size
         if self._left < 0 or (self._left and not more):
             raise BadRequest(
-                "The length of the request's body is not its Content-Length.", code="invalid_framing", headers=_CLOSE
+                "The length of the request body does not match its Content-Length.", code="invalid_framing", headers=_CLOSE
             )
 
 
@@ -256,7 +260,7 @@ async def _next_message(receive: Receive, seconds: float | None) -> Message:
         with anyio.fail_after(seconds):
             return await receive()
     except TimeoutError:
-        raise RequestTimeout(f"The request's body stopped for {seconds:g} s.") from None
+        raise RequestTimeout(f"No data of the request body arrived for {seconds:g} s.") from None
 
 
 def _framing_of(scope: Scope) -> BodyFraming:
@@ -267,7 +271,7 @@ def _framing_of(scope: Scope) -> BodyFraming:
 
 
 def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:
-    """Return the body as a stream, and the header that announces it."""
+    """Return the body as a stream, and the headers that announce it."""
     if isinstance(body, _RequestBody):
         if body.framing.length is None:
             return body, [(b"transfer-encoding", b"chunked")]
@@ -277,7 +281,7 @@ def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream 
 
 
 async def _watch(receive: Receive, body: bytes | _RequestBody, exchange: anyio.CancelScope) -> None:
-    """Cancel the exchange when the client leaves. Until the body is over, only the body reads from the client."""
+    """Cancel the `exchange` when the client disconnects. Until the body is over, only the body reads from the client."""
     if isinstance(body, _RequestBody):
         await body.over.wait()
     if isinstance(body, bytes) or not body.aborted:
@@ -295,7 +299,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _request_headers(scope: Scope) -> Headers:
-    """Return the client's headers with `X-Forwarded-*`: `-For` extended, the others set unless a proxy in front set them."""
+    """Return the client's headers with `X-Forwarded-*`. `-For` is extended; the others are set unless a proxy has set them."""
     headers = _end_to_end(scope["headers"])
     present = dict(headers)
     client, server = scope.get("client"), scope.get("server")
@@ -314,23 +318,23 @@ def _request_headers(scope: Scope) -> Headers:
 def _response_headers(response: httpx.Response) -> Headers:
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
-        # A 304 may announce the length that a 200 would have, but its own body is empty.
+        # A 304 may announce the length of the equivalent 200, although its own body is empty.
         return [(name, value) for name, value in headers if name != b"content-length"]
     return headers
 
 
 async def _send_response(response: httpx.Response, send: Send) -> None:
-    """Send all but the end of the body."""
+    """Send the response except for the end of its body."""
     await send({"type": "http.response.start", "status": response.status_code, "headers": _response_headers(response)})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-    """End a request that the server cancels, which it does at its shutdown.
+    """End a request that the server has cancelled because it is shutting down.
 
-    The cancellation ends here: uvicorn would log it with a traceback, and answer with a 500. A response that has started stays
-    incomplete, so that uvicorn closes the connection.
+    The cancellation is not propagated: uvicorn would log it with a traceback, and answer with a 500. A response that has started
+    stays incomplete, so that uvicorn closes the connection.
     """
     task = asyncio.current_task()
     if task is not None:

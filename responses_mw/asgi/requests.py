@@ -1,4 +1,4 @@
-"""Read requests (caller, body, query), and show stored items as the API returns them."""
+"""Read the caller, body and query of requests, and show stored items as the API returns them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .inbound import BODY_TIMEOUT, Inbound, Receiving
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
-"""The member of a routed request's scope that holds the host's own scope, without our path and router."""
+"""The member of a routed request's scope that holds the host's scope, which does not have our path and router."""
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
@@ -37,7 +37,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """A page of a list: items after or before the item with an id, in an order."""
+    """The page of a list that a request selects. `after` and `before` are ids of items; `order` is `asc` or `desc`."""
 
     after: str | None
     before: str | None
@@ -46,7 +46,7 @@ class Paging:
 
 
 class RequestParser:
-    """Parse the body of a request for a response: one that creates it, compacts its history or counts its tokens."""
+    """Parses the bodies of requests that create a response, compact a history or count tokens."""
 
     def __init__(self, prompts: Prompts, *, refuses_unknown: bool = False) -> None:
         self._prompts = prompts
@@ -54,7 +54,7 @@ class RequestParser:
         self._limits = REQUEST_LIMITS
 
     def parse(self, body: Any, size: int) -> CreateResponse:
-        """Return the request with its prompt template applied. `size` is that of the body in bytes. Raises `BadRequest`."""
+        """Return the request with its prompt template applied. `size` is the body's size in bytes. Raises `BadRequest`."""
         return self.resolve_and_parse(body, size)[1]
 
     def resolve_and_parse(self, body: Any, size: int) -> tuple[Any, CreateResponse]:
@@ -66,9 +66,10 @@ class RequestParser:
 
 
 class Reader:
-    """Read callers and bodies of requests. `forward_headers` names the headers that the upstream gets."""
+    """Reads the callers and the bodies of requests."""
 
     def __init__(self, limits: LimitSettings, auth: AuthSettings, forward_headers: Iterable[str]) -> None:
+        """`forward_headers` are the names of the headers that the upstream gets in addition to `authorization`."""
         self._auth = auth
         self._max_bytes = limits.max_request_bytes
         self._limits = REQUEST_LIMITS
@@ -76,7 +77,7 @@ class Reader:
         self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
 
     def caller(self, request: HTTPConnection) -> Caller:
-        """Return the caller. Raises `BadRequest` or `Forbidden` for an invalid tenant."""
+        """Return the caller of the request. Raises `BadRequest` or `Forbidden` for an invalid tenant."""
         headers: dict[str, str] = {}
         for raw, value in request.scope["headers"]:
             if raw in self._forwarded:
@@ -90,7 +91,7 @@ class Reader:
         )
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
-        """Call `parse` with the decoded body and its size in bytes. Raises `APIError`."""
+        """Return what `parse` returns for the decoded body and its size in bytes. Raises `APIError`."""
         with self._inbound.receiving() as receiving:
             data = await self._body(request, receiving)
             return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
@@ -105,10 +106,10 @@ class Reader:
             async with asyncio.timeout(BODY_TIMEOUT) as waiting:
                 return await self._whole(request, receiving, waiting)
         except TimeoutError:
-            raise RequestTimeout(f"The request's body stopped for {BODY_TIMEOUT:g} s.") from None
+            raise RequestTimeout(f"No data of the request body arrived for {BODY_TIMEOUT:g} s.") from None
 
     async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
-        """Return the body. Each piece restarts the timeout."""
+        """Return the whole body. Each piece restarts the timeout."""
         chunks, size, is_whole = [], 0, False
         while not is_whole:
             message = await request.receive()
@@ -126,7 +127,7 @@ class Reader:
 
 
 def paging(request: Request) -> Paging:
-    """Return the page that the query selects. The default is the newest 20 items."""
+    """Return the page that the query selects, by default the newest 20 items. Raises `BadRequest`."""
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
@@ -134,7 +135,7 @@ def paging(request: Request) -> Paging:
 
 
 def number(request: Request, name: str, default: int) -> int:
-    """Return a query parameter as an integer."""
+    """Return a query parameter as an integer. Raises `BadRequest`."""
     value = request.query_params.get(name)
     if value is None:
         return default
@@ -144,12 +145,12 @@ def number(request: Request, name: str, default: int) -> int:
 
 
 def flag(request: Request, name: str) -> bool:
-    """Return a boolean query parameter, by default false."""
+    """Return a boolean query parameter, by default false. Raises `BadRequest`."""
     return checks.one_of(request.query_params.get(name, "false").lower(), name, {"true", "false"}) == "true"
 
 
 def included(request: Request) -> frozenset[str]:
-    """Return the values of `include`."""
+    """Return the values of the query parameter `include`. Raises `BadRequest` for an unknown one."""
     query = request.query_params
     values = [*query.getlist("include"), *query.getlist("include[]")]
     return frozenset(checks.one_of(value, "include", INCLUDABLE) for value in values)
@@ -163,7 +164,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {"output_text": {"annotations": []}, "inp
 
 
 def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
-    """Return a page of items as a list object."""
+    """Return a page of items as the API's list object."""
     items = page.items
     return {
         "object": "list",
@@ -175,7 +176,8 @@ def listed(page: Page, include: frozenset[str]) -> dict[str, Any]:
 
 
 def shown(item: Item, include: frozenset[str]) -> Item:
-    """Return an item with the defaults and types of parts that its sender may have left out or varied."""
+    """Return `item` as the API returns it: parts with their standard types and default members, and without members that
+    `include` does not request."""
     item = document.shown(item, include)
     member = _PARTS.get(item["type"], "")
     parts = item.get(member)

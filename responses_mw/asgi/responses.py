@@ -1,4 +1,4 @@
-"""The Responses API (OpenAI reference, "Responses"), with compaction and the count of input tokens."""
+"""The Responses API (OpenAI reference, "Responses"), including compaction and the counting of input tokens."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ResponseRoutes:
     ) -> ASGIApp:
         if self._jobs is None:
             raise NotSupported(
-                "'background' needs stored state, which this server does not have: configure Redis.", param="background"
+                "'background' needs stored state, but this server has none: configure Redis.", param="background"
             )
         await self._upstream.verify(caller)
         await self._jobs.check_secrets()
@@ -109,7 +109,7 @@ class ResponseRoutes:
     async def _queued(
         self, jobs: JobService, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> Document:
-        """Create a background response and return its document."""
+        """Queue a background response and return its document."""
         gate = partial(self._upstream.verify, caller)
         run = await self._runner.prepare(parsed, caller)
         await self._runner.check(run)
@@ -123,7 +123,7 @@ class ResponseRoutes:
         return document
 
     async def connect(self, request: Request) -> ASGIApp:
-        """``GET /v1/responses``: refuse the upgrade of a WebSocket that the server in front has taken for a plain request."""
+        """``GET /v1/responses``: refuse a plain GET, and an upgrade to WebSocket that the ASGI server does not support."""
         if request.headers.get("upgrade", "").lower() == "websocket":
             raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
         raise MethodNotAllowed("Method GET is not allowed for /v1/responses.", headers={"allow": "POST"})
@@ -137,7 +137,7 @@ class ResponseRoutes:
         stored = await state.responses.get(response_id, caller.owner)
         annotate(response=stored.document)
         if stored.lost:
-            with suppress(StateUnavailable):  # as it is, it can be read all the same
+            with suppress(StateUnavailable):  # return the response as it is stored
                 await jobs.settle(response_id)
                 stored = await state.responses.get(response_id, caller.owner)
         if not streamed:
@@ -151,7 +151,7 @@ class ResponseRoutes:
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
         _, jobs, caller, response_id = await self._stored(request)
-        if self._cache is not None:  # first, so that the client can retry if it fails
+        if self._cache is not None:  # before the response is deleted, so that the client can retry if this fails
             await self._cache.forget(caller.owner, response_id)
         await jobs.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -171,7 +171,7 @@ class ResponseRoutes:
         return JSONResponse(listed(page, include))
 
     async def compact(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/compact``: nothing is stored."""
+        """``POST /v1/responses/compact``. Nothing is stored."""
         parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
         caller = self._reader.caller(request)
         await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
@@ -183,20 +183,23 @@ class ResponseRoutes:
         return CompactionResponse(documents(), self._settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
-        """``POST /v1/responses/input_tokens``: count the tokens of the request that a create would send."""
+        """``POST /v1/responses/input_tokens``: count the tokens of the chat request that ``create`` would send."""
         parsed = await self._reader.read(request, self._parse_counted)
         caller = self._reader.caller(request)
-        await self._upstream.verify(caller)  # some tokenizers need no credential
+        await self._upstream.verify(caller)  # some upstreams tokenize without a credential
         count = await self._runner.count_tokens(parsed, caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     def _parse_counted(self, body: Any, size: int) -> CreateResponse:
         if isinstance(body, dict) and body.pop("personality", None) is not None:
-            checks.unsupported("personality", "it belongs to OpenAI's models.")
+            checks.unsupported("personality", "only OpenAI's models have it.")
         return replace(self._parser.parse(body, size), stream=False, store=False, background=False)
 
     async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
-        """Return what a request about a stored response needs, once its credential is accepted."""
+        """Return the state, the jobs, the caller and the id of a stored response, once the caller is accepted.
+
+        Raises `NotFound` without state.
+        """
         caller, response_id = self._reader.caller(request), request.path_params["response_id"]
         await self._upstream.verify(caller)
         if self._state is None or self._jobs is None:
@@ -205,20 +208,20 @@ class ResponseRoutes:
 
 
 def _listed_names(names: Iterable[str]) -> str:
-    """The first of `names` as a header's value."""
+    """Return the first few `names` as a header's value."""
     listed = sorted(_NOT_IN_NAMES.sub("_", name[:_MAX_NAME]) for name in names)
     return ", ".join(listed[:_MAX_NAMES] + ["..."] * (len(listed) > _MAX_NAMES))
 
 
 def _starting_after(request: Request) -> int:
-    """Return the number of the last event that the client has, or -1."""
+    """Return the sequence number of the last event that the client has, or -1."""
     if "starting_after" not in request.query_params:
         return -1
     return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=_MAX_SEQUENCE_NUMBER)
 
 
 class CompactionResponse(EventResponse):
-    """Answer with the document that the run yields."""
+    """Answer with the compaction that the run yields."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for compacted in self._run:

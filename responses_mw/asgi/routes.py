@@ -51,7 +51,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
     },
     "/v1/responses/input_tokens": {
         "POST": Operation(
-            ResponseRoutes, ResponseRoutes.count_tokens, "Count the tokens of a create.", "InputTokens", body="CreateResponse"
+            ResponseRoutes, ResponseRoutes.count_tokens, "Count the input tokens.", "InputTokens", body="CreateResponse"
         )
     },
     "/v1/responses/{response_id}": {
@@ -63,7 +63,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
             query=("include", "stream", "starting_after", "include_obfuscation"),
             streams=True,
         ),
-        "DELETE": Operation(ResponseRoutes, ResponseRoutes.delete, "Delete a response; cancel it first if it runs.", "Deleted"),
+        "DELETE": Operation(ResponseRoutes, ResponseRoutes.delete, "Delete a response; cancel it if it is running.", "Deleted"),
     },
     "/v1/responses/{response_id}/cancel": {
         "POST": Operation(ResponseRoutes, ResponseRoutes.cancel, "Cancel a background response.", "Response")
@@ -72,7 +72,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
         "GET": Operation(
             ResponseRoutes,
             ResponseRoutes.input_items,
-            "List what the model was given.",
+            "List the input items of a response.",
             "ItemList",
             query=("include", "after", "before", "limit", "order"),
         )
@@ -85,15 +85,15 @@ ROUTES: dict[str, dict[str, Operation]] = {
     _ONE: {
         "GET": Operation(ConversationRoutes, ConversationRoutes.retrieve, "Retrieve a conversation.", "Conversation"),
         "POST": Operation(
-            ConversationRoutes, ConversationRoutes.update, "Replace its metadata.", "Conversation", body="UpdateConversation"
+            ConversationRoutes, ConversationRoutes.update, "Replace the metadata.", "Conversation", body="UpdateConversation"
         ),
-        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete, "Delete it and its items.", "Deleted"),
+        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete, "Delete a conversation and its items.", "Deleted"),
     },
     f"{_ONE}/items": {
         "POST": Operation(
             ConversationRoutes,
             ConversationRoutes.create_items,
-            "Append items.",
+            "Append items to a conversation.",
             "ItemList",
             query=("include",),
             body="CreateItems",
@@ -101,7 +101,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
         "GET": Operation(
             ConversationRoutes,
             ConversationRoutes.items,
-            "List its items.",
+            "List the items of a conversation.",
             "ItemList",
             query=("include", "after", "limit", "order"),
         ),
@@ -111,13 +111,13 @@ ROUTES: dict[str, dict[str, Operation]] = {
         "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete_item, "Delete an item.", "Conversation"),
     },
 }
-"""The operations of each path by method, for the router and for `openapi`."""
+"""The operations of each path, by HTTP method. The router and the OpenAPI document are made from them."""
 
 
 class Routes:
-    """Serve everything under `/v1/responses` and `/v1/conversations`.
+    """An ASGI application that serves all paths under `/v1/responses` and `/v1/conversations`.
 
-    An unknown path is a 404 in OpenAI's shape, never the host's own. `scope["responses_mw.path"]` is the path from `/v1` on.
+    An unknown path gets a 404 in OpenAI's format, never the host's. `scope["responses_mw.path"]` is the path from `/v1` on.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Routes:
         await self._router({**scope, "path": path, HOST_SCOPE: scope}, receive, send)
 
     def _route(self, path: str, operations: Mapping[str, Operation], owners: Mapping[type, object]) -> Route:
-        """Return the route of `path` with an endpoint for each method."""
+        """Return the route for `path`, with an endpoint for each method."""
         endpoints: dict[str, Endpoint] = {
             method: partial(one.endpoint, owners[one.owner]) for method, one in operations.items()
         }

@@ -1,6 +1,6 @@
-"""HTTP responses made of the events of a run: a stream of server-sent events, or the document of the last event as JSON.
+"""HTTP responses made from the events of a run: a stream of server-sent events, or the document of the last event as JSON.
 
-If the client disconnects, the run is cancelled, and with it the request to the upstream.
+If the client disconnects, the run and its request to the upstream are cancelled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EventResponse:
         self._run = run
         self._settings = settings
         self.has_started = False
-        """Whether the response may have begun: an error cannot replace it then."""
+        """Whether the response may have started. Then an error can no longer replace it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:  # costs less per request than anyio's
@@ -55,10 +55,10 @@ class EventResponse:
             try:
                 await self._answer(scope, receive, send)
             except OSError:
-                logger.debug("the client left")  # some servers report it so
+                logger.debug("the client disconnected")  # some servers report this by an OSError
             except Exception as error:
                 if self.has_started:
-                    raise  # the server closes the connection within the response
+                    raise  # the server closes the connection, so that the client sees an incomplete response
                 response = error_response(error)
                 if response is not None:
                     await response(scope, receive, send)
@@ -68,7 +68,7 @@ class EventResponse:
 
 
 async def _watch(receive: Receive, reply: anyio.CancelScope) -> None:
-    """Cancel `reply` when the client leaves."""
+    """Cancel `reply` when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     reply.cancel()
@@ -89,7 +89,7 @@ class RunJSONResponse(EventResponse):
 
 
 class EventStreamResponse(EventResponse):
-    """Stream every event as it is made. Each batch is sent as one ASGI message, so no event is split."""
+    """Stream the events as they are made. Each batch is sent as one ASGI message, so no event is split."""
 
     def __init__(self, run: Run, settings: ServerSettings) -> None:
         super().__init__(run, settings)
@@ -99,7 +99,7 @@ class EventStreamResponse(EventResponse):
         self._keeping_alive: asyncio.Task[None] | None = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self._run)  # what fails up to here has a status of its own
+        first = await anext(self._run)  # an error up to here still sets the HTTP status
         self.has_started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         self._watch(send)
@@ -110,7 +110,7 @@ class EventStreamResponse(EventResponse):
         finally:
             self._timer.cancel()
             if self._keeping_alive is not None:
-                self._keeping_alive.cancel()  # a slow client takes its time for what follows, and nothing may come after it
+                self._keeping_alive.cancel()  # it may be blocked by a slow client, and nothing may follow the last event
         if not self._complete:
             annotate(outcome="interrupted")
         last = DONE_FRAME if self._settings.sse_done and self._complete else b""
@@ -122,14 +122,14 @@ class EventStreamResponse(EventResponse):
         return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
-        """Check once per interval whether anything was sent, so that a token needs no timer and a stream no task."""
+        """Check once per interval whether anything was sent. No token needs a timer then, and no stream a task."""
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
-            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer can start none in anyio's group
+            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer's callback cannot start one in a task group
         self._silent = True
         self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
-        with suppress(OSError):  # the client left
+        with suppress(OSError):  # the client disconnected
             await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
@@ -139,7 +139,10 @@ class EventStreamResponse(EventResponse):
 
 
 class LogStreamResponse(EventStreamResponse):
-    """Stream the log of a background response. Without a final batch there is no `[DONE]`: the client resumes elsewhere."""
+    """Stream the log of a background response.
+
+    If it ends without its final batch, no `[DONE]` is sent, and the client must resume on another replica.
+    """
 
     def __init__(self, batches: AsyncGenerator[Batch, None], settings: ServerSettings) -> None:
         super().__init__(batches, settings)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("responses_mw.access")
 
 CLIENT_LEFT = 499
-"""The status recorded where the client left before the answer began, as nginx does."""
+"""The status recorded if the client disconnected before the answer started, as in nginx."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -49,13 +49,13 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 class TelemetryMiddleware:
     """Observe the HTTP requests to `app`.
 
-    Each request has an id, the caller's `X-Request-Id` or a new one, which the answer's header returns. The cost per token is
-    one call that looks at two members of the message.
+    Each request has an id, the caller's `X-Request-Id` or a new one, which the answer returns in the same header. Each token
+    costs one call, which reads two members of the message.
     """
 
     def __init__(self, app: ASGIApp, route: str = "", *, traced: bool = True) -> None:
-        """`route` stands in for the path until `annotate` sets the route. Without `traced` there is no span, and the headers of
-        request and answer pass unchanged."""
+        """`route` is reported until `annotate` sets one. If `traced` is false, no span is created, and request and response
+        headers pass unchanged."""
         self._app = app
         self._route = route
         self._traced = traced
@@ -93,12 +93,12 @@ class TelemetryMiddleware:
 
 
 class _Answer:
-    """The status of an answer, whether it is a stream and whether it is complete, noted while it is sent."""
+    """Records the status of an answer, and whether it is a stream and complete, while sending it."""
 
     __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
     def __init__(self, send: Send, added: list[Headers]) -> None:
-        """`added` are headers for the answer, complete when its head is sent."""
+        """`added` collects headers until the answer starts."""
         self._send = send
         self._added = added
         self.status = 0
@@ -124,9 +124,9 @@ class _Answer:
 
 @contextmanager
 def websocket_request_span(kind: str, headers: Mapping[str, str], owner: str, key: str) -> Iterator[None]:
-    """Observe one request on a WebSocket, without the metrics of HTTP.
+    """Observe one request on a WebSocket, without HTTP metrics.
 
-    `kind` is the type of the message, `headers` (names in lower case) are those of the connection.
+    `kind` is the type of the message. `headers` (names in lower case) are the connection's headers.
     """
     request = RequestContext(f"websocket {kind}", _new_id(), owner, key)
     started = time.perf_counter()
@@ -184,7 +184,7 @@ def _measure(active: Mapping[str, str], request: RequestContext, status: int, du
 
 
 def _report(method: str, request: RequestContext, status: int, duration: float) -> None:
-    """Count the response. Write the access line, and a warning if the run failed, with the route instead of the path."""
+    """Count the response, log a warning if its run failed, and write the access line, which has the route, not the path."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
     if not logger.isEnabledFor(logging.INFO):

@@ -103,7 +103,7 @@ async def test_an_answer_without_end_is_broken_off(ask: Ask) -> None:
 async def test_a_compressed_answer_is_refused_unread(ask: Ask, kind: str) -> None:
     app = Endless(gzip.compress(b" " * (1 << 24)), content_type=kind, content_encoding="gzip")
     error = await _refused(app, ask)
-    assert error.message == "The upstream sent a body with the content-encoding 'gzip', which was not asked for."
+    assert error.message == "The upstream sent a body with the content-encoding 'gzip', which was not requested."
 
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)

@@ -1,11 +1,11 @@
-"""A WebSocket connection: its lanes, each with one running response.
+"""A WebSocket connection and its lanes, each of which has one running response.
 
-1. Frames are read as they arrive, so that a disconnect is noticed at once. A bounded number of requests wait in their lanes, in
+1. Frames are read as they arrive, so that a disconnect is noticed at once. A limited number of requests wait in their lanes, in
    order.
-2. Each response is a task that sends the events of its run. A client that does not read holds up `send`, and with it the runs
-   of its own connection.
-3. A connection has a maximum lifetime. After that it accepts no requests, and is closed when the running responses have ended.
-   So it is when the server shuts down.
+2. Each lane is a task that sends the events of its runs. A client that does not read blocks `send`, and thereby the runs of its
+   own connection.
+3. A connection has a maximum lifetime. After it, or when the server shuts down, the connection accepts no more requests, and is
+   closed when the running responses have ended.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .memory import ConnectionHistory, Share
 logger = logging.getLogger(__name__)
 
 MAX_LIFETIME = 3600.0
-"""Seconds after which a connection accepts no new responses, as at OpenAI. It is closed when the running ones have ended."""
+"""Seconds after which a connection accepts no new requests, as at OpenAI. It is closed when its responses have ended."""
 MAX_LANES = 32
-"""Maximum concurrent responses of a connection. More need another connection, which the limits of an owner count."""
+"""Maximum concurrent responses of a connection. More need another connection, and an owner's connections are limited."""
 
 Parse = Callable[[Any, int], CreateResponse]
 """Parse the body of a request, given its size. Raises `BadRequest`."""
@@ -47,12 +47,12 @@ Admission = Callable[[Caller], AbstractAsyncContextManager[None]]
 """Return the context manager for one response of a caller. Raises `APIError` if the response is not admitted."""
 
 MAX_WAITING = 64
-"""Maximum number of requests that wait in the lanes of a connection."""
+"""Maximum number of waiting requests in all lanes of a connection."""
 _GOING_AWAY, _BROKEN, _SERVICE_RESTART = 1001, 1011, 1012
 
 
 class WebSocketConnection:
-    """An accepted WebSocket. Unstored responses are in `held`; the owner's `share` of the memory counts waiting requests."""
+    """An accepted WebSocket. `held` keeps its unstored responses; the owner's `share` counts its waiting requests."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class WebSocketConnection:
         """The waiting requests of each lane that has a running response."""
         self._waiting = 0
         self._refusal: APIError | None = None
-        """Why no more requests are accepted."""
+        """Why no more requests are accepted; None while they are."""
         self._idle = anyio.Event()
 
     async def run(self) -> None:
-        """Serve until the client leaves, which cancels its runs, or until the lifetime is over and the last run has ended."""
+        """Serve until the client disconnects, which cancels its runs, or until the connection has been wound up."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._wind_up_with_server, group)
@@ -107,7 +107,7 @@ class WebSocketConnection:
         await self._wind_up(group, _SERVICE_RESTART, drain.error())
 
     async def _wind_up(self, group: TaskGroup, code: int, error: APIError) -> None:
-        """Refuse further requests, and close the connection when the last response has ended."""
+        """Refuse further requests with `error`, and close the connection when the last response has ended."""
         self._refusal = error
         if self._lanes:
             await self._idle.wait()
@@ -118,13 +118,13 @@ class WebSocketConnection:
             await self._send_text(frames.error_text(error, None))
             await self._send({"type": "websocket.close", "code": code})
         except OSError:
-            logger.debug("the client left")
+            logger.debug("the client disconnected")
         group.cancel_scope.cancel()
 
     # -- frames ---------------------------------------------------------------------------------------------------------------
 
     async def _read(self, group: TaskGroup) -> None:
-        """Process frames until the client leaves."""
+        """Process frames until the client disconnects."""
         with suppress(OSError):
             while (message := await self._receive())["type"] != "websocket.disconnect":
                 await self._take(_data(message), group)
@@ -142,13 +142,13 @@ class WebSocketConnection:
             await self._send_text(frames.error_text(error, lane))
 
     def _begin(self, create: Create, group: TaskGroup) -> None:
-        """Start the response, or queue it in its lane."""
+        """Start the response, or queue the request in its lane. Raises `APIError` if the request is refused."""
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(create.lane)
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
-                raise RateLimited(f"The connection has {MAX_LANES} responses under way.")
+                raise RateLimited(f"The connection already has {MAX_LANES} responses in progress.")
             self._lanes[create.lane] = deque()
             group.start_soon(self._serve, create, group)
         elif self._waiting >= MAX_WAITING:
@@ -161,7 +161,7 @@ class WebSocketConnection:
     # -- responses ------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, first: Create, group: TaskGroup) -> None:
-        """Make the responses of one lane, until none is waiting."""
+        """Make the responses of one lane until no request is waiting in it."""
         lane = self._lanes[first.lane]
         await self._guard(first, group)
         while lane:
@@ -177,14 +177,14 @@ class WebSocketConnection:
         try:
             await self._respond(create)
         except OSError:
-            logger.debug("the client left")  # some servers report it so
+            logger.debug("the client disconnected")  # some servers report this by an OSError
             group.cancel_scope.cancel()
-        except Exception:  # the outer edge of a response: the client must not wait for the rest
+        except Exception:  # the outer edge of a response: close the connection, or the client would wait forever
             logger.exception("a response on a WebSocket failed")
             await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
 
     async def _respond(self, create: Create) -> None:
-        """Send the events of one response, or an error."""
+        """Send the events of one response, or an error if it is not admitted or fails before it starts."""
         caller = self._caller.again()
         try:
             async with self._admission(caller):
@@ -193,7 +193,7 @@ class WebSocketConnection:
             await self._send_text(frames.error_text(error, create.lane))
 
     async def _run(self, create: Create, caller: Caller) -> None:
-        """Run an admitted request. If it fails, evict the response that it continues."""
+        """Run an admitted request. If it fails, evict the previous response from memory."""
         succeeded = False
         try:
             request = await by_size(create.size, self._parse, create.body, create.size)
@@ -203,7 +203,7 @@ class WebSocketConnection:
                 self._held.evict(create.parent)
 
     async def _stream(self, request: CreateResponse, create: Create, caller: Caller) -> bool:
-        """Send the events of the run. Returns false if the response failed."""
+        """Send the events of the run. Return False if the response failed."""
         if create.generate:
             policy = policy_of(request.cache, None, self._caching, stored=request.store)
             run = self._runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self._held).batches

@@ -1,10 +1,10 @@
 """The frames of a WebSocket (OpenAI reference, "WebSocket mode").
 
-1. A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`, and
-   `generate` (false: only prepare) and `stream_id` (its lane).
+1. A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`,
+   `generate` (false: store the input without calling the model) and `stream_id` (its lane).
 2. A server's frame is the data of one event, with the `stream_id` of its lane, if any. There is no `[DONE]`.
-3. An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`, sent instead of a response: a
-   response that has started ends with `response.failed`. The specification requires a code; the default is the type.
+3. An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent in place of a response;
+   a response that has started ends with `response.failed`. The specification requires a code; the default is the type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_BODY = frozenset({"type", "generate", "stream_id"})
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A `response.create`. `body` is that of the equivalent POST, `size` that of the frame in bytes."""
+    """A `response.create`. `body` is the body of the equivalent POST; `size` is the frame's size in bytes."""
 
     body: dict[str, Any]
     lane: str | None
@@ -70,7 +70,10 @@ def lane_of(frame: dict[str, Any]) -> str | None:
 
 
 def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
-    """Check the members that are special on a WebSocket; the body is parsed when the response starts. Raises `BadRequest`."""
+    """Return the `response.create` of a frame. Raises `BadRequest` for members that are invalid on a WebSocket.
+
+    The body is parsed when the response starts.
+    """
     generate = frame.get("generate")
     if generate is not None:
         checks.boolean(generate, "generate")
@@ -81,7 +84,7 @@ def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
 
 
 def error_text(error: APIError, lane: str | None) -> str:
-    """Return the frame for an error. It includes the HTTP headers, such as `retry-after`."""
+    """Return the frame for an error. It includes the error's HTTP headers, such as `retry-after`."""
     members: dict[str, Any] = error.body()["error"]
     members["code"] = members["code"] or members["type"]
     if error.headers:
@@ -90,11 +93,11 @@ def error_text(error: APIError, lane: str | None) -> str:
 
 
 def steer_failed_text(frame: dict[str, Any], lane: str | None) -> str:
-    """Return the refusal of a `response.steer`, with its input, which the client can send in a `response.create`."""
+    """Return the frame that refuses a `response.steer`. It repeats the input, so that the client can send it again."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",
-        "message": "This server cannot steer a running response: send the input in a response.create after its end.",
+        "message": "This server cannot steer a running response. Send the input in a response.create when it has ended.",
     }
     steer = {name: frame.get(name) for name in ("input", "previous_response_id")}
     return _text({"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer}, lane)

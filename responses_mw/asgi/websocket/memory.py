@@ -2,8 +2,8 @@
 
 With `store: false`, only the connection that made a response can continue it (OpenAI reference, "WebSocket mode"). The response
 is evicted when the connection ends, when a continuation fails, or when its owner needs room for newer ones. The memory is
-bounded for each owner and for all owners together. An owner only ever evicts its own responses; if others have filled the
-memory, nothing more is kept for it.
+limited for each owner and for all owners together. An owner's new responses evict only its own older ones. If other owners have
+filled the memory, its new responses are not kept.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ...state import Chain, State
 __all__ = ["Block", "ConnectionHistory", "Memory", "Share", "UnstoredChain"]
 
 ITEM_OVERHEAD = 512
-"""Bytes of memory that an item takes in addition to its texts."""
+"""Estimated bytes of memory that an item takes in addition to its JSON."""
 _POINTER = 8
 _CHAINABLE = ("completed", "incomplete")
 
 
 class Block:
-    """The items that one response adds to a history. All histories that contain them share the block."""
+    """The memory of the items that one response adds to a history. All histories with these items share the block."""
 
     __slots__ = ("holders", "size")
 
@@ -43,13 +43,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class UnstoredChain(Chain):
-    """A history that is at least partly unstored. A continuation cannot be stored either."""
+    """A history that is at least partly unstored, so that its continuations cannot be stored either."""
 
     blocks: Sequence[Block] = ()
 
     @property
     def own_size(self) -> int:
-        """The size of the chain's own lists, without its blocks."""
+        """The estimated size in bytes of the chain's own lists, without its blocks."""
         return _POINTER * (len(self.items) + len(self.blocks))
 
 
@@ -69,7 +69,7 @@ class Memory:
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:
-        """Return the share of an owner, for the duration of one connection."""
+        """Return a context manager for one connection of an owner. It yields the owner's share."""
         share = self._shares.setdefault(owner, Share(self))
         share.connections += 1
         try:
@@ -81,7 +81,7 @@ class Memory:
 
 
 class Share:
-    """The memory of one owner: responses by id, least recently used first, and requests that wait in their lanes."""
+    """The memory that one owner uses: for responses by id, least recently used first, and for waiting requests."""
 
     def __init__(self, memory: Memory) -> None:
         self.connections = 0
@@ -91,12 +91,12 @@ class Share:
         self._waiting = 0
 
     def get(self, response_id: str) -> UnstoredChain:
-        """Return the history of a response in memory, and mark it as the most recently used."""
+        """Return the history that ends with a response, and mark the response as the most recently used."""
         self._held.move_to_end(response_id)
         return self._held[response_id].chain
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
-        """Keep a response if there is room for it. `known` contains its id while it is kept."""
+        """Keep a response if there is room for it. Its id is in `known` as long as it is kept."""
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
         self._held[response_id] = _Held(chain, known)
@@ -119,7 +119,7 @@ class Share:
                 self._grow(-block.size)
 
     def enter(self, size: int) -> None:
-        """Count a waiting request. Raises `RateLimited`."""
+        """Count a waiting request of `size` bytes. Raises `RateLimited` if there is no room for it."""
         if not self._fits(size):
             raise RateLimited("Too many requests are waiting on your connections.")
         self._make_room(size)
@@ -127,12 +127,12 @@ class Share:
         self._grow(size)
 
     def leave(self, size: int) -> None:
-        """Stop counting a waiting request."""
+        """Stop counting a waiting request of `size` bytes."""
         self._waiting -= size
         self._grow(-size)
 
     def _fits(self, size: int) -> bool:
-        """Whether `size` bytes would fit if all responses of the owner were evicted."""
+        """Return whether `size` bytes would fit if all responses of the owner were evicted."""
         memory, wanted = self._memory, self._waiting + size
         return wanted <= memory.owner_bytes and memory.size - self._size + wanted <= memory.total_bytes
 
@@ -147,7 +147,7 @@ class Share:
 
 
 class ConnectionHistory(History):
-    """The history as one connection sees it: stored responses, and its own unstored ones."""
+    """The history as one connection sees it: stored responses, and the connection's own unstored ones."""
 
     def __init__(self, state: State | None, share: Share, *, required: bool) -> None:
         super().__init__(state, required=required)
@@ -166,12 +166,12 @@ class ConnectionHistory(History):
             self._hold(context, document["id"], [*context.input, *document["output"]])
 
     def evict(self, response_id: str) -> None:
-        """Remove the response from memory, if it is there."""
+        """Remove a response from memory, if it is there."""
         if response_id in self._own:
             self._share.evict(response_id)
 
     def close(self) -> None:
-        """Remove all responses of this connection."""
+        """Remove all responses of this connection from memory."""
         for response_id in list(self._own):
             self.evict(response_id)
 

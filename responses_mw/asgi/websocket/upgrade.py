@@ -1,4 +1,4 @@
-"""Accept or refuse WebSockets. A refusal has an HTTP status and body if the server can send them."""
+"""Accept or refuse WebSockets. A refusal has an HTTP status and a body if the ASGI server can send them."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class WebSockets:
     async def _admitted(self, scope: Scope) -> Caller:
         """Return the caller, once the credential is accepted. Raises `APIError`."""
         self._origins.check(Headers(scope=scope))
-        # The upstream is called over HTTP, also within this process.
+        # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
         caller = self._reader.caller(HTTPConnection(http_scope))
-        # A response that `generate: false` creates never reaches the upstream, which would check the credential.
+        # With `generate: false`, a response is created without a call of the upstream that would check the credential.
         await self._upstream.verify(caller)
         return caller
 
@@ -101,9 +101,9 @@ class WebSockets:
     def _counted(self, owner: str) -> Iterator[None]:
         maximum = max(1, self._max_connections // 5)
         if self._open[owner] >= maximum:
-            raise RateLimited(f"You have {maximum} WebSocket connections open.")
+            raise RateLimited(f"You already have {maximum} open WebSocket connections.")
         if self._open.total() >= self._max_connections:
-            raise Unavailable("This server has too many WebSocket connections open.", retry_after=5)
+            raise Unavailable("This server has too many open WebSocket connections.", retry_after=5)
         self._open[owner] += 1
         WEBSOCKETS_OPEN.add(1)
         try:
