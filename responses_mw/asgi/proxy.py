@@ -333,8 +333,8 @@ async def _send_response(response: httpx.Response, send: Send) -> None:
 async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, send: Send) -> None:
     """End a request that the server has cancelled because it is shutting down.
 
-    The cancellation is not propagated: uvicorn would log it with a traceback, and answer with a 500. A response that has started
-    stays incomplete, so that uvicorn closes the connection.
+    The cancellation is not propagated: uvicorn would log it with a traceback, and answer with a 500. A response that has
+    started stays incomplete, so that uvicorn closes the connection.
     """
     task = asyncio.current_task()
     if task is not None:

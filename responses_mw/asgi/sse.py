@@ -124,7 +124,7 @@ class EventStreamResponse(EventResponse):
     def _watch(self, send: Send) -> None:
         """Check once per interval whether anything was sent. No token needs a timer then, and no stream a task."""
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
-            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer's callback cannot start one in a task group
+            self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
         self._silent = True
         self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
 

@@ -1,7 +1,7 @@
 """The command line: ``responses-mw serve``, ``worker``, ``cache``, ``sandbox``, ``demo``.
 
 commands    each command, with its flags
-flags       flags, their help, and the suggestion for a misspelt one
+flags       parsing of flags, their help, and suggestions for misspelt ones
 check       ``serve --check``
 """
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(command, rest)
     except (ValidationError, SettingsError) as error:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
-    except ModuleNotFoundError as missing:  # the core alone is for applications that mount it
+    except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
         sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
 
 

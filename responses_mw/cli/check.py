@@ -19,15 +19,16 @@ from ..upstream import Caller, Upstream
 from ..upstream.prefill import PrefillProof
 
 _PATIENCE = 10.0
-"""Maximum seconds that a check waits for the answer of a server that is connected."""
+"""Maximum seconds that a check waits for a server's answer once it is connected."""
 _MAX_PROVEN = 8
-"""Maximum models for which it is shown whether their answers are continued."""
+"""Maximum number of models that are tested for whether their interrupted answers can be continued."""
 
 
 async def check(settings: Settings, unknown: list[str], check_ports: Callable[[], None]) -> int:
-    """Test everything that the settings name, print the results, and return the exit status: 0 if all of it works.
+    """Test everything that the settings name, print the results, and return the exit status: 0 if everything works.
 
-    ``unknown`` are variables with the prefix of settings that name none. ``check_ports`` raises OSError.
+    ``unknown`` are environment variables that have the prefix of settings but name none. ``check_ports`` raises ``OSError`` if
+    a port cannot be opened.
     """
     timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
     hasty = settings.model_copy(
@@ -73,15 +74,15 @@ async def _check_upstream(settings: Settings) -> bool:
     print(f"upstream: {settings.upstream.url} answers")
     print(f"dialect:  {dialect.name}{'' if settings.upstream.dialect == 'auto' else ' (set)'}")
     print(f"models:   {', '.join(model['id'] for model in models) or 'none'}")
-    print(f"          text that breaks off is continued for: {', '.join(continued) or 'none'}")
+    print(f"          interrupted answers can be continued for: {', '.join(continued) or 'none'}")
     return True
 
 
 async def _continued(upstream: Upstream, models: list[str], caller: Caller) -> list[str]:
-    """Return the models, of the first few, whose answers go on when they break off. Each costs an answer of one token."""
+    """Return those of the first few models whose interrupted answers can be continued. Each test costs one token."""
     proof, proven = PrefillProof(upstream), []
     for model in models[:_MAX_PROVEN]:
-        with suppress(APIError):  # a model of another kind, such as of embeddings
+        with suppress(APIError):  # not a chat model, e.g. an embedding model
             proven += [model] if await proof.holds(model, caller) else []
     return proven
 
@@ -104,7 +105,7 @@ async def _check_state(settings: Settings) -> bool:
     for warning in health.warnings:
         print(f"          {warning}", file=sys.stderr if warning == health.fault else sys.stdout)
     if not agree:
-        print("          auth.secret_keys differ from those of other replicas", file=sys.stderr)
+        print("          auth.secret_keys differs from the keys of other replicas", file=sys.stderr)
     return agree and not health.fault
 
 
@@ -132,7 +133,7 @@ async def _check_embeddings(settings: Settings) -> bool:
 
 
 async def _check_tools(settings: Settings) -> bool:
-    """Use each configured tool once. An upstream with a Responses API runs them itself."""
+    """Use each configured tool once, unless the upstream has a Responses API: it runs the tools itself."""
     if settings.upstream.api == "responses":
         return True
     used: dict[str, tuple[Tool, str | None]] = {
@@ -169,7 +170,7 @@ async def _check_tool(tools: Tools, name: str, tool: Tool, arguments: str | None
 
 
 async def _accept() -> None:
-    """Let the check call tools: it is the operator's."""
+    """The gate of the check. The operator may call all tools."""
 
 
 async def no_app(*_: object) -> None:

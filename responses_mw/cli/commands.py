@@ -1,4 +1,4 @@
-"""The commands. A command ``uses`` the settings that match its patterns; without patterns, all of them."""
+"""The commands. A command ``uses`` the settings that match its patterns; without ``uses``, all settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REDIS = ("redis.url", "redis.timeout", "redis.allow_eviction")
 
 
 class ServeCommand(Settings):
-    """Serve the Responses API in front of a Chat Completions server, and pass every other path through to it:
+    """Serve the Responses API in front of a Chat Completions server, and proxy every other path to it:
 
         responses-mw serve --upstream http://vllm:8000
 
@@ -45,7 +45,7 @@ class ServeCommand(Settings):
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     processes: int = Field(1, ge=1, le=64, description="processes that listen on the port; each uses one core")
     check: CliImplicitFlag[bool] = Field(
-        False, description="check the settings and everything that they name, print what was found, and exit"
+        False, description="check the settings and everything that they name, print the results, and exit"
     )
 
     def cli_cmd(self) -> None:
@@ -59,7 +59,7 @@ class ServeCommand(Settings):
 
 
 class WorkerCommand(Settings):
-    """Run background responses of servers that have the same Redis and the same auth.secret_keys, without serving HTTP.
+    """Run background responses for servers with the same Redis and the same auth.secret_keys, without serving HTTP.
 
     Every flag is also an environment variable (--jobs.lease is RESPONSES_MW_JOBS_LEASE) and a key of the --config file.
     """
@@ -130,12 +130,12 @@ class CacheCommand(Settings):
         if self.action == "explain":
             sys.exit(asyncio.run(explain_cache(self)))
         if self.redis.url is None:
-            sys.exit("responses-mw: an embedded cache ends with its server. Use --redis, or RESPONSES_MW_REDIS_URL.")
+            sys.exit("responses-mw: cache needs a Redis that outlives its servers. Use --redis, or RESPONSES_MW_REDIS_URL.")
         sys.exit(asyncio.run(run_cache_command(self)))
 
 
 class DemoCommand(BaseSettings):
-    """Start a demo upstream and a server in front of it, and show a tour with the official openai client."""
+    """Start a demo upstream and a server in front of it, and give a tour with the official openai client."""
 
     model_config = SettingsConfigDict(env_prefix="RESPONSES_MW_DEMO_", cli_prog_name="responses-mw demo", **FLAGS)
 
@@ -144,7 +144,7 @@ class DemoCommand(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="port to listen on; 0 takes a free one (unset: 8080, or a free one if it is in use)",
+        description="port to listen on; 0 selects a free one (unset: 8080, or a free one if it is in use)",
     )
     once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if it succeeded")
 
@@ -157,7 +157,7 @@ class DemoCommand(BaseSettings):
 class SandboxCommand(SandboxSettings):
     """Run the sandbox of the code interpreter, which is an MCP server.
 
-    Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ and its name in capitals.
+    Every flag is also an environment variable: RESPONSES_MW_SANDBOX_ followed by its name in upper case.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **FLAGS)
@@ -213,7 +213,7 @@ async def work(settings: Settings) -> None:
 
 
 async def explain_cache(settings: CacheCommand) -> int:
-    """Print whether the second text would be answered with the answer to the first, and return the exit status: 0 if it is."""
+    """Print whether the second text would get the cached answer to the first, and return the exit status: 0 if it would."""
     if len(settings.texts) != 2:
         print("cache: explain needs two texts", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The flags of a command: their help, their values, and the error for an unknown one."""
+"""The flags of a command: their help, their values, and the error for an unknown flag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FLAGS", "run"]
 
 FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
 _SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
-"""By setting. The names of groups cannot be ``cli_shortcuts``."""
+"""Short flags by setting. pydantic-settings' ``cli_shortcuts`` does not allow names of groups."""
 
 _PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
 _ENDINGS = {
@@ -33,7 +33,7 @@ _ENDINGS = {
 
 
 def run(command: type[BaseSettings], arguments: Sequence[str]) -> None:
-    """Run ``command`` with flags and the environment."""
+    """Run ``command`` with the settings from ``arguments``, the environment and the config file."""
     parser = _Parser(command)
     source: CliSettingsSource[Any] = CliSettingsSource(
         command,
@@ -46,7 +46,7 @@ def run(command: type[BaseSettings], arguments: Sequence[str]) -> None:
 
 
 class _Parser(ArgumentParser):
-    """Flags of the settings that a command ``uses`` (all, if it does not say)."""
+    """Parser of flags for the settings that a command ``uses``; all settings if it does not define ``uses``."""
 
     everything: ClassVar[tuple[str, ...]] = ("*",)
 
@@ -63,7 +63,7 @@ class _Parser(ArgumentParser):
         self._unused: list[str] = []
 
     def add_setting(self, group: Any, *names: str, **options: Any) -> Any:
-        """Add a flag with a readable placeholder, and without a default that is empty."""
+        """Add a flag with a readable placeholder. Its help omits an empty default."""
         setting = options.get("dest", "")  # a positional argument has none
         if options["help"] == SUPPRESS:  # a group as JSON
             return None
@@ -82,7 +82,7 @@ class _Parser(ArgumentParser):
         return group.add_argument(*names, **options)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the values of the flags. End the process with a suggestion if one is unknown."""
+        """Return the values of the flags. If a flag is unknown, print a suggestion and exit."""
         parsed, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
             flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
@@ -94,6 +94,6 @@ class _Parser(ArgumentParser):
 
     def _unknown(self, flag: str) -> str:
         if flag in self._unused:
-            return f"{flag} has no effect on this command: it does not use that setting"
+            return f"{flag}: this command does not use that setting"
         nearest = get_close_matches(flag, self._known, n=1)
         return f"unknown flag {flag}" + (f" (did you mean {nearest[0]}?)" if nearest else "")

@@ -1,8 +1,8 @@
 """``responses-mw serve --processes N``: several processes that listen on one port, and their parent.
 
-Each process has a socket of its own (SO_REUSEPORT), among which the kernel distributes connections. The parent holds the port
-with a socket that does not listen. It handles no requests: it starts the processes, forwards signals to them, and replaces a
-process that ends. A process whose parent has ended drains and ends, too.
+Each process has its own socket (SO_REUSEPORT), and the kernel distributes the connections among them. The parent reserves the
+port with a socket that does not listen. It handles no requests: it starts the processes, forwards signals to them, and replaces
+a process that exits. A process whose parent has exited drains and exits, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["supervise"]
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until a process that has ended is replaced; doubled each time its successor does not start either."""
+"""Seconds until a process that has exited is replaced. The pause doubles each time the replacement fails to start."""
 
 
 def supervise(settings: ServeCommand) -> int:
-    """Run the processes until a signal stops them, and return the exit status."""
+    """Run the processes until a signal stops them. Return the exit status."""
     if not hasattr(socket, "SO_REUSEPORT"):
         sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
     with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
@@ -50,7 +50,7 @@ def supervise(settings: ServeCommand) -> int:
 
 
 def _socket(host: str, port: int) -> socket.socket:
-    """Return a socket of the port that does not listen yet."""
+    """Return a socket that is bound to the port but does not listen yet."""
     bound = socket.socket(address_family(host))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -59,7 +59,7 @@ def _socket(host: str, port: int) -> socket.socket:
 
 
 class _Child:
-    """A process. Starting it takes seconds: it imports everything anew, because asyncio and threads do not survive a fork."""
+    """A process. Starting it takes seconds: it imports everything again, because asyncio and threads do not survive a fork."""
 
     def __init__(self, settings: ServeCommand) -> None:
         context = multiprocessing.get_context("spawn")
@@ -70,21 +70,21 @@ class _Child:
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.facts: dict[str, str] | None = None
-        """Facts for the start message, sent when it has started."""
+        """Facts for the start message. The process sends them when it has started."""
 
     async def start(self) -> bool:
-        """Wait until it serves; return whether it does."""
+        """Wait until the process serves or has exited. Return whether it serves."""
         await _readable(self._reader.fileno())
         try:
             self.facts = self._reader.recv()
-        except EOFError:  # it has ended
+        except EOFError:  # it has exited
             return False
         finally:
             self._reader.close()
         return True
 
     async def end(self) -> int:
-        """Wait for its end, and return its exit status."""
+        """Wait until the process exits, and return its exit status."""
         await _readable(self._process.sentinel)
         self._process.join()
         assert self._process.exitcode is not None
@@ -110,11 +110,11 @@ class _Supervisor:
             loop.add_signal_handler(number, self._stop)
         try:
             return await self._run()
-        finally:  # multiprocessing waits for them at the exit
+        finally:  # multiprocessing waits for the processes at exit
             self._stop()
 
     async def _run(self) -> int:
-        first = _Child(self._settings)  # alone, so that an error at the start is printed once
+        first = _Child(self._settings)  # alone, so that an error at startup is printed once
         self._children.add(first)
         if not await first.start():
             status = await first.end()
@@ -134,13 +134,13 @@ class _Supervisor:
             announce_server(self._settings, self._address, facts[0])
 
     def _stop(self) -> None:
-        """Pass a signal on. The processes are not in the group that a terminal's Ctrl-C reaches."""
+        """Stop all processes. A terminal's Ctrl-C does not reach them, because they are in their own process groups."""
         self._stopping.set()
         for child in self._children:
             child.stop()
 
     async def _keep(self, child: _Child) -> None:
-        """Replace a process that ends, until the server stops."""
+        """Wait for a process, and replace it whenever it exits, until the server stops."""
         pause = _FIRST_PAUSE
         while True:
             if child.facts is not None or await child.start():
@@ -154,14 +154,14 @@ class _Supervisor:
                 self._status = self._status if is_clean else 1
                 return
             cause = signal.Signals(-status).name if status < 0 else f"status {status}"
-            logger.error("process %d ended (%s); another is started in %g s", child.pid, cause, pause)
+            logger.error("process %d exited (%s); restarting it in %g s", child.pid, cause, pause)
             replacement = await self._replacement(pause)
             if replacement is None:
                 return
             child, pause = replacement, min(2 * pause, _LONGEST_PAUSE)
 
     async def _replacement(self, pause: float) -> _Child | None:
-        """Start a process after a pause, or when the system has the memory and descriptors for it; None if the server stops."""
+        """Start a process after a pause, and return it, or None if the server stops. Retry while the system lacks resources."""
         while True:
             await self._wait(pause)
             if self._stopping.is_set():
@@ -170,7 +170,7 @@ class _Supervisor:
                 child = _Child(self._settings)
             except OSError as error:
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                logger.warning("no process can be started (%s); another try follows in %g s", error.strerror, pause)
+                logger.warning("cannot start a process (%s); retrying in %g s", error.strerror, pause)
             else:
                 self._children.add(child)
                 return child
@@ -203,8 +203,8 @@ def _run_child(settings: ServeCommand, started: Connection) -> None:
     def report(server: DrainingServer, facts: dict[str, str]) -> None:
         loop = asyncio.get_running_loop()
 
-        def stop() -> None:  # the sentinel stays readable
-            loop.remove_reader(parent.sentinel)
+        def stop() -> None:
+            loop.remove_reader(parent.sentinel)  # it stays readable, and would call this again and again
             server.stop()
 
         loop.add_reader(parent.sentinel, stop)

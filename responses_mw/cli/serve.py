@@ -26,7 +26,7 @@ __all__ = ["STARTUP_FAILURE", "announce_server", "check_ports", "run_server", "s
 logger = logging.getLogger(__name__)
 
 STARTUP_FAILURE = 3
-"""The exit status of a server that could not start, as uvicorn has it."""
+"""The exit status of a server that could not start, the same as uvicorn's."""
 
 
 def serve(settings: ServeCommand) -> None:
@@ -45,7 +45,10 @@ def serve(settings: ServeCommand) -> None:
 def run_server(
     settings: ServeCommand, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
 ) -> None:
-    """Serve until a signal stops the process; on ``listener`` if it is given. ``started`` is called in the event loop."""
+    """Serve until a signal stops the process.
+
+    ``started`` is called in the event loop once the server is listening. If ``listener`` is given, the server listens on it.
+    """
     import uvicorn
 
     from ..app import create_app
@@ -53,7 +56,7 @@ def run_server(
     from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
 
     set_up_sdk()
-    # Modules stay loaded, so the collector need not traverse them; what streams leave behind is collected rarely.
+    # The collector need not traverse modules, which stay loaded. A high threshold makes collections rare while tokens stream.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -72,8 +75,8 @@ def run_server(
         timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout + END_TIMEOUT),
         ws=websocket_protocol(Inbound(max(settings.limits.memory_bytes, settings.limits.max_request_bytes))),
         ws_max_size=settings.limits.max_request_bytes,
-        ws_ping_timeout=60.0,  # a client that reads slowly also answers pings slowly
-        ws_per_message_deflate=False,  # costs more per token than everything else
+        ws_ping_timeout=60.0,  # a client that reads slowly answers pings slowly, too
+        ws_per_message_deflate=False,  # compression would cost more per token than everything else
         server_header=False,
         date_header=False,
     )
@@ -84,7 +87,7 @@ def run_server(
 
 
 def check_ports(settings: ServeCommand) -> None:
-    """Raise OSError for a port that cannot be opened."""
+    """Raise ``OSError`` if the server's port or the admin port cannot be opened."""
     for host, port in ((settings.host, settings.port), (settings.server.admin_host, settings.server.admin_port)):
         if port:
             try:
@@ -101,7 +104,7 @@ def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
 
 
 def announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
-    """Print the start message. ``address`` is that of the socket."""
+    """Print the start message. ``address`` is the socket's address."""
     host, port = address[:2]
     host = f"[{host}]" if ":" in host else host
     announce(settings, f"listens on http://{host}:{port}{settings.server.base_path}/v1", facts)

@@ -1,4 +1,4 @@
-"""The message of a server that has started: its address, and what it is configured to do."""
+"""The start message: the server's address, and what it is configured to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("responses_mw")
 
 
 def announce(settings: Settings, started: str, facts: dict[str, Any]) -> None:
-    """Print a headline with what the process does, ``started``, and the facts. If logs are JSON, log them in one record."""
+    """Print a headline that ends with ``started`` (what the process does), and the facts. JSON logs get a record instead."""
     headline = f"responses-mw {VERSION} {started}"
     if settings.server.log_format == "json":
         log_facts(logger, headline, {"version": VERSION, **facts})
@@ -28,7 +28,7 @@ def announce(settings: Settings, started: str, facts: dict[str, Any]) -> None:
 
 
 def summary(settings: Settings, dialect: str | None, *, has_state: bool, processes: int = 1) -> dict[str, str]:
-    """Return the facts about the process. ``dialect`` is None if the upstream has not answered yet."""
+    """Return the facts for the start message. ``dialect`` is None if the upstream has not answered yet."""
     upstream = f"{settings.upstream.url} ({dialect or 'does not answer yet'})"
     facts = {
         "upstream": upstream,
@@ -54,7 +54,7 @@ def _store(settings: Settings, *, has_state: bool) -> str:
         return "none: responses are not stored"
     if settings.redis.data_dir is not None:
         return f"embedded Valkey in {settings.redis.data_dir}"
-    return "embedded Valkey in memory: what it stores ends with this server"
+    return "embedded Valkey in memory: its data is lost when the server stops"
 
 
 def _tools(settings: Settings) -> str:

@@ -2,8 +2,8 @@
 
 Each setting is a flag of ``responses-mw serve`` (``--cache.mode``), an environment variable (``RESPONSES_MW_CACHE_MODE``) and a
 key of the TOML file that ``RESPONSES_MW_CONFIG`` names (``mode`` in the table ``cache``), in this order of precedence. Inside
-vLLM, which creates the middleware without arguments, there are no flags. Lists are JSON or comma-separated; durations and sizes
-may have a unit (``30s``, ``64MiB``).
+vLLM there are no flags, because vLLM creates the middleware without arguments. Lists are JSON or comma-separated; durations and
+sizes may have a unit (``30s``, ``64MiB``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
-"""Variables of other commands of ``responses-mw``, which may share the environment."""
+"""Prefixes of the variables of other ``responses-mw`` commands, which may share the environment."""
 
 
 class Settings(BaseSettings):
@@ -86,7 +86,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read the environment, and log a warning that names the variables which are no settings."""
+        """Read the environment and the config file. Log a warning with the variables that name no setting."""
         settings = cls()
         command = [f"{PREFIX}{name}".upper() for name in COMMAND_SETTINGS]
         if unknown := unknown_variables([*variables(cls), *command], ignored=_OTHERS):
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
         if self.search.provider == "mcp":
             label, _, tool = (self.search.mcp_tool or "").partition("/")
             if label not in self.tools.mcp_servers:
-                raise ValueError(f"search.mcp_tool names '{label}', which is not in tools.mcp_servers")
+                raise ValueError(f"search.mcp_tool names the server '{label}', which is not in tools.mcp_servers")
             if self.tools.mcp_servers[label].excludes(tool):
-                raise ValueError(f"search.mcp_tool names '{tool}', which allowed_tools of '{label}' does not allow")
+                raise ValueError(f"search.mcp_tool names the tool '{tool}', which is not in allowed_tools of '{label}'")
         return self

@@ -1,4 +1,4 @@
-"""Groups of settings. A class takes the groups it uses, not all settings."""
+"""Groups of settings. A class takes only the groups that it uses."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class UpstreamSettings(Group):
         None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"
     )
     api_key: SecretStr | None = Field(
-        None, description="API key for the upstream, replacing the caller's; used for proxied requests only with API keys"
+        None, description="API key for the upstream, replacing the caller's; proxied requests get it only if auth has API keys"
     )
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
         "auto", description="type of the upstream server; auto detects it"
     )
     api: Literal["chat", "responses"] = Field(
-        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state stays here)"
+        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state is stored here)"
     )
     think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
     forward_headers: Names = Field(
@@ -65,11 +65,11 @@ class UpstreamSettings(Group):
         30.0, ge=0, description="time a stream waits for an overloaded upstream (429, 502, 503, no connection); 0 fails at once"
     )
     max_continuations: int = Field(
-        3, ge=0, description="maximum number of times a response goes on after the upstream broke off its answer; 0 fails it"
+        3, ge=0, description="maximum times that a response is continued after the upstream interrupts it; 0 fails it"
     )
     continue_seeded: bool = Field(
         True,
-        description="continue the text of a request with a seed, which a break makes irreproducible, instead of failing it",
+        description="continue an interrupted answer to a request with a seed, which is then not reproducible; false fails it",
     )
 
     @field_validator("url")
@@ -96,10 +96,10 @@ class ServerSettings(Group):
     admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
     admin_host: str = Field("127.0.0.1", description="address of the admin port")
     drain_timeout: Duration = Field(
-        30.0, ge=0, description="time that responses in progress have to end when the process stops"
+        30.0, ge=0, description="time that responses in progress have to finish when the process stops"
     )
     prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
-    keep_alive: Duration = Field(15.0, gt=0, description="silence after which a comment is sent on a stream")
+    keep_alive: Duration = Field(15.0, gt=0, description="time without events after which a stream sends a comment")
     keepalive_event: bool = Field(
         False, description="send a 'keepalive' event instead of the comment (for Codex; some old SDKs reject it)"
     )
@@ -113,7 +113,7 @@ class ServerSettings(Group):
     max_websockets: int = Field(
         5000,
         ge=0,
-        description="maximum WebSockets to this process; an owner may have a fifth of them; 0 refuses upgrades with 426",
+        description="maximum WebSockets of this process; an owner may have a fifth of them; 0 refuses upgrades with 426",
     )
 
     @field_validator("base_path")
@@ -140,9 +140,11 @@ class StateSettings(Group):
     """Stored responses and conversations."""
 
     ttl: WholeDuration = Field(
-        7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends its history's"
+        7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends the lifetime of its history"
     )
-    required: bool = Field(False, description="refuse requests that cannot be stored with 503, instead of answering unstored")
+    required: bool = Field(
+        False, description="refuse a request with 503 if its response cannot be stored, instead of answering unstored"
+    )
 
 
 class AuthSettings(Group):
@@ -154,7 +156,7 @@ class AuthSettings(Group):
     api_keys_file: str | None = Field(
         None, description="file of API keys, one name:sha256:hash per line; requests without a key are then refused"
     )
-    api_keys: Names = Field([], description="API keys in the format of the file, in addition to it")
+    api_keys: Names = Field([], description="API keys in the format of the file, in addition to its keys")
     tenant_header: str | None = Field(
         None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
     )
@@ -192,7 +194,7 @@ class JobSettings(Group):
     concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
     lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
     retry_timeout: Duration = Field(
-        600.0, ge=0, description="time for which a background response waits for an upstream that is away before it fails"
+        600.0, ge=0, description="time for which a background response waits for an unavailable upstream before it fails"
     )
     log_ttl: WholeDuration = Field(
         24 * 3600, gt=0, description="time for which the events of a finished background response can be streamed"
@@ -203,7 +205,7 @@ class CacheSettings(Group):
     """The response cache."""
 
     mode: Literal["off", "exact", "semantic"] = Field(
-        "off", description="cache mode: equal requests (exact), or also requests with the same meaning (semantic)"
+        "off", description="cache mode: exact serves equal requests, semantic also requests with the same meaning"
     )
     ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
     embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
@@ -214,7 +216,7 @@ class CacheSettings(Group):
     embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (unset: the model's default)")
     threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
     guard: Literal["strict", "loose"] = Field(
-        "strict", description="how equal the words of a semantic hit must be; loose needs a strong embedding model"
+        "strict", description="how closely the words of a semantic hit must match; loose needs a strong embedding model"
     )
     max_mode: Literal["off", "exact", "semantic"] = Field(
         "semantic", description="highest cache mode that a request may select"
@@ -224,7 +226,7 @@ class CacheSettings(Group):
     )
     namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
     timeout: Duration = Field(
-        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; then it is a miss"
+        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; a timeout is a miss"
     )
     max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
 
@@ -237,7 +239,7 @@ class CacheSettings(Group):
     @classmethod
     def _check_controls(cls, value: list[str]) -> list[str]:
         if not set(value) <= {"body", "header"}:
-            raise ValueError("may contain body and header")
+            raise ValueError("may contain only body and header")
         return value
 
     @model_validator(mode="after")
@@ -255,7 +257,7 @@ class ToolSettings(Group):
     )
     connectors: ToolServers = Field({}, description="MCP servers by connector_id, in the format of mcp_servers")
     allow_private_urls: bool = Field(
-        False, description="allow MCP server URLs in requests to lead to private addresses; every caller can then reach them"
+        False, description="allow requests to name MCP servers at private addresses; every caller can then reach them"
     )
     sandbox_url: str | None = Field(
         None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
@@ -263,12 +265,12 @@ class ToolSettings(Group):
     sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
     max_turns: int = Field(64, gt=0, description="maximum turns of a response; the last one offers no server tools")
     timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call or a web search")
-    max_output_bytes: Size = Field(MIB, ge=KIB, description="maximum size of a tool's output for the model")
+    max_output_bytes: Size = Field(MIB, ge=KIB, description="maximum size of a tool's output that the model gets")
 
     @field_validator("sandbox_url")
     @classmethod
     def _add_path(cls, value: str | None) -> str | None:
-        """Accept the URL with and without its /mcp."""
+        """Accept the URL with or without /mcp at its end."""
         return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
 
 
@@ -279,7 +281,7 @@ SEARCH_PROVIDERS = {
     "brave": "api_key",
     "mcp": "mcp_tool",
 }
-"""The providers of web search (the modules in ``tools/search``), and the setting that each of them requires."""
+"""The providers of web search (the modules in ``tools/search``), with the setting that each requires."""
 
 if TYPE_CHECKING:
     SearchProviderName: TypeAlias = str
@@ -293,7 +295,7 @@ class SearchSettings(Group):
     provider: SearchProviderName = Field(
         "none", description="provider of the web_search tool; mcp: a search tool of a configured MCP server"
     )
-    url: str | None = Field(None, description="URL of SearXNG, or of a substitute for another provider")
+    url: str | None = Field(None, description="URL of SearXNG, or of another server with the provider's API")
     api_key: SecretStr | None = Field(None, description="API key for the search provider")
     mcp_tool: str | None = Field(None, description="MCP tool that searches, as label/tool")
 
@@ -304,7 +306,7 @@ class SearchSettings(Group):
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
-        """Report at start what a search would lack later."""
+        """Report incomplete settings at startup, not at the first search."""
         required = SEARCH_PROVIDERS[self.provider]
         if required and not getattr(self, required):
             raise ValueError(f"provider: {self.provider} needs {required}")
@@ -318,7 +320,7 @@ class CompactionSettings(Group):
 
     prompt: str | None = Field(None, description="instruction to summarize a history (unset: a built-in one)")
     threshold: int = Field(
-        100_000, gt=0, description="tokens above which context_management without a compact_threshold compacts"
+        100_000, gt=0, description="tokens above which context_management compacts if it has no compact_threshold"
     )
     max_tokens: int = Field(0, ge=0, description="maximum tokens of a summary; 0 leaves it to the model")
 
@@ -340,11 +342,11 @@ class LimitSettings(Group):
     memory_bytes: Size = Field(
         256 * MIB,
         gt=0,
-        description="maximum memory of this process for each of: large request bodies being received, unstored WebSocket "
-        "responses (an owner: a quarter), vectors of the semantic cache; and a quarter of it for recently read histories",
+        description="maximum memory of this process for each of: large request bodies being received; unstored WebSocket "
+        "responses (a quarter per owner); vectors of the semantic cache. Recently read histories may use a quarter of it",
     )
 
 
 def strip_version(value: str | None) -> str | None:
-    """Accept the URL of a server with and without its /v1."""
+    """Accept the URL of a server with or without /v1 at its end, and return it without."""
     return check_url(value).rstrip("/").removesuffix("/v1") if value is not None else None

@@ -19,12 +19,12 @@ from .groups import Group
 PREFIX = "RESPONSES_MW_"
 
 COMMAND_SETTINGS = ("host", "port", "processes")
-"""Settings of ``responses-mw serve`` alone. Other processes may share its environment and file."""
+"""Settings that only ``responses-mw serve`` has. Other processes may share its environment and config file."""
 
 _SERVICE_LINK = re.compile(
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|PORT=(?:tcp|udp|sctp)://"
 )
-"""A variable that Kubernetes sets for a Service (without the Service's name), and its value."""
+"""Matches a variable that Kubernetes sets for a Service, as ``NAME=value`` without the Service's name."""
 
 
 def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
@@ -34,7 +34,7 @@ def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
 
 
 def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
-    """Map each environment variable of ``settings`` to its setting: a group and a name, or a name alone."""
+    """Map each environment variable of ``settings`` to the path of its setting: a group and a name, or only a name."""
     prefix, kinds = str(settings.model_config["env_prefix"]), groups(settings)
     paths = [(name,) for name in settings.model_fields if name not in kinds]
     members = [(group, name) for group, kind in kinds.items() for name in kind.model_fields]
@@ -42,16 +42,16 @@ def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
-    """Return the variables that begin with ``RESPONSES_MW_`` and are none of the ``known``, each with the nearest known name.
+    """Return the environment variables that begin with ``RESPONSES_MW_`` but are not ``known``, with suggestions.
 
-    Variables that begin with one of ``ignored`` and those that Kubernetes sets for Services are left out.
+    Variables with a prefix in ``ignored`` and variables that Kubernetes sets for Services are omitted.
     """
     names = sorted(set(known))
     return [f"{name}{_nearest(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
 
 
 def origins(settings: BaseSettings) -> dict[str, str]:
-    """Map each setting that differs from its default to where it came from: a variable, the file, or a flag."""
+    """Map each setting that differs from its default to its origin: an environment variable, the config file, or a flag."""
     kind = type(settings)
     given, path = _ours(), getattr(settings, "config", None)
     content = _read(Path(path)) if path else {}
@@ -68,7 +68,7 @@ def origins(settings: BaseSettings) -> dict[str, str]:
 
 
 def _without_flags(kind: type[BaseSettings]) -> BaseSettings | None:
-    """Return the settings of the environment and the file; None if they are invalid without the flags."""
+    """Return the settings from the environment and the file, or None if they are invalid without the flags."""
     try:
         return kind()
     except ValidationError:
@@ -82,7 +82,10 @@ def _value(source: Any, keys: tuple[str, ...]) -> Any:
 
 
 class Environment(PydanticBaseSettingsSource):
-    """Environment variables of a settings class, without those that Kubernetes sets for Services."""
+    """Environment variables of a settings class, without the variables that Kubernetes sets for Services.
+
+    Raises ``SettingsError`` if a variable names a group instead of one of its settings.
+    """
 
     def __call__(self) -> dict[str, Any]:
         given = _ours()
@@ -106,7 +109,7 @@ class Environment(PydanticBaseSettingsSource):
 class ConfigFile(PydanticBaseSettingsSource):
     """The TOML file that the setting ``config`` names, with a table for each group.
 
-    Raises ``SettingsError`` if the file cannot be read or contains something that is no setting.
+    Raises ``SettingsError`` if the file cannot be read or contains unknown settings.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables that begin with ``RESPONSES_MW_``, in capitals, without those that Kubernetes sets for Services."""
+    """Return the variables that begin with ``RESPONSES_MW_`` in upper case, except those that Kubernetes sets for Services."""
     found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     return {name: value for name, value in found.items() if not _is_service_link(name.removeprefix(PREFIX), value)}
 
@@ -140,7 +143,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"{path} (config) cannot be read: {error.strerror}") from None
-    except ValueError as error:  # no TOML, or no UTF-8
+    except ValueError as error:  # invalid TOML or UTF-8
         raise SettingsError(f"{path} (config) is not valid TOML: {error}") from None
 
 
@@ -156,9 +159,9 @@ def _unknown_keys(content: Mapping[str, Any], kinds: Mapping[str, type[Group]]) 
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """Return a hint at the known name that is most like ``name``; nothing if none is.
+    """Return a hint with the known name that is most similar to ``name``, or "" if none is similar.
 
-    A name that lacks only its group, or its end, is preferred to one with other letters.
+    A name of which ``name`` lacks only the group or the end is preferred to one that is spelled differently.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

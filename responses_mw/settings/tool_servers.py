@@ -33,7 +33,7 @@ class ApprovalFilters(BaseModel):
 
 
 class ToolServer(BaseModel):
-    """An MCP server of the operator. Requests refer to it by label or connector id and never see its URL or secrets."""
+    """An MCP server of the operator. Requests refer to it by label or connector id; its URL and secrets stay hidden."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +42,7 @@ class ToolServer(BaseModel):
     authorization: SecretStr | None = None
     """Bearer token. A request may replace it with its own."""
     allowed_tools: list[str] | ToolFilter | None = None
-    """Tools that requests may use. A request can narrow the list but not extend it."""
+    """Tools that requests may use; None allows all. A request can narrow the list but not extend it."""
     require_approval: Literal["always", "never"] | ApprovalFilters | None = None
     """Default for requests that do not set ``require_approval``; None means ``always``."""
 
@@ -52,13 +52,13 @@ class ToolServer(BaseModel):
         return check_url(value)
 
     def excludes(self, name: str) -> bool:
-        """Return whether ``allowed_tools`` excludes a tool by its name alone."""
+        """Return whether ``allowed_tools`` excludes a tool because of its name."""
         names = self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
         return names is not None and name not in names and EVERY_TOOL not in names
 
 
 def _index_by_label(value: object) -> object:
-    """Decode JSON, and convert a list of servers with a ``label`` each to an object keyed by label."""
+    """Decode JSON, and convert a list of servers, each with a ``label``, to an object keyed by label."""
     decoded = json.loads(value) if isinstance(value, str) else value
     if not isinstance(decoded, list):
         return decoded

@@ -40,7 +40,7 @@ def _scale(value: Any, pattern: re.Pattern[str], units: dict[str, float], fault:
 
 
 def split_names(value: object) -> object:
-    """Split a comma-separated text, or decode a JSON array."""
+    """Split a comma-separated string, or decode a JSON array."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -49,7 +49,7 @@ def split_names(value: object) -> object:
 
 
 def check_url(value: str) -> str:
-    """Return an http:// or https:// URL without credentials."""
+    """Return ``value`` if it is an http:// or https:// URL without credentials. Raises ``ValueError``."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http:// or https:// URL")

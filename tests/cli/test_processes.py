@@ -103,7 +103,7 @@ def test_a_process_that_dies_is_replaced_and_logged_and_counters_do_not_go_down(
     before = children(server)
     killed = min(before)
     os.kill(killed, signal.SIGKILL)
-    server.wait_for(rf"process {killed} ended \(SIGKILL\); another is started")
+    server.wait_for(rf"process {killed} exited \(SIGKILL\); restarting it")
     until(lambda: len(children(server)) == 2 and killed not in children(server))
     until(lambda: ask(admin, "/readyz").status_code == 200)
     assert requests_counted(admin) == 6
@@ -117,7 +117,7 @@ def test_a_process_that_cannot_be_replaced_yet_takes_no_other_with_it(start: Cal
     limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
     os.kill(killed, signal.SIGKILL)
-    server.wait_for(r"no process can be started \(Too many open files\)")
+    server.wait_for(r"cannot start a process \(Too many open files\)")
     assert ask(url, "/v1/responses").status_code == 405
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
     until(lambda: len(children(server)) == 2 and killed not in children(server))

@@ -168,7 +168,7 @@ async def test_the_operators_search_tool_is_called_only_as_its_server_allows(
 def test_a_search_tool_that_its_server_does_not_allow_is_told_at_the_start() -> None:
     for allowed in (["other"], {"tool_names": ["other"]}):
         servers = {"own": {"url": "http://a", "allowed_tools": allowed}}
-        with pytest.raises(ValueError, match="allowed_tools of 'own' does not allow"):
+        with pytest.raises(ValueError, match="is not in allowed_tools of 'own'"):
             make_settings(tools__mcp_servers=servers, search__provider="mcp", search__mcp_tool="own/search")
 
 

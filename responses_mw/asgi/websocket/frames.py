@@ -1,7 +1,7 @@
 """The frames of a WebSocket (OpenAI reference, "WebSocket mode").
 
 1. A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`,
-   `generate` (false: store the input without calling the model) and `stream_id` (its lane).
+   `generate` (false: create it without calling the model) and `stream_id` (its lane).
 2. A server's frame is the data of one event, with the `stream_id` of its lane, if any. There is no `[DONE]`.
 3. An error is `{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent in place of a response;
    a response that has started ends with `response.failed`. The specification requires a code; the default is the type.
@@ -78,7 +78,7 @@ def create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
     if generate is not None:
         checks.boolean(generate, "generate")
     if frame.get("background"):
-        checks.unsupported("background", "a response on a WebSocket runs in the foreground; create it over HTTP.")
+        checks.unsupported("background", "responses on a WebSocket run in the foreground; create it over HTTP.")
     body = {name: value for name, value in frame.items() if name not in _NO_BODY}
     return Create({**body, "stream": True}, lane, generate is not False, size)
 
