@@ -98,7 +98,7 @@ class MethodNotAllowed(APIError):
 
 
 class RequestTimeout(APIError):
-    """The client stopped sending its request. The connection is closed: where the next request begins cannot be known."""
+    """The client stopped sending its request. The connection is closed, because the start of the next request is unknown."""
 
     status = 408
     type = "invalid_request_error"
@@ -149,7 +149,7 @@ class WorkerLost(APIError):
     """The worker of a background response was lost, and no other can continue it."""
 
     def __init__(self) -> None:
-        super().__init__("The server that was making this response stopped before the response was complete.")
+        super().__init__("The server that was making this response was lost before the response was complete.")
 
 
 class UpstreamError(APIError):

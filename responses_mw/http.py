@@ -36,7 +36,7 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class InvalidFraming(ValueError):
-    """The headers do not say where the body ends, or contradict each other. The message completes a sentence."""
+    """The headers do not clearly say where the body ends. The message is a clause without a final full stop."""
 
 
 class BodyFraming(NamedTuple):

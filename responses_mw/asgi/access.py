@@ -23,9 +23,7 @@ __all__ = ["SAFE_METHODS", "APIKeyMiddleware", "Origins", "PassablePaths", "chec
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _REFUSAL = ErrorResponse(
-    Unauthorized(
-        "Incorrect API key provided, or none: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"}
-    )
+    Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )
 _CROSS_ORIGIN = frozenset({"cross-site", "same-site"})
 _DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")

@@ -139,7 +139,7 @@ class RateLimits:
 
 
 class Allowance:
-    """The limits as they apply to one request. Closing it stops counting the request's stream.
+    """The limits as they apply to one request. ``aclose`` stops counting the request's stream.
 
     Only accepted callers are counted, so that an invented credential leaves no trace in Redis.
     """

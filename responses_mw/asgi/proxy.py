@@ -151,7 +151,7 @@ class ReverseProxy:
         """Send the request to the upstream and pass the response to the client."""
         try:
             response = await self._client.send(request, stream=True, follow_redirects=False)
-        except APIError as error:  # in the request's body
+        except APIError as error:  # raised by the request's body
             await ErrorResponse(error)(scope, receive, send)
             return
         except httpx.TransportError as error:

@@ -122,7 +122,7 @@ class EventStreamResponse(EventResponse):
         return {"type": "http.response.body", "body": encode(events), "more_body": True}
 
     def _watch(self, send: Send) -> None:
-        """Check once per interval whether anything was sent. No token needs a timer then, and no stream a task."""
+        """Check once per interval whether anything was sent. This needs no timer per token and no task per stream."""
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
         self._silent = True

@@ -43,7 +43,8 @@ class UpstreamSettings(Group):
         None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"
     )
     api_key: SecretStr | None = Field(
-        None, description="API key for the upstream, replacing the caller's; proxied requests get it only if auth has API keys"
+        None,
+        description="API key for the upstream, instead of the caller's; proxied requests get it only if callers need API keys",
     )
     dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
         "auto", description="type of the upstream server; auto detects it"
@@ -69,7 +70,7 @@ class UpstreamSettings(Group):
     )
     continue_seeded: bool = Field(
         True,
-        description="continue an interrupted answer to a request with a seed, which is then not reproducible; false fails it",
+        description="continue interrupted answers to requests with a seed, which makes them irreproducible; false fails them",
     )
 
     @field_validator("url")
@@ -87,7 +88,7 @@ class UpstreamSettings(Group):
 
 
 class ServerSettings(Group):
-    """How clients are answered, and how the process is observed."""
+    """Interface to clients, shutdown, logs and the admin port."""
 
     base_path: str = Field("", description="path prefix before /v1, e.g. /openai")
     cors_origins: Names = Field([], description="origins allowed to call, in addition to the server's own; * allows all")

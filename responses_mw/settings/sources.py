@@ -161,7 +161,7 @@ def _unknown_keys(content: Mapping[str, Any], kinds: Mapping[str, type[Group]]) 
 def _nearest(name: str, known: list[str]) -> str:
     """Return a hint with the known name that is most similar to ``name``, or "" if none is similar.
 
-    A name of which ``name`` lacks only the group or the end is preferred to one that is spelled differently.
+    A known name that only adds a group or an ending to ``name`` is preferred to one that is spelled differently.
     """
     tail = name.removeprefix(PREFIX)
     longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]

@@ -2,8 +2,8 @@
 
 With `store: false`, only the connection that made a response can continue it (OpenAI reference, "WebSocket mode"). The response
 is evicted when the connection ends, when a continuation fails, or when its owner needs room for newer ones. The memory is
-limited for each owner and for all owners together. An owner's new responses evict only its own older ones. If other owners have
-filled the memory, its new responses are not kept.
+limited for each owner and for all owners together. A new response evicts only older ones of its own owner. If other owners have
+filled the memory, the new response is not kept.
 """
 
 from __future__ import annotations
