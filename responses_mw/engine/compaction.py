@@ -1,6 +1,6 @@
-"""Compaction: replaces a history by a summary that the upstream's model writes (`protocol.response.compaction` has the rules).
+"""Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules.
 
-A summary is the answer of a run of its own, which is never stored. It is truncated, traced and cancelled like any other run.
+A separate run, which is never stored, writes the summary. It is truncated, traced and cancelled like any other run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Compaction:
         return compaction.is_asked(run.context.input) or bool(run.request.context_management)
 
     async def due(self, run: Run) -> Compacted | None:
-        """Compact all that the model would see in the next turn, if the request asks for it or the threshold is exceeded.
+        """Compact everything the model would see in the next turn if the request asks for it or the threshold is exceeded.
 
         Returns None if no compaction is due. Approved calls that have not run yet are never compacted: the model must see their
         results first. Raises `APIError`.
@@ -68,7 +68,7 @@ class Compaction:
         return await self.compact(run)
 
     async def compact(self, run: Run) -> Compacted:
-        """Compact all that the model would see in `run`. Raises `APIError`, also if there is nothing to compact."""
+        """Compact everything the model would see in `run`. Raises `APIError`, including when there is nothing to compact."""
         inner = self.summary_run(run)
         async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
             async for _ in batches:
@@ -87,7 +87,7 @@ class Compaction:
         """Return the user messages that the model would see in `run`. Raises `BadRequest`."""
         seen = self._backend.items(run.turn_request())
         messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
-        # Those from the envelope of an earlier compaction have no ids.
+        # Messages from the envelope of an earlier compaction have no ids.
         return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
 
     def summary_run(self, run: Run) -> Run:

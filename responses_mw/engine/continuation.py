@@ -1,12 +1,12 @@
-"""Go on with a run whose upstream is away or broke off its answer.
+"""Continue a run whose upstream is unavailable or was interrupted.
 
-What the client has seen decides how a turn that broke off goes on (`protocol.response.seam.Phase`):
+What the client has seen decides how the turn continues (`protocol.response.seam.Phase`):
 
-nothing            the upstream is asked again
-reasoning          the item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning
-text of a message  the upstream continues the message if it is proven to do so (`upstream.prefill`), else the response fails
-a call to run here it is closed as incomplete and not run, and the upstream is asked again
-anything else      the response fails: a client executes the calls that it sees
+nothing            The upstream is asked again.
+reasoning          The item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning.
+text of a message  If the upstream is proven to continue a text (`upstream.prefill`), it does. Otherwise the response fails.
+server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
+anything else      The response fails, because a client executes the calls that it sees.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
-"""Seconds between two requests to an overloaded upstream that does not say how long to wait."""
+"""Shortest and longest pause, in seconds, between requests to an overloaded upstream that does not say how long to wait."""
 RESENDS = 1
-"""How often a turn is sent again whose connection broke off before its answer began: its prompt may be what kills servers."""
+"""How often a turn is sent again after its connection failed before the answer began. More often, a prompt that crashes servers
+would crash several."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
 
 class Continuation:
-    """Opens the turns of runs, and goes on with those that break off."""
+    """Opens the turns of runs, and continues interrupted ones."""
 
     def __init__(self, backend: Backend, *, maximum: int, timeout: float) -> None:
-        """A response is continued up to `maximum` times. For each, the upstream may be away for `timeout` seconds."""
+        """A response is continued up to `maximum` times. Each time, the upstream may be unavailable for `timeout` seconds."""
         self._backend = backend
         self._maximum = maximum
         self._timeout = timeout
@@ -56,11 +57,11 @@ class Continuation:
         return self._maximum > 0 and self._timeout > 0
 
     async def open(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` returns, repeating it while the upstream is overloaded or away, up to the timeout.
+        """Return the result of `attempt`. Repeat it while the upstream is overloaded or unavailable, up to the timeout.
 
-        Waits with exponential back-off, and at least as long as the upstream asks. Raises the overload at once if the run
-        does not wait for the upstream, or if the upstream asks to wait longer than the timeout. A connection that broke off
-        is an overload `RESENDS` times.
+        Waits with exponential backoff, and at least as long as the upstream asks. Raises the error at once if the run does
+        not wait for the upstream, or if the upstream asks to wait longer than the timeout. A failed connection is retried
+        `RESENDS` times.
         """
         pause, deadline, broken = FIRST_PAUSE, math.inf, 0
         while True:
@@ -85,7 +86,7 @@ class Continuation:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def begin(self, run: Run) -> OpenTurn:
-        """Begin a turn, or go on with one that another worker left."""
+        """Begin a turn, or continue one that another worker left. Raises `WorkerLost` if that turn cannot be continued."""
         phase, run.phase = run.phase, Phase.NOTHING
         turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, None))
         if turn is None:
@@ -93,32 +94,32 @@ class Continuation:
         return turn
 
     async def can_hand_over(self, run: Run, phase: Phase) -> bool:
-        """Return whether another worker can go on with a run that was left in that `phase`."""
+        """Return whether another worker can continue a run that stopped in `phase`."""
         if phase is not Phase.TEXT:
             return phase is not Phase.FIXED
         try:
             return await self._backend.continues(run.turn_request())
         except UpstreamError as error:
-            return error.is_overload or error.status >= 500  # it is away: the other worker asks it again
+            return error.is_overload or error.status >= 500  # the other worker will ask it again
 
     def check_end(self, run: Run) -> None:
-        """Raise `UpstreamBrokeOff` if the answer that was read is not complete."""
+        """Raise `UpstreamBrokeOff` if the answer has ended but is not complete."""
         assembler = run.assembler
         if not (run.turn is None or run.turn.stream.done or assembler.ended):
-            raise UpstreamBrokeOff("The upstream broke off its answer.")
+            raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
         if assembler.finish_reason in _FAULTS:
             raise UpstreamBrokeOff("The upstream aborted its answer.")
 
     async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
-        """Go on with the turn that `error` broke off, and yield the events that close what cannot be continued.
+        """Continue the turn that `error` interrupted. Yield the events that close items which cannot be continued.
 
-        Afterwards the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
+        Afterwards, the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
         continued.
         """
         assembler, turn, began = run.assembler, run.turn, time.monotonic()
         is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
         if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
-            return  # only its usage is missing
+            return  # only the usage is missing
         phase = assembler.phase
         if turn is None or not is_broken or phase is Phase.FIXED or not (self._admits(run) and run.waits_for_upstream):
             raise error
@@ -147,7 +148,7 @@ class Continuation:
         return await self._backend.begin(run.turn_request())
 
     async def _continued(self, run: Run, broken: OpenTurn | None) -> OpenTurn | None:
-        """Open an answer that continues the text of the message; None if the upstream is not proven to do so."""
+        """Open an answer that continues the text of the message; None unless the upstream is proven to continue texts."""
         prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
         if prefix is None:
             return None

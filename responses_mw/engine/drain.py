@@ -1,4 +1,4 @@
-"""The end of a process: runs have time to finish, then they fail instead of being cut off."""
+"""Graceful shutdown: active runs get time to finish; the rest fail with a final event instead of being cut off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["ActiveRun", "Drain"]
 
 _INTERVAL = 0.05
 _UVICORN = "timeout graceful shutdown exceeded"
-"""Part of the message with which uvicorn cancels requests, where the drain is a host's. Clients that leave have another."""
+"""Part of the message with which the uvicorn of a host application cancels requests at shutdown. Cancellations for other
+reasons have other messages."""
 
 
 class Drain:
@@ -20,9 +21,9 @@ class Drain:
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        """Set when the process is stopping. Runs may still begin, for requests that have arrived."""
+        """Set when the process begins to stop. Requests that have already arrived may still begin runs."""
         self.is_over = False
-        """Whether the time of the drain is over. Runs that begin now fail."""
+        """Whether the time to finish is over. Runs that begin now fail."""
         self.active: set[ActiveRun] = set()
 
     def begin(self) -> None:
@@ -38,8 +39,10 @@ class Drain:
             await asyncio.sleep(_INTERVAL)
 
     def ends_cancelled(self) -> bool:
-        """Whether the current task was cancelled because its request is overdue. If so, end the cancellation: the server would
-        log it with a traceback."""
+        """Return whether the current task was cancelled because its request is overdue.
+
+        If so, undo the cancellation, because the server would log it with a traceback.
+        """
         task = asyncio.current_task()
         if not self.is_over or task is None:
             return False
@@ -47,17 +50,17 @@ class Drain:
         return True
 
     def error(self) -> Unavailable:
-        """Return the error of a run that the drain ends."""
+        """Return the error for a run that the shutdown ends."""
         return Unavailable("The server is shutting down.")
 
 
 class ActiveRun:
-    """A context manager for one run, in the task that reads its events. Raises `Unavailable` if the drain is over."""
+    """A context manager for one run, in the task that reads its events. Raises `Unavailable` on entry if the drain is over."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self.events: object = None
-        """The generator of the run's events, if it is one."""
+        """The iterator of the run's events, if known."""
         self._task: asyncio.Task[Any] | None = None
         self._is_interrupted = False
         self.can_interrupt = False
@@ -74,22 +77,22 @@ class ActiveRun:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the time of the drain is over."""
+        """Whether the time to finish is over."""
         return self._drain.is_over
 
     def interruptible(self) -> Interruptible:
-        """Let the drain, or uvicorn's own, interrupt the code inside wherever it waits. Raises `Unavailable` then."""
+        """Let a shutdown interrupt the code inside at any await. The interruption raises `Unavailable`."""
         return Interruptible(self)
 
     def interrupt(self) -> None:
-        """Interrupt the run if it waits inside `interruptible`. While its reader handles an event, it does not."""
+        """Interrupt the run if it is waiting inside `interruptible`. It is not waiting while its reader handles an event."""
         is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
         if self.can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
             self._is_interrupted = True
             self._task.cancel()
 
     def raise_interruption(self, error: asyncio.CancelledError) -> None:
-        """Raise `Unavailable` in place of `error` if it is a shutdown's interruption."""
+        """Raise `Unavailable` instead of `error` if a shutdown caused it."""
         is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
         if is_shutdown and self._task is not None:
             self._task.uncancel()

@@ -26,7 +26,7 @@ from ..threads import by_size
 logger = logging.getLogger(__name__)
 
 _GATE_TIMEOUT = 5.0
-"""Seconds for which the end of a failed response waits for the check of its caller."""
+"""Seconds that a failed response waits for the check of its caller before it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class RunContext:
     token: str
     """The fencing token of the commit."""
     size: int = 0
-    """Size of all items as JSON, in bytes, as far as it is known."""
+    """Size of all items as JSON in bytes. Unknown parts count 0."""
 
     @property
     def items(self) -> list[Item]:
-        """All that the model is to see, in order."""
+        """Everything the model sees, in order."""
         return self.chain.items + self.input
 
 
@@ -62,7 +62,7 @@ class History:
         """Read the history that `request` continues.
 
         Raises `BadRequest` if the previous response is missing or cannot be continued, `NotFound` if the conversation is
-        missing, `OverBound` if the conversation is full, and `Unavailable` if the state is needed but away or full.
+        missing, `OverBound` if the conversation is full, and `Unavailable` if the state is needed but unavailable or full.
         """
         if self._required and request.store:
             await self._check_memory(self._needed("store"))
@@ -76,7 +76,7 @@ class History:
         return RunContext(chain, ids, own, owner, random_part(), chain.size + size)
 
     async def _check_memory(self, state: State) -> None:
-        if state.client.away_for:  # `nearly_full` may answer from memory
+        if state.client.away_for:  # `nearly_full` may return a cached answer
             await state.check()
         if await state.nearly_full():
             raise StateFull("its memory is nearly full")
@@ -111,7 +111,7 @@ class History:
         return self._state
 
     async def will_store(self, request: CreateResponse, context: RunContext) -> bool:
-        """Whether the response of `request` should be stored and there is memory for it. Raises `OverQuota`."""
+        """Return whether to store the response: the request asks for it, and there is memory. Raises `OverQuota`."""
         if not request.store or self._state is None:
             annotate(unstored="no_state" if request.store else "request")
             return False
@@ -119,13 +119,13 @@ class History:
         try:
             is_full = await self._state.nearly_full()
         except StateUnavailable:
-            return True  # it may be back when the response is committed
+            return True  # it may be available again when the response is committed
         if is_full:
             annotate(unstored=StateFull.unstored)
         return not is_full
 
     async def commit(self, context: RunContext, document: Document, gate: Gate) -> None:
-        """Store the finished `document`. Set its `store` to false if the caller is not accepted or the state cannot store it.
+        """Store the finished `document`. If the caller is refused or the state cannot store it, set its `store` to false.
 
         Raises `NotFound` if the response was deleted in the meantime, and `Unavailable` if storing it is required but fails.
         """
@@ -154,7 +154,7 @@ NO_HISTORY = History(None, required=False)
 async def commit_job(state: State, context: RunContext, document: Document, last: Batch) -> None:
     """Store a background response together with `last`, the final batch of its event log.
 
-    Raises `Fenced` if the job belongs to another worker, and what the state raises.
+    Raises `Fenced` if the job belongs to another worker, and any error of the state.
     """
     await _commit(state, context, document, last)
 
@@ -165,18 +165,18 @@ async def _commit(state: State, context: RunContext, document: Document, last: B
 
 
 async def _passes(gate: Gate) -> bool:
-    """Whether the caller is accepted. Only for a failed response is this not known already."""
+    """Return whether the caller is accepted. Unless the response failed, the upstream has already accepted it."""
     try:
         async with asyncio.timeout(_GATE_TIMEOUT):
             await gate()
     except (APIError, TimeoutError) as error:
-        logger.debug("a response is not stored because its caller was not accepted: %s", error)
+        logger.debug("not storing a response, because its caller was refused: %s", error)
         return False
     return True
 
 
 def _without_repeats(items: Sequence[Item], chain: Chain) -> list[Item]:
-    """Remove references to items that the chain or an earlier reference contains: the model should read them once."""
+    """Remove references to items that are in the chain or already referenced, so that the model reads each item once."""
     seen = {item.get("id") for item in chain.items}
     kept = []
     for item in items:
@@ -199,13 +199,13 @@ async def resolved(items: Sequence[Item], state: State, owner: str, param: str) 
 
 
 _WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
-"""Types of items that are listed with a status, which a request may omit."""
+"""Types of items that have a status, which a request may omit."""
 _REFERRED_TO = frozenset({"mcp_approval_request"})
 """Types of items that other items refer to by id."""
 
 
 def with_ids(items: Sequence[Item], ids: RunIds) -> list[Item]:
-    """Give the items ids of this server, which locate them in the state. Items that others refer to keep their own."""
+    """Replace the items' ids with new ones, which locate them in the state. Items that others refer to keep their ids."""
     return [
         item
         if item["type"] in _REFERRED_TO and "id" in item

@@ -8,9 +8,9 @@
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without ``versions`` is version ``1``. A version may set all parameters of a request, except those that say what it
-continues, where it is stored and how it is delivered. A file that changes is read again: the directory may be a mounted
-ConfigMap.
+A file without ``versions`` is version ``1``. A version may set any parameter of a request, except those that
+select what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the
+directory may be a mounted ConfigMap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file as it was read. ``stamp`` changes when the file does."""
+    """A file that was read. ``stamp`` changes when the file does."""
 
     stamp: tuple[int, int, int]
     prompt: Prompt
@@ -62,7 +62,10 @@ class InvalidPrompt(StartupError, ValueError):
 
 
 class Prompts:
-    """The prompts of ``directory``. Reads all of them at the start. Raises ``InvalidPrompt``."""
+    """The prompt templates in ``directory`` (None: there are none).
+
+    The constructor reads and checks all of them and raises ``InvalidPrompt``.
+    """
 
     def __init__(self, directory: str | None) -> None:
         self._directory = Path(directory) if directory is not None else None
@@ -75,9 +78,9 @@ class Prompts:
                     self._files[path] = _File(_stamp(path), _prompt(path))
 
     def resolve(self, body: Any) -> Any:
-        """Return the request ``body`` with its ``prompt`` filled in. ``prompt`` remains, with its version, for the response.
+        """Return the request ``body`` with its prompt template applied. ``prompt`` remains, with its version, for the response.
 
-        Raises ``BadRequest`` for an unknown id or version, or wrong variables.
+        Raises ``BadRequest`` for an unknown id or version or wrong variables, and ``NotSupported`` if there are no templates.
         """
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body
@@ -100,7 +103,7 @@ class Prompts:
         return wanted, template
 
     def _prompt(self, directory: Path, prompt_id: str) -> Prompt | None:
-        """Return the prompt from its file. If the file has become invalid, the last valid prompt remains in use."""
+        """Return the prompt from its file; None if there is none. If the file is now invalid, return its last valid prompt."""
         for path in (directory / f"{prompt_id}{suffix}" for suffix in _SUFFIXES):
             before = self._files.get(path)
             try:

@@ -33,37 +33,39 @@ from .history import History, RunContext
 logger = logging.getLogger(__name__)
 
 REQUEST_LIMITS = RequestLimits()
-"""Limits of one request's contents. Whatever is accepted must be cheap to check and to convert, and no client needs more."""
+"""Limits on the contents of one request. They keep checking and converting cheap, and exceed what clients need."""
 
 
 class RunMode(Enum):
     """How a run reports errors, and who commits its response."""
 
     STREAMED = auto()
-    """For a reader of events. An error within the grace is raised; later, the run waits while the upstream is overloaded,
-    and any other error becomes `response.failed`. The run commits the response before it yields the terminal event."""
+    """For a reader of events. An error within the grace period is raised. After it, the run waits while the upstream is
+    overloaded, and any other error becomes `response.failed`. The run commits the response before it yields the terminal
+    event."""
     WHOLE = auto()
-    """For a reader of the final document. Errors are raised, however late. The run commits the response. Only events
-    that hold the document are made."""
+    """For a reader of the final document. Errors are raised, unless tool calls have run: then the document reports them. The
+    run commits the response. Only events that contain the document are created."""
     DETACHED = auto()
-    """For a background job. Every error is left in the document. Without output, an overload ends the run at once: the job
-    is tried again later. The job commits the response together with its terminal event, which the run does not yield."""
+    """For a background job. Errors are recorded in the document. An overload before the first output ends the run at once,
+    and the job is retried later. The job commits the response together with its terminal event, which the run does not
+    yield."""
 
 
 @dataclass(slots=True)
 class RunEvents:
-    """The events of a foreground run, and the facts that are not events."""
+    """The events of a foreground run, and its cache status."""
 
     batches: AsyncGenerator[list[Event], None]
-    """One batch per read of the upstream. The first comes when the upstream has begun to answer or the grace is over. In mode
-    WHOLE, a batch may be empty."""
+    """One batch per read of the upstream. The first arrives when the upstream begins to answer or the grace period ends. In
+    mode WHOLE, a batch may be empty."""
     cache_status: str | None = None
-    """What the cache answered, once the first batch has come; None if it was not used."""
+    """The result of the cache lookup, set when the first batch arrives. None if the cache was not used."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One response being made."""
+    """One response in progress."""
 
     request: CreateResponse
     caller: Caller
@@ -79,29 +81,29 @@ class Run:
     results: dict[str, str | list[Part]] = field(default_factory=dict)
     """The results of the calls made in this run, by the id of the call's item."""
     looked_up: Hit | Miss | Uncacheable | None = None
-    """The answer of the cache, if it was asked."""
+    """The result of the cache lookup. None if the cache was not used."""
     turn: OpenTurn | None = None
     """The turn being read."""
     turns: int = 0
     """Number of turns begun."""
     takeover: Takeover | None = None
-    """What another worker left of the response."""
+    """The output of another worker, which this run continues."""
     first_events: list[Event] | None = None
-    """The events that begin the part of this worker."""
+    """The first events of a background run on this worker."""
     phase: Phase = Phase.NOTHING
-    """The phase in which another worker left the turn that begins, or in which the run failed."""
+    """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0
-    """How often the run went on after its upstream broke off."""
+    """How often the run was continued after an interruption."""
     tokens_kept: int = 0
-    """Tokens of the text that was continued last."""
+    """Number of tokens in the text that was continued last."""
     opening: asyncio.Task[None] | None = None
-    """Opens the first turn, where the first events do not wait for it."""
+    """The task that opens the first turn. Mode WHOLE has none."""
     is_status_sent: bool = False
-    """Whether the client has got an HTTP status. An overload can no longer be reported by one, for the client to retry."""
+    """Whether the HTTP status is sent. From then on, no status can ask the client to retry after an overload."""
     calls: Sequence[asyncio.Task[ToolResult]] = ()
     """The tool calls of the last turn."""
     received: int = 0
-    """Bytes of the finished turns and of the results of tools."""
+    """Bytes received in finished turns and tool results."""
     is_last_turn: bool = False
     compacted: Compacted | None = None
     """The compaction that precedes the next turn, if one is due."""
@@ -116,17 +118,17 @@ class Run:
 
     @property
     def waits_for_upstream(self) -> bool:
-        """Whether to wait for an overloaded upstream: the client cannot retry, or work would be lost."""
+        """Whether to wait for an overloaded upstream, because the client cannot retry or would lose output."""
         return self.is_status_sent or bool(self.document["output"])
 
     async def opened(self) -> None:
-        """Wait until the first turn is open. Raises what prevents it."""
+        """Wait until the first turn is open. Raises the error that prevented it."""
         if self.opening is not None:
             await self.opening
             self.opening = None
 
     def turn_request(self, prefill: Prefill | None = None) -> TurnRequest:
-        """Describe the current turn, or the first one if none has begun. `prefill` continues its last message."""
+        """Describe the current turn, or the first one if none has begun. With `prefill`, it continues the last message."""
         return TurnRequest(
             self.request,
             self.caller,
@@ -153,16 +155,16 @@ class Run:
         """Count bytes received for the response. Raises `UpstreamError` if the total exceeds `maximum`."""
         self.received += size
         if self.received > maximum:
-            raise UpstreamError(f"The response has grown beyond {maximum} bytes.")
+            raise UpstreamError(f"The response exceeds the maximum of {maximum} bytes.")
 
     def conclude(self, now: int) -> None:
-        """Complete the document."""
+        """Set the final members of the document."""
         self.assembler.conclude(now)
         if self.messages is not None:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
     def report(self) -> None:
-        """Add how the run ended, or the state in which it is cancelled, to the facts of the current request."""
+        """Add the outcome of the run to the facts of the current request. If it was cancelled, this is its current state."""
         continuations = self.continuations + (self.takeover is not None)
         telemetry.end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 

@@ -1,4 +1,4 @@
-"""One run makes one response. Streams, JSON, background jobs, WebSockets and cache hits all read the iterator made here."""
+"""One run makes one response. Streams, JSON, background jobs, WebSockets and cache hits all use the same event iterator."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Runner:
         max_continuations: int,
         max_turns: int,
     ) -> None:
-        """Create a runner whose streamed runs wait `status_grace` seconds for the upstream's status, then up to
-        `overload_timeout` while it is overloaded or away. A run has up to `max_turns`."""
+        """Before its first event, a streamed run waits `status_grace` seconds for the upstream's status. Afterwards, it waits
+        up to `overload_timeout` seconds while the upstream is overloaded or unavailable."""
         self._upstream = upstream
         self._backend = backend
         self._history = history
@@ -66,9 +66,9 @@ class Runner:
         self._continuation = Continuation(backend, maximum=max_continuations, timeout=overload_timeout)
         self._loop = ToolLoop(backend, self._compaction, self._continuation, max_turns=max_turns)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
-        """How long a run waits for the first turn's answer before its first events, in seconds. WHOLE has no limit."""
+        """Seconds that a run waits for the first turn to open before its first events. WHOLE has no limit."""
 
-    # -- what is run --------------------------------------------------------------------------------------------------
+    # -- entry points ------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -100,16 +100,16 @@ class Runner:
         return self._tools.not_offered(request.tools)
 
     def run_detached(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Make a background response that `resume` prepared: yield all events but the terminal one."""
+        """Make a background response that `resume` prepared. Yield all events except the terminal one."""
         return self._events_of(run, RunMode.DETACHED, lambda _: run.first_events or [])
 
     @property
     def can_take_over(self) -> bool:
-        """Whether runs can go on from the output of another worker."""
+        """Whether runs can continue from another worker's output."""
         return self._backend.can_take_over and self._continuation.is_on
 
     async def can_hand_over(self, run: Run) -> bool:
-        """Return whether another worker can go on with a background run that has failed or is stopped."""
+        """Return whether another worker can continue a background run that failed or was stopped."""
         if not self.can_take_over:
             return False
         return await self._continuation.can_hand_over(run, run.assembler.phase if run.error is None else run.phase)
@@ -151,16 +151,16 @@ class Runner:
         return compaction.document(run.document, messages)
 
     async def check(self, run: Run) -> None:
-        """Raise `BadRequest` for a background `run` that cannot succeed: its items do not fit together, or the upstream's API
-        cannot express it. Tool servers are not asked, so a run that uses them is checked as it runs."""
+        """Raise `BadRequest` if a background `run` cannot succeed: its items do not fit together, or the upstream's API cannot
+        express them. A run that uses tool servers or compaction is not checked, because neither is called here."""
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
-        with suppress(UpstreamError):  # the upstream may be back when the run begins
+        with suppress(UpstreamError):  # the upstream may be available again when the run begins
             await self._loop.offer_tools(run)
             await self._backend.check(run.turn_request())
 
     async def probe(self, caller: Caller) -> None:
-        """Raise `UpstreamError` if the upstream is away."""
+        """Raise `UpstreamError` if the upstream is unavailable."""
         await self._upstream.probe(caller)
 
     # -- preparation --------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ class Runner:
     ) -> Run:
         """Prepare the run of a background response that `prepare` created on any replica.
 
-        The items of `request` have their ids. `token` is the fencing token of the worker, `number` that of its first event. A
-        `takeover` is what another worker left.
+        The items of `request` already have ids. `token` is the worker's fencing token, `number` the number of its first event.
+        `takeover` is the output of another worker, if there is any.
         """
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
@@ -217,7 +217,7 @@ class Runner:
         history: History,
         output: Sequence[Item] = (),
     ) -> Run:
-        """`output` are the items of a response that another worker began."""
+        """`output` holds the items that another worker has already added to the response."""
         telemetry.begin_run(created, streams=request.stream)
         assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
         headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
@@ -232,7 +232,7 @@ class Runner:
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     async def _look_up(self, cache: Cache, run: Run, policy: Policy, *, streamed: bool) -> None:
-        """Ask the cache for the answer of `run`. A hit never reaches the upstream, so the cache checks the caller itself."""
+        """Look up the answer of `run` in the cache. A hit never reaches the upstream, so the cache checks the caller itself."""
         caller, context = run.caller, run.context
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
@@ -248,7 +248,7 @@ class Runner:
             run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
 
     def _replay_hit(self, run: Run, hit: Hit, start: Callable[[ResponseBuilder], list[Event]]) -> list[Event]:
-        """Return all events of a cached answer but the terminal one."""
+        """Return all events of a cached answer except the terminal one."""
         events = start(run.assembler) + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
         mark(run.document, hit.kind)
@@ -272,7 +272,7 @@ class Runner:
         async def begin() -> Run:
             return run
 
-        return self._events(begin, mode, start, active=ActiveRun(Drain()))  # the caller decides when it ends
+        return self._events(begin, mode, start, active=ActiveRun(Drain()))  # a drain of its own: only the caller ends this run
 
     async def _events(
         self,
@@ -320,9 +320,9 @@ class Runner:
 
     @asynccontextmanager
     async def _opening(self, run: Run, mode: RunMode, active: ActiveRun) -> AsyncIterator[None]:
-        """Open the first turn, and close whatever the run has open at the end.
+        """Open the first turn. On exit, close everything that the run has open.
 
-        The mode says how long to wait before the body is entered, and whether an error is raised or recorded in the document.
+        The mode decides how long to wait before entering the body, and whether an error is raised or recorded in the document.
         """
         try:
             with active.interruptible():
@@ -339,7 +339,7 @@ class Runner:
             except Exception as error:  # the outer edge of a run: whatever happens, the stream ends with an event
                 if run.turn is not None:
                     run.turn.span.fail(error)
-                # The run of a summary, which has no toolbox, has the results of the run that it is for.
+                # The run that writes a summary has no toolbox, but shares the results of the run that it summarizes.
                 if mode is RunMode.WHOLE and (run.toolbox is None or not run.results):
                     raise
                 run.fail(error)
@@ -365,7 +365,7 @@ class Runner:
         run.report()
         if not (tasks or run.turn or run.toolbox):
             return
-        with anyio.CancelScope(shield=True):  # the run may be cancelled, and each of these steps with it
+        with anyio.CancelScope(shield=True):  # a cancelled run must complete these steps too
             if tasks:
                 await asyncio.gather(*tasks, return_exceptions=True)
             if run.turn is not None:
@@ -374,7 +374,7 @@ class Runner:
                 await run.toolbox.aclose()
 
     async def _commit(self, run: Run, mode: RunMode) -> list[Event]:
-        """Store the response, then return its terminal event. An error is raised in mode WHOLE, else reported by that event."""
+        """Store the response, then return its terminal event. Mode WHOLE raises errors; other modes report them in it."""
         try:
             await run.history.commit(run.context, run.document, self._gate(run.caller))
         except APIError as error:

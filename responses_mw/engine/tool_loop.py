@@ -1,4 +1,4 @@
-"""The turns of a run: what precedes the first, the tool calls that end one, and whether another follows."""
+"""The turns of a run: what precedes the first turn, how tool calls are run, and whether another turn follows."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class ToolLoop:
     async def turn(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
         """Finish the turn that was read, run its tool calls, and begin the next turn if one follows.
 
-        Another turn follows if calls were run or left out, and none is the client's to run. A compaction precedes it if one is
-        due.
+        Another turn follows if calls were run or left out, and the client has none to run. If a compaction is due, it comes
+        first.
         """
         events = self._end_turn(run, turn)
         if events:
@@ -106,7 +106,7 @@ class ToolLoop:
         return events
 
     async def _run_tool_calls(self, run: Run, toolbox: Toolbox) -> AsyncGenerator[list[Event], None]:
-        """Run the calls of the turn concurrently and yield the events of their results in the calls' order."""
+        """Run the calls of the turn concurrently. Yield the events of their results in the order of the calls."""
         assembler = run.assembler
         asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
         run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]

@@ -5,8 +5,8 @@
     worker      claims jobs, renews their leases, drains
     job_runner  runs one claimed job to its end
     event_log   writes the events of all running jobs
-    retry       when a job is tried again because the upstream was away
-    finalize    the end of a job that its worker did not write: lost, given up or cancelled
+    retry       decides when a job is retried because the upstream was unavailable
+    finalize    ends a job in place of its worker: a lost, failed or cancelled one
 
 The layout in Redis, and which step is atomic, is described in `state`.
 """

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 0.05
 
-# Reasons to stop a run: another worker has the job; this worker drains and returns it to the queue; or drains and finishes it.
+# Reasons to stop a run: the lease is lost; the worker drains before the run has output; the time to drain is over.
 LOST, DRAINED, SHUT_DOWN = "lost", "drained", "shut down"
 EVENTS_BEFORE_OUTPUT = 3
 """`response.created`, `response.queued` and `response.in_progress`."""
@@ -25,7 +25,7 @@ class ClaimedJob:
     """A job that this worker holds: its pending events, and the state of its lease."""
 
     def __init__(self, job: Job, renewed: float) -> None:
-        """`renewed` is the loop's time when the lease was requested."""
+        """`renewed` is the event loop's time when the lease was requested."""
         self.job = job
         self.began = self.renewed = renewed
         self.next_number = job.next_number
@@ -137,7 +137,7 @@ class EventLogWriter:
             self._woken.set()
             return
         except Exception:
-            logger.exception("the events of %d background responses cannot be written", len(batches))
+            logger.exception("could not write the events of %d background responses", len(batches))
             answers = [False] * len(batches)
         for (claimed, batch), appended in zip(sending.items(), answers, strict=True):
             claimed.sending = None

@@ -59,11 +59,14 @@ async def compress_log(state: State, response_id: str) -> None:
     try:
         await state.jobs.compress(response_id)
     except StateUnavailable as error:
-        logger.debug("the log of response %s is not compressed: %s", response_id, error.message)
+        logger.debug("could not compress the log of response %s: %s", response_id, error.message)
 
 
 async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
-    """Return the events in the job's log up to damage or a hole, and their bytes. Only the holder of the token writes to it."""
+    """Return the events in the job's log up to the first gap or damage, and their size in bytes.
+
+    The caller must hold the job, so that nobody else writes to the log. Raises `Fenced` if the log was deleted.
+    """
     events: list[dict[str, Any]] = []
     number, size = -1, 0
     while number < job.next_number - 1:
@@ -74,7 +77,7 @@ async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
             raise Fenced(job.response_id)  # it was deleted in the meantime
         for batch in batches:
             if batch.first != number + 1:
-                logger.error("the event log of response %s has a hole after event %d", job.response_id, number)
+                logger.error("the event log of response %s has a gap after event %d", job.response_id, number)
                 return events, size
             events += sse.decode(batch.data)
             number, size = batch.last, size + len(batch.data)
@@ -82,7 +85,7 @@ async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
 
 
 async def _chain(state: State, job: Job) -> Chain:
-    """Read the history of the response; an empty one if it was deleted or is damaged."""
+    """Return the history of the response, or an empty one if it was deleted or is damaged."""
     previous, conversation = job.document["previous_response_id"], job.document["conversation"]
     try:
         if previous:

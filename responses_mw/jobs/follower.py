@@ -1,8 +1,8 @@
 """The readers of event logs in this process.
 
 A follower has a cursor and no buffer. At the end of the log, it gets announced batches directly. If its client is slow, it
-reads from the log when the client is ready, so a slow client costs no memory. All followers read in one round trip, and a
-process subscribes to a response once, however many follow it.
+reads from the log when the client is ready, so a slow client costs no memory. All followers read in one round trip, and
+followers of the same response share one subscription.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOGETHER = 100
 
 Settle = Callable[[str], Awaitable[None]]
 _Wanted = dict[tuple[str, int], list[asyncio.Future[list[Batch]]]]
-"""Futures of the readers, by response id and the number after which they read."""
+"""Futures of the readers, by response id and the number of the event after which they read."""
 
 
 class _Cursor:
@@ -43,16 +43,16 @@ class _Cursor:
     def __init__(self, number: int) -> None:
         self.number = self._began = number
         self.is_at_end = False
-        """Whether it has passed the final batch, or stops here."""
+        """Whether the follower has passed the final batch or must stop."""
         self.is_compressed = False
-        """Whether it reads the compressed form of the log."""
+        """Whether the follower reads the compressed form of the log."""
         self.is_behind = False
-        """Whether the log goes on after what was read last."""
+        """Whether the log has more batches after the page that was read last."""
         self._news = False
         self._waiter: asyncio.Future[Batch | None] | None = None
 
     def announce(self, batch: Batch | None) -> None:
-        """Announce `batch`, or with None that the log may have grown."""
+        """Announce `batch`. None announces that the log may have grown."""
         if batch is not None and batch.last <= self.number and not batch.final:
             return
         if self._waiter is None or self._waiter.done():
@@ -115,8 +115,8 @@ class Followers:
     async def follow(self, document: Document, after: int) -> AsyncGenerator[Batch, None]:
         """Yield the batches of a background response after event number `after`: those in the log, then new ones.
 
-        The last batch is `final`, unless this process closes or the log cannot be read any more; the client learns the reason
-        when it reconnects. The first batch may be empty. Raises `BadRequest` at once if the log has expired.
+        The last batch is `final`, unless this process stops or Redis remains unavailable; clients then reconnect. The first
+        batch may be empty. Before it, raises `BadRequest` if the log has expired and `StateUnavailable` if it cannot be read.
         """
         cursor = _Cursor(after)
         with self._following(document["id"], cursor):
@@ -133,7 +133,7 @@ class Followers:
                 batches = await self._next(document, cursor)
 
     async def run(self, settle: Settle) -> None:
-        """Read for all followers. Call `settle` for responses that are silent, to finalize those whose worker was lost."""
+        """Read for all followers. Call `settle` for responses without new events, to finalize those whose worker was lost."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read())
@@ -165,7 +165,7 @@ class Followers:
                 log.subscription.close()
 
     async def _next(self, document: Document, cursor: _Cursor) -> list[Batch]:
-        """Wait for the next batches; return none if the follower must end."""
+        """Wait for the next batches. Return an empty list if the follower must end."""
         batches: list[Batch] = []
         while not (batches or cursor.is_at_end or self._closed):
             batch = None if cursor.is_behind else await cursor.news()
@@ -175,7 +175,7 @@ class Followers:
         return batches
 
     async def _read_on(self, document: Document, cursor: _Cursor, *, first: bool = False) -> list[Batch]:
-        """Read the next batches; return none if there are none yet or none will come."""
+        """Return the next batches, or an empty list if there are none yet or no more will follow."""
         deadline = asyncio.get_running_loop().time() + self._patience
         while not (self._closed or cursor.is_at_end):
             try:
@@ -191,7 +191,7 @@ class Followers:
         return []
 
     async def _at_end(self, document: Document, cursor: _Cursor, *, first: bool) -> list[Batch]:
-        """Return what follows the end of the log: nothing yet, or the end of a response that has ended or is gone."""
+        """Check at the end of the log whether the response has ended. Return its last batches, or none while it is running."""
         number = cursor.number
         try:
             last = await self._state.jobs.end(document["id"])
@@ -212,7 +212,7 @@ class Followers:
         return batches
 
     async def _page(self, response_id: str, cursor: _Cursor) -> list[Batch]:
-        """Read one page of the log after the cursor, in the form that it reads."""
+        """Read one page after the cursor, from the log or its compressed form."""
         if cursor.is_compressed:
             batches = await self._state.jobs.compressed(response_id, cursor.number)
             cursor.is_behind = bool(batches)
@@ -228,7 +228,7 @@ class Followers:
         return await future
 
     async def _read(self) -> None:
-        """Read for all followers that asked during the last round trip; once for those at the same position."""
+        """Read for all followers that asked during the last round trip, once per position."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -250,7 +250,7 @@ class Followers:
             _cancel(wanted)
 
     async def _poll(self, settle: Settle) -> None:
-        """Look after the responses without a new batch since the last check."""
+        """Check the responses that had no new batch since the last check."""
         while True:
             await asyncio.sleep(POLL)
             silent = self._followed.keys() - self._active
@@ -262,9 +262,9 @@ class Followers:
         try:
             await settle(response_id)
         except StateUnavailable:
-            logger.debug("response %s cannot be finalized now", response_id)
+            logger.debug("response %s cannot be finalized yet", response_id)
         except Exception:
-            logger.exception("a background response cannot be finalized")
+            logger.exception("could not finalize response %s", response_id)
         if log := self._followed.get(response_id):
             log.announce(None)
 
@@ -286,8 +286,8 @@ def _cancel(wanted: _Wanted) -> None:
 
 
 def _lost(document: Document, number: int) -> Batch:
-    """Make the terminal event of a response that Redis has lost."""
-    return _failed(document, number, "The response was lost: the state store has lost it, or it was deleted.")
+    """Make the terminal event of a response that is no longer in Redis."""
+    return _failed(document, number, "The response was deleted, or the state store lost it.")
 
 
 def _broken(document: Document, number: int, reason: str) -> Batch:

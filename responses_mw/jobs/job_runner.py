@@ -34,9 +34,9 @@ from .retry import CircuitBreaker
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""How long after its creation a job waits for a replica that has its key, while keys are being rolled out."""
+"""Seconds after its creation in which a job waits for a replica that has its key, because new keys may still be rolled out."""
 _LOG_STEP = 1024 * 1024
-"""Growth of a running job's log, in bytes, after which it is counted in the owner's quota."""
+"""Bytes by which a running job's log grows before it is counted in the owner's quota again."""
 _NOT_IN_TIME = "The server was stopped before the response was complete."
 
 
@@ -61,7 +61,7 @@ class JobRunner:
         self._retry_timeout = settings.retry_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
-        # Each token is an event of a few hundred bytes in the log.
+        # Each token of the response is an event of a few hundred bytes in the log.
         self._max_log_bytes = 8 * state.bounds.response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
@@ -87,7 +87,10 @@ class JobRunner:
             await self._end(claimed, run)
 
     async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
-        """Return a job that this worker stops, or whose upstream is away, to the queue if another worker can go on with it."""
+        """Return the job to the queue if it was stopped or the upstream was unavailable, and another worker can continue it.
+
+        Returns whether it did.
+        """
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
         if await self._can_go_on(claimed, run):
@@ -101,10 +104,10 @@ class JobRunner:
         secrets = self._secrets(job)
         link_to_request(secrets["headers"])
         caller = Caller(job.owner, secrets["headers"], self._scope)
-        # Items that define tools are checked by parsing them; the run uses the stored ones, which have ids.
+        # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
-        if job.retries or self.breaker.is_open:  # only an upstream that is up can be broken by the request
+        if job.retries or self.breaker.is_open:  # the request cannot have crashed an upstream that was unavailable before
             await self._runner.probe(caller)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
@@ -113,7 +116,7 @@ class JobRunner:
         )
 
     async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
-        """Read what another worker left of the response, None for nothing. Raises `WorkerLost` if no one can go on with it."""
+        """Read the output of another worker; None if there is none. Raises `WorkerLost` if nobody can continue it."""
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
@@ -125,11 +128,14 @@ class JobRunner:
         return takeover
 
     async def _can_go_on(self, claimed: ClaimedJob, run: Run | None) -> bool:
-        """Return whether another worker can go on with a job that this one leaves."""
+        """Return whether another worker can continue a job that this one stops."""
         return run is None or not claimed.has_begun or await self._runner.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
-        """Decrypt the caller's `headers` and the `tools`."""
+        """Decrypt the caller's `headers` and the `tools`.
+
+        Raises `Unauthorized` if that is impossible, and `InvalidEnvelope` if another replica may have the key.
+        """
         if job.credential is None:
             raise Unauthorized("The credential that the response was created with has expired.")
         try:
@@ -139,13 +145,13 @@ class JobRunner:
             shared = self._sealer.is_shared or not self._is_embedded
             if shared and time.time() < job.document["created_at"] + KEY_ROLLOUT_SECONDS:
                 raise
-            message = "The response's credential is sealed with a key that is not in auth.secret_keys."
+            message = "The response's credential is encrypted with a key that is not in auth.secret_keys."
             raise Unauthorized(message) from None
         secrets: dict[str, Any] = orjson.loads(opened)
         return secrets
 
     async def _produce(self, claimed: ClaimedJob, run: Run) -> None:
-        """Write all events but the terminal one. A stop cancels the task, which closes the connection to the upstream."""
+        """Write all events except the terminal one. A stop cancels the task, which closes the connection to the upstream."""
         claimed.task = asyncio.create_task(self._turns(claimed, run))
         if claimed.stopped:
             claimed.task.cancel()
@@ -178,7 +184,7 @@ class JobRunner:
                         return
 
     async def _end(self, claimed: ClaimedJob, run: Run) -> None:
-        """Store the response together with the last events. Retry until the lease ends."""
+        """Store the response together with the last events. Retry until the lease is lost."""
         annotate(outcome="lost")  # until it is stored
         await self._log_writer.last(claimed)
         number, rest = claimed.next_number, claimed.batch()
@@ -205,14 +211,17 @@ class JobRunner:
                 break
 
     async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
-        """Return the job to the queue if the upstream was away, unless no worker can go on or its time for that is over."""
+        """Return the job to the queue if the upstream was unavailable, another worker can continue it and there is time left.
+
+        Returns whether it did.
+        """
         why = retry.reason(error)
         if why is None:
             if error is None or isinstance(error, UpstreamError):
                 self.breaker.succeed()
             return False
         assert isinstance(error, UpstreamError)
-        if why != "429":  # this caller's limit
+        if why != "429":  # a 429 is about this caller's limit, not about the upstream
             self.breaker.fail(claimed.began, error)
         job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
         waits_longer = job.retries and not claimed.has_grown
@@ -222,7 +231,7 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # A request that broke an upstream that was up would break it again and again, also one that restarts slowly.
+        # A request that crashes the upstream would do so at every retry, even if the upstream is slow to restart: limit those.
         is_attempt = why == "broken" or (run is not None and run.continuations > 0)
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_attempt
@@ -234,7 +243,7 @@ class JobRunner:
         return True
 
     async def _flush(self, claimed: ClaimedJob) -> None:
-        """Write the events that clients would otherwise not see, and no more."""
+        """Write the events that clients would otherwise not see, then stop writing."""
         if claimed.has_grown:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)

@@ -1,4 +1,4 @@
-"""When a job is tried again after an error of the upstream."""
+"""Decides when to retry a job after an error of the upstream."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..telemetry import kind_of_error
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
-"""Seconds until a job's first retry; each further one takes twice as long, up to the maximum."""
+"""Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
 FAILURES = 3
-"""Errors in a row that open the circuit."""
+"""Number of consecutive failures that open the circuit."""
 
 
 def reason(error: Exception | None) -> str | None:
-    """Return why a job that failed with `error` should be tried again; None if it should not."""
+    """Return the reason to retry a job that failed with `error`; None if it should not be retried."""
     if not isinstance(error, UpstreamError):
         return None
     has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
@@ -26,21 +26,21 @@ def reason(error: Exception | None) -> str | None:
         return "unreachable" if has_broken or isinstance(error, UpstreamTimeout) else str(error.status)
     if has_broken:
         return "broken"
-    # An upstream that hangs after it got the request is not asked to do it twice.
+    # A request that the upstream received but did not answer in time is not sent again.
     return "504" if error.status == 504 and not isinstance(error, UpstreamTimeout) else None
 
 
 def delay(retries: int, error: UpstreamError) -> float:
-    """Return the seconds until the next try: exponential with jitter, but at least what the upstream asked for."""
+    """Return the seconds until the next retry: exponential with jitter, but at least as long as the upstream asked."""
     backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
     return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
 
 
 class CircuitBreaker:
-    """Keeps the jobs of this process from an upstream that is away.
+    """Stops the jobs of this process while the upstream is unavailable.
 
     `FAILURES` in a row open the circuit. From then on, one job per pause probes the upstream; the pause doubles with each probe
-    that fails. The first success closes the circuit. Times are those of the event loop.
+    that fails. The first success closes the circuit. Times are event loop times.
     """
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class CircuitBreaker:
         return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
 
     def begin(self) -> None:
-        """Record that a job begins."""
+        """Record that a job begins, so that the next probe waits for a pause."""
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
     def succeed(self) -> None:
         """Record that the upstream serves requests."""
         if self.is_open:
-            logger.info("the upstream is back: background responses run again")
+            logger.info("the upstream is available again: resuming background responses")
         self._failures, self._pause = 0, FIRST_DELAY
 
     def fail(self, began: float, error: UpstreamError) -> None:
-        """Record that the upstream was away for a job that `began` at that time."""
+        """Record that the upstream was unavailable for a job. `began` is the time when the job began."""
         was_open, now = self.is_open, asyncio.get_running_loop().time()
         self._failures += 1
         if not self.is_open or (was_open and began < self._opened):
@@ -77,6 +77,6 @@ class CircuitBreaker:
         if was_open:
             self._pause = min(MAX_DELAY, 2 * self._pause)
         else:
-            logger.warning("the upstream is away, background responses wait: %s", kind_of_error(error))
+            logger.warning("the upstream is unavailable, background responses are paused: %s", kind_of_error(error))
         self._opened = now
         self._next_probe = now + max(self._pause, min(MAX_DELAY, error.retry_after or 0.0))

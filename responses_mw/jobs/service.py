@@ -1,4 +1,4 @@
-"""Background responses as the HTTP routes use them, and the tasks of a process that serve them."""
+"""The operations on background responses that the HTTP routes use, and the tasks of this process behind them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CANCEL_BACKOFF = 0.05
 
 
 class JobService:
-    """Creates, follows, cancels and deletes background responses, on any replica, and runs the tasks of this one.
+    """Creates, follows, cancels and deletes the background responses of all replicas, and runs the tasks of this process.
 
-    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or left out.
+    Call `start`, `work`, `stop`, `drain` and `aclose` in this order. Each may be repeated or omitted.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JobService:
     async def check_secrets(self) -> None:
         """Check that all replicas can decrypt the credential that a job runs with.
 
-        Raises `NotSupported` if they cannot, and `Unavailable` if the state that knows their keys is away.
+        Raises `NotSupported` if they cannot, and `Unavailable` if Redis, which is needed to compare their keys, is unavailable.
         """
         if not self._is_embedded and not self._sealer.is_shared:
             raise NotSupported(
@@ -78,7 +78,7 @@ class JobService:
         """Store `run`, prepared from the request `body`, as a job, and return its queued document."""
         await gate()
         if not run.document["store"]:
-            raise Unavailable("The state store is nearly full: no background response can be made now.")
+            raise Unavailable("The state store is nearly full: background responses cannot be created now.")
         with queueing_span(run.document["id"]):
             return await self._create(run, body)
 
@@ -96,11 +96,11 @@ class JobService:
         try:
             await self._state.jobs.create(document, request, run.context.input, owner, sealed, Batch(0, 1, start))
         except Deleted:
-            raise Unavailable("The state store took too long to take the response; try again.") from None
+            raise Unavailable("Storing the response took too long; try again.") from None
         try:
             await self._state.queue.ready(document["id"])
         except StateUnavailable as error:  # it is stored: the check after _CREATION_TIMEOUT queues it
-            logger.warning("response %s is queued later: %s", document["id"], error.message)
+            logger.warning("response %s is stored, but will be queued later: %s", document["id"], error.message)
         annotate(outcome="queued", stored=True)
         return document
 
@@ -127,28 +127,30 @@ class JobService:
             try:
                 return await write_end(self._state, taken)
             except Fenced:
-                await asyncio.sleep(_CANCEL_BACKOFF)  # another request cancels it too; a retry at once would fence it
+                await asyncio.sleep(_CANCEL_BACKOFF)  # another request cancels it too; an immediate retry would fence that one
         raise Unavailable("The response could not be cancelled; try again.")
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Delete a response. Cancel it first if it is running in the background. Raises `Missing`."""
-        with suppress(Damaged):  # it can be deleted all the same
+        with suppress(Damaged):  # a damaged response can still be deleted
             document = (await self._state.responses.get(response_id, owner)).document
             if document["status"] in RUNNING:
                 await self.cancel(response_id, owner)
         await self._state.responses.delete(response_id, owner)
 
     async def settle(self, response_id: str) -> None:
-        """Finalize a response whose worker was lost. One that has not begun stays queued for another worker, and is put back if
-        it is missing from the queue."""
+        """Finalize a response whose worker was lost.
+
+        A response that has not begun remains queued for another worker. If it is missing from the queue, it is put back.
+        """
         taken = await self._take(response_id, "settle")
         if taken.unseen and await self._state.queue.restore(response_id, taken.unseen):
-            logger.warning("response %s had lost its place in the queue", response_id)
+            logger.warning("response %s was missing from the queue and has been put back", response_id)
         if taken.job is not None:
             try:
                 await write_end(self._state, taken)
             except (Deleted, Fenced):
-                logger.debug("response %s was settled by another process", response_id)
+                logger.debug("response %s was finalized by another process", response_id)
 
     async def _take(self, response_id: str, why: str, owner: str = "") -> Taken:
         return await self._state.jobs.take(response_id, why, worker="", lease=self._lease, owner=owner)
@@ -156,11 +158,11 @@ class JobService:
     # -- the tasks of this process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to serve followers."""
+        """Start serving followers."""
         self._following = self._following or asyncio.create_task(self._followers.run(self.settle))
 
     def work(self) -> None:
-        """Begin to claim jobs. To be called when the upstream is up."""
+        """Start claiming jobs. Call this when the upstream is available."""
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
@@ -175,7 +177,7 @@ class JobService:
         return self._worker.running if self._worker is not None else 0
 
     def stop(self) -> None:
-        """Stop claiming jobs and end the followers, which continue at another replica. To be called when the server stops."""
+        """Stop claiming jobs, and end the followers: clients continue at another replica. Call this when the server stops."""
         self._stopped = True
         self._followers.close()
         if self._worker is not None:

@@ -1,11 +1,11 @@
 """The worker: claims jobs, renews their leases, and finishes them or returns them to the queue when it stops.
 
-1. Each job has one holder, who has its fencing token. The scripts reject writes with any other token, and a worker that is
-   rejected stops the run.
+1. Each job has one holder, which has its fencing token. The scripts reject writes with any other token. A worker whose write
+   is rejected stops the run.
 2. Every append renews the lease, and so does the heartbeat. A worker that could not renew a lease for most of its duration
    stops the run before another worker may take the job.
-3. After an outage of Redis, leases may have expired although their workers are alive. No job is taken from another worker for
-   the duration of a lease.
+3. After an outage of Redis, leases may have expired although their workers are alive. For the duration of one lease, no job is
+   taken from another worker.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .job_runner import JobRunner
 logger = logging.getLogger(__name__)
 
 POLL = 1.0
-"""Maximum seconds between two checks of the queue. Messages usually cause one earlier."""
+"""Maximum seconds between two checks of the queue. Messages usually trigger one earlier."""
 GIVE_UP_AFTER = 0.8
-"""Share of a lease's duration after which a run without renewal is stopped."""
+"""Fraction of a lease's duration after which a run whose lease was not renewed is stopped."""
 FINAL_WRITES_TIMEOUT = 5.0
-"""Seconds that a stopped worker waits until jobs that ran out of time are stored."""
+"""Seconds that a worker waits, after the drain, for jobs that it stopped to be stored."""
 
 
 class Worker:
-    """Runs up to `workers` jobs at a time."""
+    """Runs up to `jobs.concurrency` jobs at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Worker:
         self._warnings = WarningLimit()
 
     async def run(self) -> None:
-        """Claim jobs until `stop`, then wait up to `server.drain_timeout` for those that are running."""
+        """Claim jobs until `stop`, then wait up to `server.drain_timeout` for the running ones."""
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._on_stop_message))
             for partition in self._state.queue.partitions:
@@ -101,7 +101,7 @@ class Worker:
         while not self._stopping.is_set():
             self._change.clear()
             try:
-                if loop.time() >= look:  # also while messages keep coming
+                if loop.time() >= look:  # even while messages keep arriving
                     look = loop.time() + pause
                     self._due |= dict.fromkeys(self._state.queue.partitions)
                     await self._sweep()
@@ -133,7 +133,7 @@ class Worker:
                 self._begin(job)
 
     async def _sweep(self) -> None:
-        """Look after lost jobs also when no further one can run: finalize them, or put them first in the queue."""
+        """Handle lost jobs even when this worker is full: finalize them, or put them first in the queue."""
         for partition in self._state.queue.partitions:
             while self._sweeps and not self._has_room and not self._stopping.is_set():
                 job = await self._claimed_from(partition, sweep=True, fresh=False)
@@ -142,7 +142,7 @@ class Worker:
                 await self._work(job, "settle")
 
     async def _claimed_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Claim a job; None if there is none, and from a damaged partition, which must not delay the others."""
+        """Claim a job. Return None if there is none, or if the partition is damaged: it must not delay the others."""
         with suppress(Damaged):
             return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
         return None
@@ -165,21 +165,21 @@ class Worker:
         self._change.set()
 
     async def _work(self, response_id: str, why: str = "run") -> None:
-        """Take and run the job. Whatever fails, its lease ends and a worker looks after it again."""
+        """Take and run the job. Whatever fails, its lease expires and a worker picks it up again."""
         try:
             await self._take(response_id, why)
         except Damaged as error:
-            logger.warning("response %s leaves the queue: %s", response_id, error.message)
+            logger.warning("removing response %s from the queue: %s", response_id, error.message)
             await self._abandon(response_id)
         except StateUnavailable as error:
-            logger.warning("response %s is left to its lease: %s", response_id, error.message)
+            logger.warning("response %s will be retried when its lease expires: %s", response_id, error.message)
         except (Deleted, Fenced):
-            logger.info("response %s is claimed by another process", response_id)
+            logger.info("response %s was deleted, or another process has claimed it", response_id)
         except Exception:
-            logger.exception("a background response failed")
+            logger.exception("response %s failed", response_id)
 
     async def _abandon(self, response_id: str) -> None:
-        with suppress(StateUnavailable):  # then its lease ends, and a worker looks after it again
+        with suppress(StateUnavailable):  # its lease expires, and a worker picks it up again
             await self._state.jobs.abandon(response_id)
             await self._state.queue.drop(response_id)
 
@@ -207,15 +207,15 @@ class Worker:
             with self._observed(claimed):
                 await self._jobs.run(claimed)
         except InvalidEnvelope:
-            logger.warning("response %s needs a key that auth.secret_keys does not have here", job.response_id)
-            await self._state.jobs.release(job)  # the worker that claims it after the lease in the queue may have the key
+            logger.warning("response %s is encrypted with a key that is not in this worker's auth.secret_keys", job.response_id)
+            await self._state.jobs.release(job)  # the worker that claims it after its lease in the queue may have the key
         finally:
             if self._claimed.get(job.response_id) is claimed:  # a lost run may end after this worker has claimed the job again
                 del self._claimed[job.response_id]
 
     @contextmanager
     def _observed(self, claimed: ClaimedJob) -> Iterator[None]:
-        """Trace the job, and log its start and its end."""
+        """Trace the job, count its response, and log its start and end."""
         job = claimed.job
         facts = {"worker": self._name, "attempt": job.attempts + 1, "retries": job.retries}
         with job_span(job.response_id, job.owner) as request:
@@ -235,18 +235,18 @@ class Worker:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def _on_stop_message(self, message: bytes) -> None:
-        """Check the lease of the job that was taken; of all jobs if messages may have been missed."""
+        """Check the lease of the job that the message names. An empty message means that some were missed: check all leases."""
         self._suspected |= {message.decode()} if message else self._claimed.keys()
         self._suspicion.set()
 
     async def _watch(self) -> None:
-        """Stop runs whose leases may end soon."""
+        """Stop runs whose leases are about to expire."""
         loop, pause = asyncio.get_running_loop(), self._lease / 15
         while True:
             began = loop.time()
             await asyncio.sleep(pause)
             if loop.time() - began > 2 * pause:
-                continue  # this process was stalled: let the answers that have arrived renew the leases first
+                continue  # this process was stalled: let the replies that have arrived renew the leases first
             for claimed in self._claimed.values():
                 if loop.time() - claimed.renewed > GIVE_UP_AFTER * self._lease:
                     claimed.stop(LOST)
@@ -263,7 +263,7 @@ class Worker:
             now = loop.time()
             late = [claimed for claimed in self._claimed.values() if now - claimed.renewed > self._lease / 3]
             late += [self._claimed[job] for job in self._suspected if job in self._claimed]
-            # The message about a job being taken here may come before the reply of the script that takes it.
+            # The message that this worker took a job may arrive before the reply of the script that takes it.
             self._suspected &= set(self._tasks.values()) - self._claimed.keys()
             with suppress(StateUnavailable):  # _watch stops the runs if this lasts
                 await self._renew(late, now)
@@ -284,7 +284,7 @@ class Worker:
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Return jobs without output to the queue, and wait for the others."""
+        """Return jobs without output to the queue, and wait for the others. Stop those that exceed the timeout."""
         for claimed in list(self._claimed.values()):
             if not claimed.has_begun:
                 claimed.stop(DRAINED)

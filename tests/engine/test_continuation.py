@@ -91,7 +91,7 @@ async def test_a_response_goes_on_as_often_as_the_setting_allows(begin: Start) -
     upstream.cuts = deque([4, 4, 4, 4])
     streamed = await stream(ours)
     assert said(streamed.response) == [("message", SAID[: 16 * PIECE], "incomplete")]
-    assert streamed.response["error"]["message"].startswith("The upstream broke off its answer")
+    assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
 
 
 @pytest.mark.parametrize("settings", [{"upstream__max_continuations": 0}, {"upstream__overload_timeout": 0}])
@@ -239,7 +239,7 @@ async def test_without_a_proof_the_response_fails(begin: Start, serve: Serve, st
         ours = begin(upstream, upstream__dialect="openai")
     streamed = await stream(ours)
     assert said(streamed.response) == [("message", SAID[: 4 * PIECE], "incomplete")]
-    assert streamed.response["error"]["message"].startswith("The upstream broke off its answer")
+    assert streamed.response["error"]["message"].startswith("The upstream closed the connection before its answer was complete")
 
 
 async def test_an_upstream_that_begins_anew_repeats_nothing(begin: Start) -> None:

@@ -148,7 +148,7 @@ async def test_all_turns_and_what_tools_return_count_together(
         upstream.stream(call('{"city": "Rome"}', name="get_weather", call_id="c"), finish("tool_calls"))
     failed = await stream(ours, tools=[tool])
     assert failed.terminal == "response.failed"
-    assert failed.response["error"]["message"] == "The response has grown beyond 4000 bytes."
+    assert failed.response["error"]["message"] == "The response exceeds the maximum of 4000 bytes."
     assert 2 < len(upstream.requests) < 20
 
 
