@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
-"""Shortest and longest pause, in seconds, between requests to an overloaded upstream that does not say how long to wait."""
+"""Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
 RESENDS = 1
 """How often a turn is sent again after its connection failed before the answer began. More often, a prompt that crashes servers
 would crash several."""

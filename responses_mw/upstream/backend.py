@@ -1,8 +1,8 @@
 """The interface to an upstream, whichever API it speaks.
 
-A response is made in turns. For each of them, the engine describes what to ask in a `TurnRequest`; a `Backend` turns it into a
-request of the upstream's API and opens the stream of the answer. `ChatBackend` asks for chat completions, `ResponsesBackend`
-for responses of an upstream that has a Responses API of its own.
+A response is made in turns. The engine describes each turn in a `TurnRequest`. A `Backend` converts it to a request of the
+upstream's API and opens the stream of the answer. `ChatBackend` uses Chat Completions, `ResponsesBackend` the Responses API of
+an upstream that has one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ REASONING = "reasoning"
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What one turn of a response asks of the upstream."""
+    """One turn of a response, as the upstream is asked for it."""
 
     request: CreateResponse
     caller: Caller
     model: str
     """The upstream's name for the model."""
     history: Sequence[Item]
-    """The items before the request's own."""
+    """The items before the request's input."""
     input: Sequence[Item]
-    """The request's own items."""
+    """The items of the request's input."""
     document: Document
     """The response so far; the model sees its output too."""
     size: int = 0
@@ -58,11 +58,11 @@ class TurnRequest:
     number: int = 1
     """1 for the first turn."""
     is_last: bool = False
-    """Whether no further turn follows, so that no function run here is offered."""
+    """Whether this is the last turn, so that no server-side function is offered."""
     messages: ResponseMessages | None = None
     """Records vLLM's `input_messages` and `output_messages` if they were requested."""
     prefill: Prefill | None = None
-    """How the last message is continued, if the answer to this turn broke off within it."""
+    """How to continue the last message, if an earlier answer to this turn was interrupted within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Prefix:
 
     text: str
     is_trimmed: bool
-    """Whether the upstream does not see the white space at the end of the text."""
+    """Whether white space at the end of the text is hidden from the upstream."""
     prefill: Prefill
     usage: dict[str, Any] | None
     """The usage of the turn so far, as in a chat completion; None if it cannot be counted."""
@@ -91,10 +91,10 @@ class OpenTurn:
 
 
 class Backend(ABC):
-    """Asks one upstream for turns. Shared by all runs."""
+    """Requests turns from one upstream. All runs share it."""
 
     can_take_over = False
-    """Whether a response can be built on from the output of another worker."""
+    """Whether a response can be continued from another worker's output."""
 
     def __init__(self, upstream: Upstream, sealer: Sealer, settings: UpstreamSettings, *, open_reasoning: bool) -> None:
         """``open_reasoning`` selects the names of reasoning events in the Open Responses specification."""
@@ -123,7 +123,7 @@ class Backend(ABC):
 
     @abstractmethod
     def messages(self, request: CreateResponse) -> ResponseMessages | None:
-        """Create the recorder of `input_messages` and `output_messages`, if they are requested and made here."""
+        """Create the recorder of `input_messages` and `output_messages`; None unless they are requested and made here."""
 
     @abstractmethod
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
@@ -131,21 +131,21 @@ class Backend(ABC):
 
     @abstractmethod
     def items(self, turn: TurnRequest) -> list[Item]:
-        """Return all that the model sees, decrypted. Raises `BadRequest` for an item that this server did not encrypt."""
+        """Return all items that the model sees, decrypted. Raises `BadRequest` for an item that this server did not encrypt."""
 
     @abstractmethod
     async def begin(self, turn: TurnRequest) -> OpenTurn:
         """Send the turn and wait for the first bytes of the answer. Raises `APIError`."""
 
     async def prefix(self, turn: TurnRequest, begins_at: int) -> Prefix | None:
-        """Return what to continue of a `turn` that broke off within a text; None unless the upstream is proven to do so.
+        """Return the prefix from which an interrupted `turn` can continue; None unless the upstream is proven to continue it.
 
-        The output of the turn begins at that index. Raises `APIError` if the upstream cannot be asked.
+        `begins_at` is the index of the turn's first item in the output. Raises `APIError` if the upstream cannot be asked.
         """
         return None
 
     async def continues(self, turn: TurnRequest) -> bool:
-        """Return whether the text of an answer to `turn` could be continued. Raises `APIError` if that cannot be asked."""
+        """Return whether a text in the answer to `turn` could be continued. Raises `APIError` if that cannot be asked."""
         return False
 
     @abstractmethod
@@ -178,17 +178,17 @@ class Backend(ABC):
         return opened
 
     def _open_summary(self, owner: str, envelope: str) -> bytes | None:
-        """Decrypt a compaction item; None if it is another server's."""
+        """Decrypt a compaction item; None if another server encrypted it."""
         return unseal(self._sealer, envelope, purpose=COMPACTION, owner=owner)
 
     def _open_reasoning(self, owner: str, envelope: str) -> str | None:
-        """Decrypt the text of a reasoning item; None if it is another server's."""
+        """Decrypt the text of a reasoning item; None if another server encrypted it."""
         text = unseal(self._sealer, envelope, purpose=REASONING, owner=owner)
         return text.decode() if text is not None else None
 
 
 def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes | None:
-    """Open an envelope; None if it is another server's or another owner's."""
+    """Open an envelope; None if it belongs to another server or owner."""
     try:
         return sealer.open(envelope, purpose=purpose, owner=owner)
     except InvalidEnvelope:
@@ -196,7 +196,7 @@ def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes 
 
 
 def _address(url: str | None) -> tuple[str | None, int | None]:
-    """Host and port of the upstream for spans; None for an application in this process."""
+    """Return the upstream's host and port for spans, or two Nones for an application in this process."""
     if url is None:
         return None, None
     parts = urlsplit(url)

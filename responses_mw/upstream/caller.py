@@ -1,12 +1,12 @@
-"""The caller of a request, and the check whether the upstream accepts its credential, made before any side effect.
+"""The caller of a request, and the check that the upstream accepts its credential. It precedes every side effect.
 
 1. Two requests with the caller's headers must both be accepted. Listing the models has no side effect, but some servers
    (llama.cpp, TGI, OpenRouter) show the list to everybody. So an empty chat request follows: a server that refuses the
    credential answers 401 or 403, and one that accepts it reports an invalid request. No model runs.
 2. If the list is inconclusive (403: the key may be for chats only; 404, 405, 501: no such list), an invalid request would prove
-   too little, and some servers fail on one. Then the smallest valid request is sent, and must be answered.
+   too little. Some servers fail on one. In both cases, the smallest valid request is sent and must be answered.
 3. Anything that is neither an acceptance nor a refusal (an overload, an unreachable server) is an error and admits nobody.
-4. An acceptance, also by a chat of the caller, is valid for 30 seconds. Refusals are not remembered.
+4. An acceptance is valid for 30 seconds, whether it comes from this check or from a chat. Refusals are not remembered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted: by one of our keys, a recent check at the upstream, or its answer to this request."""
+    """Whether a caller is accepted: for one of our keys, by a recent check, or by the upstream's answer to this request."""
 
     is_known: bool = False
     """The caller has one of our keys. A refusal by the upstream then concerns the operator's credential."""
@@ -66,7 +66,7 @@ class Caller:
         return Caller(self.owner, headers, self.scope, self.standing)
 
     def again(self) -> Caller:
-        """Return the caller for another request. It must be accepted again unless it has one of our keys."""
+        """Return the caller for another request. It must be checked again unless it has one of our keys."""
         is_known = self.standing.is_known
         return replace(self, standing=Standing(is_known=is_known, is_accepted=is_known))
 
@@ -78,7 +78,7 @@ ACCEPTED_FOR = 30.0
 MAX_ACCEPTED = 10_000
 
 _INCONCLUSIVE = frozenset({403, 404, 405, 501})
-"""Statuses of the list of models that are inconclusive about the credential."""
+"""Statuses of the list of models that leave open whether the credential is accepted."""
 _INVALID = frozenset({400, 422})
 """Statuses of a request whose body was validated."""
 _NOT_CREDENTIALS = frozenset({"traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
@@ -104,7 +104,7 @@ class Verification:
         """A model that the upstream has answered for, used if no list names one."""
 
     async def verify(self, caller: Caller) -> None:
-        """Return for an accepted caller. Raises ``Unauthorized`` if refused and ``UpstreamError`` if neither is known."""
+        """Check that the caller is accepted. Raises ``Unauthorized`` if not, and ``UpstreamError`` if that is unclear."""
         standing = caller.standing
         if standing.is_refused:
             raise Unauthorized("The upstream refused the credential.")
@@ -188,7 +188,7 @@ def _key(caller: Caller) -> bytes | None:
 
 
 def _listed(response: httpx.Response) -> list[Any] | None:
-    """Return the models in an answer, or None if it is not a list: some servers have a page for every path."""
+    """Return the models in an answer, or None if it is not a list: some servers answer every path with a page."""
     if response.status_code >= 300:
         return None
     try:

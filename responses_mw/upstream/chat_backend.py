@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class ChatBackend(Backend):
-    """Asks for chat completions."""
+    """Requests chat completions."""
 
     can_take_over = True
 
@@ -83,7 +83,7 @@ class ChatBackend(Backend):
         prompt = await self._proof.prompt(chat, text, caller)
         if prompt is None:
             return None
-        # Whether to turn reasoning off must not change what the model sees.
+        # Turn reasoning off only if that does not change what the model sees.
         without_thinking = await self._proof.tokens(fast, caller) == prompt.tokens
         before = replace(turn, document={**turn.document, "output": output[:begins_at]})
         usage = await self._usage(prompt, before, output[begins_at:])
@@ -91,14 +91,14 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the usage of the answer that `prompt` shows after that of the turn; None if tokens cannot be counted."""
+        """Return the usage of the answer so far, which `prompt` adds to the prompt of `before`; None if it is unknown."""
         chat = await self._fit_chat(before, None)
         if not is_text(chat):
             return None
         tokens, caller = await self._proof.tokens(chat, before.caller), before.caller
         if tokens is None:
             return None
-        # Reasoning that broke off is not counted: the model was asked again.
+        # Interrupted reasoning is not counted: the model was asked again.
         thought = "".join(text_of(item) for item in items if item["type"] == "reasoning" and item["status"] == "completed")
         reasoning = await self._proof.count(before.model, thought, caller) if thought else 0
         return {
@@ -130,7 +130,7 @@ class ChatBackend(Backend):
         return await count_tokens(self._upstream, chat, turn.caller) > tokens
 
     async def _fit(self, turn: TurnRequest, ask: Callable[[ChatRequest], Awaitable[T]]) -> T:
-        """Call `ask` with everything the model is to see; with `truncation: auto`, with what fits its context window."""
+        """Call `ask` with the chat request of the turn. With `truncation: auto`, cut it to fit the context window."""
         items = await by_size(turn.size, self.items, turn)
         chat_of = partial(self._chat, turn, await self._upstream.dialect(turn.caller))
         if turn.request.truncation == "auto":
@@ -179,7 +179,7 @@ def builder_options(
     think_tag: str | None,
     open_reasoning: bool,
 ) -> ResponseOptions:
-    """Collect what shapes the events of a response that is built from chat chunks."""
+    """Return the options for building a response from chat chunks."""
 
     def seal(text: str) -> str:
         return sealer.seal(text.encode(), purpose=REASONING, owner=owner)

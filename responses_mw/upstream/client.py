@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 Stream = TypeVar("Stream", bound=ChatStream)
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for connecting to the upstream. A server that is up accepts a connection at once, however busy it is."""
+"""Seconds for connecting to the upstream. A running server accepts connections at once, even if it is busy."""
 PROBE_TIMEOUT = 10.0
-"""Seconds in which the upstream must list its models to count as up."""
+"""Seconds in which the upstream must list its models to count as available."""
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
-"""Maximum bytes that the upstream and tools may send for a response: some 400,000 tokens, as a chunk has about 300 bytes."""
+"""Maximum bytes that the upstream and tools may send for a response: about 400,000 tokens with chunks of 300 bytes."""
 
 _RETRIED = frozenset({502, 503})
 _FIRST_BACK_OFF = 0.01
-_MODELS_LAST = 30.0  # seconds for which an answer of /v1/models is cached
+_MODELS_LAST = 30.0  # seconds for which the name of the only model is cached
 
 
 class Upstream:
@@ -56,9 +56,9 @@ class Upstream:
         self._verification = Verification(self._ask, self._fault, chat_path=path)
 
     def chat(self, body: ChatRequest, caller: Caller) -> ChatStream:
-        """Return the answer to a chat request. Opening it sends the request.
+        """Return the answer to a chat request. Its ``open`` sends the request.
 
-        It then raises ``UpstreamError`` for an error status, and ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        ``open`` raises ``UpstreamError`` for an error status, ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
         return self._answer(ChatStream, "/v1/chat/completions", body, caller)
 
@@ -67,11 +67,11 @@ class Upstream:
         return self._answer(ResponsesStream, "/v1/responses", body, caller)
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the models that ``GET /v1/models`` lists."""
+        """Return the models that ``GET /v1/models`` lists. Raises ``UpstreamError``."""
         listed = await self.get("/v1/models", caller)
         models = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(models, list):
-            raise UpstreamError("The upstream's /v1/models is not a list of models.")
+            raise UpstreamError("The upstream's /v1/models did not return a list of models.")
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     async def get(self, path: str, caller: Caller) -> Any:
@@ -110,13 +110,13 @@ class Upstream:
         return self._dialect
 
     async def model(self, wanted: str | None, caller: Caller) -> str:
-        """Return ``wanted``, or the only model there is. Raises ``BadRequest`` if there are several."""
+        """Return ``wanted``, or the upstream's only model. Raises ``BadRequest`` unless there is exactly one."""
         if wanted is not None:
             return wanted
         now = time.monotonic()
         if self._only_model and now < self._only_model_until:
             return self._only_model
-        models = [model for model in await self.models(caller) if not model.get("parent")]  # adapters are not a choice
+        models = [model for model in await self.models(caller) if not model.get("parent")]  # adapters do not count
         if len(models) == 1:
             self._only_model, self._only_model_until = str(models[0]["id"]), now + _MODELS_LAST
             return self._only_model
@@ -125,17 +125,18 @@ class Upstream:
         raise BadRequest(message, param="model", code="missing_required_parameter")
 
     async def verify(self, caller: Caller) -> None:
-        """Return for a caller whom the upstream accepts or who has one of our keys. Call before every side effect.
+        """Check that the upstream accepts the caller, or that it has one of our keys. Call this before every side effect.
 
-        Asks the upstream unless it has answered this request or recently accepted the credential (see ``verification``). Raises
-        ``Unauthorized``, or ``UpstreamError`` if neither is known.
+        Asks the upstream unless it has answered this request or recently accepted the credential (see ``caller``). Raises
+        ``Unauthorized`` if the caller is refused, and ``UpstreamError`` if the check is inconclusive.
         """
         await self._verification.verify(caller)
 
     async def probe(self, caller: Caller) -> None:
-        """Return if the upstream answers a request that costs it nothing, whatever it says.
+        """Check that the upstream answers a cheap request, even with an error.
 
-        Raises ``UpstreamError`` (an overload) if it is away. A proxy may accept connections for an upstream that is down.
+        Raises ``UpstreamError`` (an overload) if it is unavailable. A 429, 502, 503 or 504 counts as unavailable: it may come
+        from a proxy.
         """
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
@@ -181,7 +182,7 @@ class Upstream:
         )
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Return the whole response. An error's body is dropped if it is refused: the status is enough."""
+        """Return the whole response. A refused body of an error is dropped: the status is enough. Raises ``UpstreamError``."""
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:
@@ -200,7 +201,7 @@ class Upstream:
     async def _send(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
         """Send the request. Failed connections, 502 and 503 are retried for half of ``upstream.status_grace``.
 
-        The other half is for the last answer: a status that comes within the grace is still the caller's.
+        The other half is left for the last attempt, so that its status can still be sent to the caller.
         """
         until = time.monotonic() + self._settings.status_grace / 2
         pause = _FIRST_BACK_OFF

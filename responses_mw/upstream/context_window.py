@@ -1,8 +1,8 @@
 """Count the tokens of prompts, and make a history fit its model's context window (``truncation: auto``).
 
 1. Tokens are counted by the server's tokenizer, or from the ``usage`` of an answer of one token. A tokenizer renders the chat
-   as completions do, provided it gets everything that the template uses. A chat with anything that it does not take or cannot
-   count (images) is counted by an answer.
+   as a completion does if it accepts everything that the template uses. A chat with parameters that it does not accept or
+   content that it cannot count (images) is counted by an answer.
 2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, the error states their
    number, or it is estimated. After an error, the request is repeated once.
 """
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Tokenizer = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
-"""Counts with the server's tokenizer. Returns None, or anything but a number, if it cannot."""
+"""Counts with the server's tokenizer. If it cannot, returns None or another value that is not a number."""
 
 _SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 _SHOWN_BY_LLAMACPP = (
@@ -47,7 +47,7 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
-    """Return the number of prompt tokens of ``chat``. Raises ``UpstreamError``, also if the server cannot count."""
+    """Return the number of prompt tokens of ``chat``. Raises ``UpstreamError``, including when the server cannot count."""
     dialect = await upstream.dialect(caller)
     tokenizer = TOKENIZERS.get(dialect.name)
     if tokenizer is not None and is_text(chat):
@@ -58,7 +58,7 @@ async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) ->
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
-    """Return the number of input tokens of a request for a response, like ``count_tokens``."""
+    """Return the number of input tokens of a Responses request. Raises ``UpstreamError`` like ``count_tokens``."""
     count = member(await asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
     if isinstance(count, int):
         return count
@@ -69,7 +69,7 @@ async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) 
 
 
 def can_count(dialect: str, chat: ChatRequest) -> bool:
-    """Return whether the server's tokenizer may count ``chat``, without an answer."""
+    """Return whether the server's tokenizer may be able to count ``chat``."""
     return dialect in TOKENIZERS and is_text(chat)
 
 
@@ -125,7 +125,7 @@ async def prompt_of_llamacpp(upstream: Upstream, chat: ChatRequest, caller: Call
 
 
 async def tokens_of_llamacpp(upstream: Upstream, text: str, caller: Caller, *, special: bool = True) -> list[Any] | None:
-    """Return the tokens of ``text``, which may spell out ``special`` ones; None if the server does not show them."""
+    """Return the tokens of ``text``; None if the server does not show them. With ``special``, parse and add special tokens."""
     body = {"content": text, "add_special": special, "parse_special": special}
     tokens = member(await asked(upstream, "/tokenize", body, caller), "tokens")
     return tokens if isinstance(tokens, list) else None
@@ -135,7 +135,7 @@ TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tg
 
 
 async def asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
-    """Return the server's answer, or None if it rejects the request: a completion may still be accepted, or says why not."""
+    """Return the server's answer, or None if it rejects the request. A completion may be accepted or say why not."""
     try:
         return await upstream.post(path, body, caller)
     except UpstreamError as error:
@@ -182,10 +182,10 @@ ChatOf = Callable[[Sequence[Item]], Awaitable[ChatRequest]]
 """Makes the chat request that shows the model these items."""
 
 _LENGTH_TTL = 300.0  # seconds
-_MIN_BYTES_PER_TOKEN = 2.0  # low, so that rather too much is cut than too little
+_MIN_BYTES_PER_TOKEN = 2.0  # low: better to cut too much than too little
 _BYTES_PER_TOKEN = 4.0  # of English text
 _ANSWER_SHARE = 8  # after a cut, at least one eighth of the length is left for the answer
-_MARGIN = 0.9  # of the limit, if tokens are estimated
+_MARGIN = 0.9  # share of the limit to use if tokens are estimated
 
 _LENGTH = re.compile(
     r"(?:maximum context length (?:is|of)|context length is only|max_model_len|model length of|model's context length \("
@@ -203,12 +203,12 @@ class ContextWindow:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._lengths: dict[str, tuple[float, int | None]] = {}
-        """Context length of each model, and its expiry."""
+        """When the entry of each model expires, and its context length if known."""
 
     async def ask(
         self, items: Sequence[Item], chat_of: ChatOf, ask: Callable[[ChatRequest], Awaitable[T]], caller: Caller
     ) -> T:
-        """Call `ask` with the chat request of as many of the `items` as fit. Raises what `ask` raises."""
+        """Call `ask` with a chat request of as many `items` as fit, and return its result. Raises any error of `ask`."""
         chat = await self._fitting(items, chat_of, caller)
         try:
             return await ask(chat)
@@ -221,7 +221,7 @@ class ContextWindow:
         return await ask(again)
 
     async def _fitting(self, items: Sequence[Item], chat_of: ChatOf, caller: Caller) -> ChatRequest:
-        """Return the request of the items that fit, or of all if that cannot be known."""
+        """Return the request with the items that fit, or with all items if that is unknown."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
         dialect = await self._upstream.dialect(caller)
@@ -232,7 +232,7 @@ class ContextWindow:
         return await self._cut(items, chat_of, length, caller)
 
     async def _cut(self, items: Sequence[Item], chat_of: ChatOf, length: int, caller: Caller) -> ChatRequest:
-        """Cut and count in turn until the request fits or nothing more can be removed."""
+        """Count and cut repeatedly until the request fits or nothing more can be removed."""
         limit = None
         while True:
             chat = await chat_of(items)
@@ -243,8 +243,8 @@ class ContextWindow:
             items = _cut_to_share(items, chat, limit / count)
 
     async def _count(self, chat: ChatRequest, length: int, caller: Caller) -> float:
-        """Count the tokens of ``chat``. If that takes an answer, which the server refuses, return a low estimate: it is counted
-        again after the cut."""
+        """Count the tokens of ``chat``. If counting takes an answer and the server refuses it as too long, return a low
+        estimate: the chat is counted again after the cut."""
         try:
             return await count_tokens(self._upstream, chat, caller)
         except UpstreamError as refusal:
@@ -255,7 +255,7 @@ class ContextWindow:
     async def _refitted(
         self, items: Sequence[Item], chat_of: ChatOf, refused: ChatRequest, message: str, caller: Caller
     ) -> ChatRequest | None:
-        """Return a smaller request in place of the ``refused`` one, or None without anything to remove or a known length."""
+        """Return a smaller request than the ``refused`` one; None if nothing can be removed or ``message`` states no length."""
         stated = _LENGTH.search(message)
         if stated is None or not len(Truncation(items)):
             return None
@@ -280,7 +280,7 @@ class ContextWindow:
         try:
             stated = await length_of(self._upstream, model, caller) if length_of else None
         except UpstreamError as error:
-            logger.debug("the upstream does not state the context length of %s: %s", model, error.message)
+            logger.debug("could not read the context length of %s from the upstream: %s", model, error.message)
             return None
         length = stated if isinstance(stated, int) and stated > 0 else length
         self._lengths[model] = (_now() + _LENGTH_TTL, length)
@@ -288,7 +288,7 @@ class ContextWindow:
 
 
 async def _of_models(upstream: Upstream, model: str, caller: Caller) -> Any:
-    """Return ``max_model_len`` from ``/v1/models``. An adapter has that of its parent."""
+    """Return ``max_model_len`` from ``/v1/models``. An adapter has the length of its parent."""
     listed = {one["id"]: one for one in await upstream.models(caller)}
     found = listed.get(model, {})
     return found.get("max_model_len") or listed.get(found.get("parent") or "", {}).get("max_model_len")
@@ -319,18 +319,18 @@ def _answer_of(chat: ChatRequest) -> int:
 
 
 def _target(chat: ChatRequest, length: int) -> int:
-    """Return the number of tokens to cut to. It leaves room for a useful answer."""
+    """Return the number of tokens to cut to, which leaves room for a useful answer."""
     return length - max(_answer_of(chat), length // _ANSWER_SHARE)
 
 
 def _estimate(chat: ChatRequest, refusal: str, bytes_per_token: float) -> float:
-    """Return the token count that the refusal states, or an estimate by size."""
+    """Return the token count that the refusal states, or an estimate from the size of ``chat``."""
     count = _COUNT.search(refusal)
     return int(next(filter(None, count.groups()))) if count else len(orjson.dumps(chat)) / bytes_per_token
 
 
 def _cut_to_share(items: Sequence[Item], chat: ChatRequest, share: float) -> list[Item]:
-    """Cut ``items`` so that this ``share`` of their ``chat`` remains, but at least by one block. Tools are never removed."""
+    """Remove at least one block of ``items``, until ``share`` of the size of ``chat`` remains. Tools are never removed."""
     sizes = {id(item): len(orjson.dumps(item)) for item in items}
     cut = (1 - share) * len(orjson.dumps(chat)) / len(orjson.dumps(chat["messages"]))
     limit = (1 - cut) * sum(sizes[id(item)] for item in items)

@@ -35,7 +35,7 @@ ERROR_CODES = frozenset(
 )
 """The codes of ``response.error`` that the SDKs know (openai-python, ``ResponseError``) and an upstream can send."""
 CONTEXT_LENGTH = "context_length_exceeded"
-"""A code that the SDKs do not list, but Codex and other clients recover on."""
+"""A code that the SDKs do not list, but from which Codex and other clients recover."""
 
 _MAX_TEXT = 1000
 _TITLE = re.compile(r"<title[^>]*>([^<]*)</title", re.IGNORECASE)
@@ -48,16 +48,16 @@ _PARAMS = {
 }
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERLOAD = frozenset({429, 502, 503})
-"""Statuses after which the same request may succeed later: the upstream, or a proxy before it, has processed nothing."""
+"""Statuses after which the same request may succeed later: the upstream, or a proxy in front of it, has processed nothing."""
 CRASH_AFTER = 1.0
-"""Seconds after which the 502 of a gateway means that the server got the request and broke off: it may have crashed over it, so
-the request must not be sent to the next one. A gateway without a server says so at once."""
+"""Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed it, so
+it must not be sent to another server. A gateway that has no server answers sooner."""
 _RESET = "disconnect/reset before headers"
-"""Envoy's words for the same, with status 503."""
+"""Part of Envoy's message for the same failure, which has status 503."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
 """Types of errors that the same request causes again."""
 _LASTING = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Codes of a 429 that waiting does not cure."""
+"""Codes of a 429 that waiting does not resolve."""
 _TOO_LONG = (
     "exceed_context_size_error",
     "context length",
@@ -66,7 +66,7 @@ _TOO_LONG = (
     "`inputs` must have less than",
     "`inputs` tokens + `max_new_tokens`",
 )
-"""Signs that a prompt is too long: vLLM, SGLang, llama.cpp, TGI."""
+"""Parts of the errors for a prompt that is too long: vLLM, SGLang, llama.cpp, TGI."""
 
 
 def from_status(
@@ -82,7 +82,7 @@ def from_status(
 
 
 def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: bool, elapsed: float) -> UpstreamError:
-    if status < 400:  # its target is not shown to callers
+    if status < 400:  # callers must not see the target
         return UpstreamError(f"The upstream answered with a redirect (status {status}), which is not followed.")
     fault = _members(_decoded(body))
     message = fault["message"] or f"The upstream answered with status {status}."
@@ -119,7 +119,7 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 
 def from_frame(data: dict[str, Any]) -> UpstreamError:
-    """Return the error for an error object in a 200 stream. Its status is a member, or unknown."""
+    """Return the error for an error object in a 200 stream. Its status is a member of the object, or unknown."""
     fault = _members(data)
     message = fault["message"] or "The upstream reported an error in its stream."
     status = fault["status"]
@@ -163,13 +163,13 @@ def _decoded(body: bytes) -> Any:
 
 
 def _page_title(page: str) -> str:
-    """Return the title of a page of HTML, as proxies send them; nothing of a page without one."""
+    """Return the title of an HTML page, as proxies send them, or an empty text if there is none."""
     title = _TITLE.search(page)
     return " ".join(html.unescape(title[1]).split()) if title else ""
 
 
 def _members(data: Any) -> dict[str, Any]:
-    """Return message, type, param, code (a string) and status from any of the shapes."""
+    """Return message, type, param, code (a string) and status of an error of any shape."""
     if isinstance(data, dict) and isinstance(data.get("error"), dict):
         data = data["error"]  # OpenAI, vLLM, llama.cpp, Ollama, LiteLLM; SGLang in streams
     if not isinstance(data, dict):

@@ -1,12 +1,12 @@
 """Proof that the upstream continues the last message of a request instead of answering it.
 
-Whether it does depends on the server, the model and its chat template. A server that does not reports no error: it closes the
-message and begins another. So nothing is assumed:
+Whether it does depends on the server, the model and its chat template. A server that does not continue the message reports no
+error: it closes the message and begins another. So nothing is assumed:
 
-1. The server shows the prompt of the very request (vLLM: ``/tokenize`` and ``/detokenize``; llama.cpp: ``/apply-template``),
-   which must end in the text.
-2. A server may show another prompt than it uses (vLLM with gpt-oss). Once for each model, a sample must have as many tokens as
-   an answer to it reports.
+1. The server shows the prompt of this request (vLLM: ``/tokenize`` and ``/detokenize``; llama.cpp: ``/apply-template``). The
+   prompt must end in the text.
+2. A server may show a prompt that it does not use (vLLM with gpt-oss). So once for each model, the prompt shown for a sample
+   must have as many tokens as an answer to the sample reports.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .context_window import (
 logger = logging.getLogger(__name__)
 
 _REFUSAL_TTL = 300.0
-"""Seconds for which it is remembered that a model cannot be continued."""
+"""Seconds for which a negative verdict on a model is cached."""
 _MAX_MODELS = 1000
-"""Number of models whose verdicts are remembered."""
+"""Maximum number of models whose verdicts are cached."""
 _MARGIN = 16
-"""Tokens that are shown before the text, which may begin within a token."""
+"""Number of tokens to show before the text, because the text may begin within a token."""
 _SAMPLE = "One two three"
 
 
@@ -51,12 +51,12 @@ class ShownPrompt:
 
 
 class PrefillProof:
-    """What is proven about the models of one upstream."""
+    """Proves whether one upstream continues messages, and caches the verdict on each model."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._verdicts: dict[str, tuple[float, bool]] = {}
-        """Whether each model is continued, and when that expires."""
+        """When the verdict on each model expires, and whether the model continues messages."""
         self._trying = asyncio.Lock()
 
     async def holds(self, model: str, caller: Caller) -> bool:
@@ -64,7 +64,7 @@ class PrefillProof:
         dialect = await self._upstream.dialect(caller)
         if not (dialect.prefill and dialect.name in _PROMPTS):
             return False
-        async with self._trying:  # when a server dies, many answers break off at once
+        async with self._trying:  # when a server dies, many answers are interrupted at once
             now = asyncio.get_running_loop().time()
             expires, verdict = self._verdicts.get(model, (0.0, False))
             if now >= expires:
@@ -72,7 +72,7 @@ class PrefillProof:
                 if len(self._verdicts) >= _MAX_MODELS:
                     self._verdicts.clear()
                 self._verdicts[model] = (float("inf") if verdict else now + _REFUSAL_TTL, verdict)
-                logger.info("answers of %s that break off %s continued", model, "are" if verdict else "cannot be")
+                logger.info("interrupted answers of %s %s continued", model, "can be" if verdict else "cannot be")
             return verdict
 
     async def _try_sample(self, model: str, prefill: str, caller: Caller) -> bool:
@@ -127,7 +127,7 @@ class _Prompts(ABC):
 
     @abstractmethod
     async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        """Return the end of the prompt of ``chat`` as text, whose last tokens are ``tokens``."""
+        """Return the end of the prompt of ``chat`` as text. ``tokens`` are its last tokens."""
 
     @abstractmethod
     async def count(self, model: str, text: str) -> int: ...

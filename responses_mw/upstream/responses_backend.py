@@ -1,8 +1,8 @@
 """The backend for upstreams that have a Responses API of their own: a turn is a whole response.
 
-The upstream runs the tools, and truncates what is too long. State stays here: the upstream gets all the items and stores none.
-What names something only this side knows (the previous response, the conversation, a background run, metadata) is not sent; the
-rest is forwarded as the caller sent it.
+The upstream runs the tools and truncates inputs that are too long. State is kept here: the upstream gets all items and stores
+none. Parameters that only this side understands (previous response, conversation, background, metadata) are not sent. The
+others are forwarded as the caller sent them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UNSET: dict[str, Any] = {
 
 
 class ResponsesBackend(Backend):
-    """Asks for whole responses."""
+    """Requests whole responses."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ResponsesBackend(Backend):
         return request.wants_summary
 
     def messages(self, request: CreateResponse) -> None:
-        """The upstream adds them to its document."""
+        """Return None: the upstream adds the messages to its document."""
 
     async def functions(self, request: CreateResponse, items: Sequence[Item], size: int) -> list[OfferedFunction]:
         return []
@@ -128,7 +128,7 @@ class ResponsesBackend(Backend):
         return await count_input(self._upstream, await self._body(turn, self.items(turn)), turn.caller)
 
     async def check(self, turn: TurnRequest) -> None:
-        """The upstream checks what it is sent."""
+        """Do nothing: the upstream checks the request."""
 
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
         body = await self._body(turn, items)
@@ -144,7 +144,7 @@ class ResponsesBackend(Backend):
 
 
 def _is_summary(item: Item) -> bool:
-    """Whether an item has only a summary, which is the reasoning itself with a server whose reasoning is readable."""
+    """Whether a reasoning item has only a summary. On a server with readable reasoning, the summary is the reasoning itself."""
     return item["type"] == "reasoning" and bool(item.get("summary")) and not _says_something(item)
 
 
@@ -164,21 +164,21 @@ def to_responses(request: CreateResponse, items: Sequence[Item], *, model: str) 
         body["include"] = sorted(request.include)
     if request.stream:
         body["stream"] = True
-        if "include_obfuscation" in request.stream_options:  # include_usage is Chat Completions' own
+        if "include_obfuscation" in request.stream_options:  # include_usage exists only in Chat Completions
             body["stream_options"] = {"include_obfuscation": request.stream_options["include_obfuscation"]}
     return body
 
 
 def _says_something(item: Item) -> bool:
-    """A reasoning item without text refers to a stored one; the upstream stores nothing, so it would reject it."""
+    """Return False for a reasoning item without text. It refers to a stored item, and the upstream stores none."""
     return item["type"] != "reasoning" or bool(item.get("content") or item.get("encrypted_content"))
 
 
 def _sent(item: Item) -> Item:
     """Return `item` as the upstream accepts it.
 
-    Encrypted reasoning goes without its id: OpenAI rejects an id other than the one it was encrypted with ("Encrypted content
-    item_id did not match the target item id"). A decrypted summary goes as a user message.
+    Encrypted reasoning is sent without its id: OpenAI rejects an id other than the one it was encrypted with ("Encrypted
+    content item_id did not match the target item id"). A decrypted summary is sent as a user message.
     """
     if item["type"] == "compaction" and "content" in item:
         return {"type": "message", "role": "user", "content": item["content"]}

@@ -24,11 +24,11 @@ _END_TIMEOUT = 0.1  # seconds to wait for the end of the body after [DONE]
 
 
 class ChatStream:
-    """The answer to one chat request, streamed or whole as its content type says.
+    """The answer to one chat request, streamed or whole depending on its content type.
 
-    ``open`` sends the request. Each iteration then returns the chunks completed by one network read. At the end ``done`` says
-    whether the answer is complete: ``[DONE]`` or a whole document arrived. ``aclose`` closes the connection.
-    Raises ``UpstreamError`` if the answer is missing, breaks off, is malformed, or exceeds ``max_bytes``.
+    ``open`` sends the request. Each iteration then returns the chunks completed by one network read. At the end, ``done`` says
+    whether the answer is complete: ``[DONE]`` or a whole document has arrived. ``aclose`` closes the connection.
+    Raises ``UpstreamError`` if the answer is missing, interrupted, malformed or longer than ``max_bytes``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChatStream:
         max_bytes: int,
     ) -> None:
         self._send = send
-        self._first_byte_timeout = first_byte_timeout  # vLLM sends its status before it starts
+        self._first_byte_timeout = first_byte_timeout  # until the first chunk: vLLM sends its status earlier
         self._idle_timeout = idle_timeout
         self._idle = IdleTimeout()
         self._response: httpx.Response | None = None
@@ -57,7 +57,7 @@ class ChatStream:
         self.done = False
 
     async def open(self) -> None:
-        """Send the request and wait until the answer has begun or ended."""
+        """Send the request, and wait until the answer has begun or ended. Raises ``UpstreamError``."""
         self._response = response = await self._send()
         try:
             check_uncompressed(response)
@@ -90,7 +90,8 @@ class ChatStream:
                 idle.check()
                 raise
             except httpx.HTTPError as error:
-                raise UpstreamBrokeOff(f"The upstream broke off its answer ({type(error).__name__}).") from error
+                message = f"The upstream closed the connection before its answer was complete ({type(error).__name__})."
+                raise UpstreamBrokeOff(message) from error
             idle.is_waiting = False
             idle.ticks = 0
             text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
@@ -105,11 +106,11 @@ class ChatStream:
 
     @property
     def received(self) -> int:
-        """Bytes of the answer so far; only characters for frames that contain just text."""
+        """Bytes of the answer so far. For frames that contain just text, only its characters count."""
         return self._max_bytes - self._left
 
     async def aclose(self) -> None:
-        """Close the connection, even within the answer."""
+        """Close the connection, even if the answer is incomplete."""
         self._idle.close()
         if self._response is not None:
             await self._response.aclose()
@@ -126,14 +127,15 @@ class ChatStream:
         if not data:
             self._is_over = True
             if isinstance(self._fault, _NotJSON) and isinstance(self._decoder, SSEDecoder):
-                self._fault = UpstreamBrokeOff("The upstream broke off its answer.")  # within a frame
+                # The last frame is incomplete.
+                self._fault = UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
         if isinstance(self._decoder, _Whole):
             self.done = self._is_over
             return [_completion(chunk) for chunk in chunks if isinstance(chunk, dict)]
         return chunks
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
-        """Decode ``frames`` up to the end or a fault. Chunks before a fault count, even from the same read."""
+        """Decode ``frames`` up to the end or a fault. Chunks before a fault are returned, even from the same read."""
         chunks: list[Chunk | Text] = []
         for frame in frames:
             text = None if self._halves.is_holding else self._fast_path.text(frame)
@@ -244,7 +246,7 @@ class IdleTimeout:
         self._arm()
 
     def check(self) -> None:
-        """Raise ``UpstreamTimeout`` if the cancellation of the reader is ours alone."""
+        """Raise ``UpstreamTimeout`` if only this timeout cancelled the reader."""
         if self._is_cancelled and self._task is not None and self._task.uncancel() == 0:
             raise UpstreamTimeout(f"The upstream was silent for {self._timeout:g} seconds.") from None
 
@@ -269,7 +271,7 @@ _FINISHED = {"completed": "response.completed", "incomplete": "response.incomple
 
 
 class ResponsesStream(ChatStream):
-    """A ``ChatStream`` of events instead of chunks. A whole answer becomes its terminal event.
+    """A ``ChatStream`` of events instead of chunks. A whole answer becomes a terminal event.
 
     ``done`` is set after a terminal event; nothing is read after it.
     """

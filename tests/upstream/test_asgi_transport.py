@@ -313,7 +313,7 @@ async def test_an_application_that_ignores_its_cancellation_cannot_send_on() -> 
     async with client_of(app) as client:
         async with client.stream("GET", "/"):
             await anyio.wait_all_tasks_blocked()
-        assert refused == ["The reader has left"]
+        assert refused == ["The reader has disconnected"]
 
 
 async def test_reading_after_leaving_is_an_error() -> None:

@@ -4,17 +4,18 @@ httpx's own ``ASGITransport`` collects the whole answer before it returns. This 
 
 1. The head is available as soon as the application starts its answer, and each chunk as soon as it is sent.
 2. Backpressure: the application's ``send`` waits until the previous chunk has been read.
-3. The application's ``receive`` returns the body once, then blocks until the reader leaves or the answer is complete. An
+3. The application's ``receive`` returns the body once, then blocks until the reader disconnects or the answer is complete. An
    earlier ``http.disconnect`` makes vLLM abort the generation.
-4. When the reader leaves (``aclose``), the application is cancelled and awaited. Before the answer starts it first gets
-   ``http.disconnect`` and a short grace period, as from a server: an application that works in a task of its own (vLLM) then
-   ends that task; cancelling it would leave the task behind. Afterwards the cancellation is delivered where the application
-   makes its next chunk, never within ``send``: Starlette does not close the generator of a streamed answer, so vLLM's engine
-   would go on until a garbage collection. Before the first chunk there is a grace period too: cancelled while it hands a
-   request to its engine, vLLM never aborts that request.
+4. When the reader disconnects (``aclose``), the application is cancelled and awaited. How depends on the progress:
+   - Before the answer starts, the application first gets ``http.disconnect`` and a short grace period, as from a server. An
+     application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task running.
+   - Before the first chunk, there is a grace period too: if vLLM is cancelled while it hands a request to its engine, it never
+     aborts that request.
+   - Afterwards, the cancellation is delivered where the application makes its next chunk, never within ``send``: Starlette does
+     not close the generator of a streamed answer, so vLLM's engine would continue until a garbage collection.
 5. Only ``more_body: False`` completes an answer. If the application raises or returns earlier, the reader gets an error.
 
-There is no read timeout. Callers bound their waits themselves.
+There is no read timeout. Callers limit their waits themselves.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 # Members of the outer scope that belong to its server and connection.
 _NOT_INHERITED = ("extensions", "subprotocols")
-# The sub-request is neither compressed nor chunked; its length is set anew.
+# The sub-request is neither compressed nor chunked; its length is set again.
 _DROPPED_HEADERS = frozenset({b"accept-encoding", b"content-length", b"expect", b"transfer-encoding"})
 # Seconds for an application to return after ``http.disconnect``, before its answer starts.
 _DISCONNECT_GRACE = 0.5
-# Seconds for an application to send its first chunk, which fails, after its answer has started.
+# Seconds for an application to send its first chunk, which is dropped, after its answer has started.
 _FIRST_CHUNK_GRACE = 0.1
-# Chunks of an application that does not wait between them, and so cannot be cancelled.
+# Maximum chunks to drop from an application that does not wait between them, and so cannot be cancelled.
 _MAX_DROPPED = 8
 # Seconds to wait for an application that ignores its cancellation.
 _CANCEL_GRACE = 5.0
@@ -54,7 +55,7 @@ class ASGITransport(httpx.AsyncBaseTransport):
     ``root_path``, ``client`` and whatever the host added.
 
     Raises ``httpx.ReadError`` if the application raises and ``httpx.RemoteProtocolError`` if it returns without a complete
-    answer: from the request before the answer starts, from the stream afterwards.
+    answer. The request raises before the answer starts, the stream afterwards.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -74,7 +75,7 @@ class ASGITransport(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, stream=answer)
 
     async def aclose(self) -> None:
-        """Cancel open answers and wait for applications that still run after theirs (background tasks)."""
+        """Cancel incomplete answers, and wait for applications that still run after complete ones (background tasks)."""
         await asyncio.gather(*(answer.aclose() for answer in self._answers))
         if self._answers:
             await asyncio.wait({answer.task for answer in self._answers})
@@ -93,14 +94,14 @@ class _InnerResponse(httpx.AsyncByteStream):
         self._is_sending = False  # the application waits in ``send``
         self._is_cancelled = False
         self._dropped = 0
-        self._over = asyncio.Event()  # the reader has left, or the answer is complete
+        self._over = asyncio.Event()  # the reader has disconnected, or the answer is complete
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
         self.task = asyncio.create_task(self._run(app, scope))
         self.task.add_done_callback(self._ended)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Wait for the status and headers."""
+        """Wait for the status and headers, and return them."""
         while self._head is None:
             await self._more()
         return self._head
@@ -173,7 +174,7 @@ class _InnerResponse(httpx.AsyncByteStream):
         if failure is not None and self._complete:
             logger.error("The application failed after its answer was complete", exc_info=failure)
         elif failure is not None and self._left:
-            logger.debug("The application failed after its reader had left", exc_info=failure)
+            logger.debug("The application failed after its reader had disconnected", exc_info=failure)
         _wake(self._reader)
 
     async def _receive(self) -> Message:
@@ -208,10 +209,10 @@ class _InnerResponse(httpx.AsyncByteStream):
         _wake(self._reader)
 
     def _drop(self) -> None:
-        """Drop a chunk that nobody will read, and have the application cancelled where it makes the next one."""
+        """Drop a chunk that nobody will read, and cancel the application where it makes the next one."""
         self._dropped += 1
         if self._head is None or self._dropped > _MAX_DROPPED:
-            raise OSError("The reader has left")
+            raise OSError("The reader has disconnected")
         if not self._is_cancelled:
             self._is_cancelled = True
             asyncio.get_running_loop().call_soon(self.task.cancel)

@@ -37,7 +37,7 @@ class ConnectionPool:
     async def acquire(
         self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None, *, reuse: bool = True
     ) -> PooledConnection:
-        """Return an open connection, using TLS if ``context`` is given: an idle one if there is one, unless ``reuse`` is false.
+        """Return an open connection, with TLS if ``context`` is given. Prefer an idle one unless ``reuse`` is false.
 
         ``connect_timeout`` is in seconds. Raises ``httpx.ConnectTimeout`` and ``httpx.ConnectError``.
         """
@@ -52,7 +52,7 @@ class ConnectionPool:
     async def _make(self, origin: Origin, context: ssl.SSLContext | None, connect_timeout: float | None) -> PooledConnection:
         self._connecting += 1
         try:
-            while len(self._open) + self._connecting > self._max_connections:  # the others are idle, of other origins
+            while len(self._open) + self._connecting > self._max_connections:  # the other connections are idle
                 await next(iter(self._idle)).aclose()
             connection = await _connect(self, origin, context, connect_timeout)
         except BaseException:
@@ -86,7 +86,7 @@ class ConnectionPool:
 
 
 class PooledConnection(asyncio.Protocol):
-    """A connection of the pool. While idle it is its own protocol: any data that arrives then is unexpected and closes it."""
+    """A pooled connection. While idle, it is the protocol of its own transport, and any data received closes it."""
 
     transport: asyncio.Transport
 
@@ -141,16 +141,16 @@ async def _connect(
         async with asyncio.timeout(connect_timeout):
             connection = await _first_connection(pool, origin, context)
     except TimeoutError as error:
-        raise httpx.ConnectTimeout(f"No connection to {host}:{port} in time") from error
+        raise httpx.ConnectTimeout(f"Connecting to {host}:{port} timed out") from error
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-        raise httpx.ConnectError(f"No connection to {host}:{port}: {error}") from error
+        raise httpx.ConnectError(f"Could not connect to {host}:{port}: {error}") from error
     if connection.transport.is_closing():
-        raise httpx.ConnectError(f"No connection to {host}:{port}: closed at once")
+        raise httpx.ConnectError(f"Could not connect to {host}:{port}: the connection was closed immediately")
     return connection
 
 
 async def _first_connection(pool: ConnectionPool, origin: Origin, context: ssl.SSLContext | None) -> PooledConnection:
-    """Connect to the first address that accepts ("happy eyeballs", which uvloop lacks)."""
+    """Connect to the first address that accepts a connection ("happy eyeballs", which uvloop lacks)."""
     loop = asyncio.get_running_loop()
     _, host, port = origin
     server_hostname = host if context else None

@@ -1,7 +1,7 @@
 """HTTP/1.1 over httptools: the network transport of the upstream client and of the proxy.
 
-Kept because it saves CPU against httpx-aiohttp's transport: 43 us per token instead of 60 in the whole server (29 % less), with
-the load of the benchmark ``steady``: three interleaved rounds on two cores that other work kept busy. Below 20 %, drop it.
+It is kept because it uses less CPU than httpx-aiohttp's transport: 43 us per token instead of 60 in the whole server (29 %
+less), measured with the benchmark ``steady`` in three interleaved rounds on two busy cores. Drop it if it saves less than 20 %.
 
 1. One read of the socket runs the parser (in C) and wakes one future: no lock, queue, timer or task per read.
 2. An *exchange* is one request and its answer. While it lasts, it is the protocol of its connection. An idle connection is its
@@ -9,10 +9,10 @@ the load of the benchmark ``steady``: three interleaved rounds on two cores that
 3. A connection is reused once the answer is complete, read or not, provided that the whole announced request was sent, nothing
    followed the answer, and both sides keep the connection open.
 4. A request is sent a second time only if its connection was *stale*: the server had closed it while it was idle.
-5. If the reader falls behind, the socket is paused. If the reader leaves, the connection is aborted.
+5. If the reader falls behind, the socket is paused. If the reader disconnects, the connection is aborted.
 6. An answer is complete only when it ends as its head announced. Any other end, or a protocol error, raises.
 
-The transport has a connect timeout only. Callers bound their waits for answers themselves.
+The transport has a connect timeout only. Callers limit their waits for answers themselves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[^\x00-\x20\x7f]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BUFFERED = 64 * 1024
-# Seconds after the first write within which a reused connection that closes without an answer counts as stale: its end was
-# on the way, or is the reply to the write, so it arrives within a round trip. A server that closes later may have worked on
-# the request and even crashed over it: sending it again could take down the next one.
+# Seconds after the first write within which a close without an answer means that a reused connection was stale: the server's
+# close was already on its way, or answers the write, so it arrives within a round trip. A server that closes later may have
+# started on the request, or crashed because of it. Sending that request again could crash the next server.
 _STALE_WINDOW = 0.05
 
 
@@ -50,7 +50,7 @@ class NetworkTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, max_connections: int, ssl_context: ssl.SSLContext | None = None) -> None:
-        """``ssl_context`` defaults to the system's."""
+        """``ssl_context`` defaults to one with the system's certificate authorities."""
         self._pool = ConnectionPool(max_connections)
         self._ssl_context = ssl_context
 
@@ -64,12 +64,12 @@ class NetworkTransport(httpx.AsyncBaseTransport):
         except StaleConnection:
             if not isinstance(outgoing.body, bytes):
                 raise
-        # Not another idle connection: it may be stale too, and a second close is then a failure of the request.
+        # Do not reuse another idle connection: it may be stale too, and a second close fails the request.
         connection = await self._pool.acquire(_origin(request.url), context, connect_timeout, reuse=False)
         return await Exchange(connection, outgoing).answer()
 
     async def aclose(self) -> None:
-        """Break off all exchanges and wait until every connection is closed."""
+        """Abort all exchanges and wait until every connection is closed."""
         await self._pool.aclose()
 
     def _tls(self) -> ssl.SSLContext:
@@ -123,7 +123,7 @@ class OutgoingRequest:
 
 
 def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStream) -> int | None:
-    """Return the announced length, or None for chunks. Adds the framing header if it is missing."""
+    """Return the announced length, or None for a chunked body. Adds the framing header if it is missing."""
     try:
         framing = body_framing(headers)
     except InvalidFraming as error:
@@ -134,7 +134,7 @@ def _framed(headers: list[tuple[bytes, bytes]], body: bytes | httpx.AsyncByteStr
         if framing.length is None and body:
             headers.append((b"Content-Length", b"%d" % len(body)))
         elif (framing.length or 0) != len(body):
-            raise httpx.LocalProtocolError(f"The request announces {framing.length} bytes and has {len(body)}")
+            raise httpx.LocalProtocolError(f"The request announces {framing.length} bytes but has {len(body)}")
         return len(body)
     if framing.length is None:
         headers.append((b"Transfer-Encoding", b"chunked"))
@@ -151,7 +151,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
-    """One request and its answer. Iterating gives the answer's body; each read returns all data received since the last.
+    """One request and its answer. Iterating gives the answer's body; each read returns all data received since the last one.
 
     The ``on_*`` methods are the parser's callbacks.
     """
@@ -170,12 +170,12 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         self._until_close = False
         self._keeps_connection = False
         self._complete = False  # the whole answer has arrived
-        self._over = False  # it has, or the exchange failed
+        self._over = False  # the answer is complete, or the exchange failed
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._is_written = False  # the whole body that the request's head announced
+        self._is_written = False  # whether all of the announced body is written
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
@@ -183,7 +183,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
     async def answer(self) -> httpx.Response:
         """Send the request and return the answer once its head has arrived, even while the request's body is being sent."""
         self._transport.set_protocol(self)
-        self._began = time.monotonic()  # the loop's time may be that of the start of this iteration
+        self._began = time.monotonic()  # the loop's time may be from the start of this iteration
         self._begin_sending()
         try:
             while not self._status:
@@ -210,7 +210,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         return data
 
     async def aclose(self) -> None:
-        """Stop reading. An incomplete answer closes its connection at once."""
+        """Stop reading. If the answer is incomplete, close the connection at once."""
         if not self._over:
             self._end(httpx.StreamClosed())
         if self._sender is not None:
@@ -263,7 +263,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
             self._end(failure)
 
     def _end_failure(self, cause: Exception | None) -> Exception | None:
-        """Return the failure that the end of the connection means, if any. Without a ``cause``, the server closed it."""
+        """Return the failure of an incomplete answer whose connection ended. Without a ``cause``, the server closed it."""
         if self._complete:
             return None
         failure: Exception
@@ -294,7 +294,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         else:
             self._transport.abort()
         self._paused = False
-        del self._parser, self._feed  # break the reference cycle: it would keep large bodies until a collection
+        del self._parser, self._feed  # break the reference cycle: it would keep large bodies until a garbage collection
         if self._sender is not None:
             self._sender.cancel()
         self._wake()
@@ -303,7 +303,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise ValueError("an answer that was not asked for")
+            raise ValueError("unexpected second response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._status:  # otherwise a trailer
@@ -320,7 +320,7 @@ class Exchange(asyncio.Protocol, httpx.AsyncByteStream):
         if self._request.is_head:
             # The parser cannot be configured to expect no body: stop it here and ignore the rest.
             self._complete = True
-            raise ValueError("a body that was not asked for")
+            raise ValueError("unexpected response body")
 
     def on_message_complete(self) -> None:
         self._complete = bool(self._status)  # not set for an interim answer (1xx)
