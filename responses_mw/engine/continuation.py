@@ -37,8 +37,7 @@ FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
 """Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
 RESENDS = 1
-"""How often a turn is sent again after its connection failed before the answer began. More often, a prompt that crashes servers
-would crash several."""
+"""How often to resend a turn whose connection failed before the answer began. The prompt may be what crashes the servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -111,7 +110,7 @@ class Continuation:
             raise UpstreamBrokeOff("The upstream aborted its answer.")
 
     async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
-        """Continue the turn that `error` interrupted. Yield the events that close items which cannot be continued.
+        """Continue the turn that `error` interrupted. Yield the events that close the items that cannot be continued.
 
         Afterwards, the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
         continued.

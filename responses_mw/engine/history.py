@@ -40,7 +40,7 @@ class RunContext:
     token: str
     """The fencing token of the commit."""
     size: int = 0
-    """Size of all items as JSON in bytes. Unknown parts count 0."""
+    """Size of all items as JSON in bytes; 0 if unknown."""
 
     @property
     def items(self) -> list[Item]:

@@ -8,9 +8,9 @@
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without ``versions`` is version ``1``. A version may set any parameter of a request, except those that
-select what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the
-directory may be a mounted ConfigMap.
+A file without ``versions`` is version ``1``. A version may set any parameter of a request, except those that select
+what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the directory
+may be a mounted ConfigMap.
 """
 
 from __future__ import annotations

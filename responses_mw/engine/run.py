@@ -164,7 +164,7 @@ class Run:
             self.document.update(self.messages.members(self.model, self.document["output"], self.results))
 
     def report(self) -> None:
-        """Add the outcome of the run to the facts of the current request. If it was cancelled, this is its current state."""
+        """Add the outcome of the run to the facts of the current request. For a cancelled run, this is its current state."""
         continuations = self.continuations + (self.takeover is not None)
         telemetry.end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 

@@ -74,8 +74,8 @@ class ToolLoop:
     async def turn(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
         """Finish the turn that was read, run its tool calls, and begin the next turn if one follows.
 
-        Another turn follows if calls were run or left out, and the client has none to run. If a compaction is due, it comes
-        first.
+        Another turn follows if calls were run or left out, none is for the client, and this was not the last turn allowed. If a
+        compaction is due, it comes first.
         """
         events = self._end_turn(run, turn)
         if events:

@@ -34,7 +34,7 @@ from .retry import CircuitBreaker
 logger = logging.getLogger(__name__)
 
 KEY_ROLLOUT_SECONDS = 3600.0
-"""Seconds after its creation in which a job waits for a replica that has its key, because new keys may still be rolled out."""
+"""Seconds after its creation that a job waits for a replica that has its key. A rollout of new keys may be in progress."""
 _LOG_STEP = 1024 * 1024
 """Bytes by which a running job's log grows before it is counted in the owner's quota again."""
 _NOT_IN_TIME = "The server was stopped before the response was complete."
@@ -87,9 +87,9 @@ class JobRunner:
             await self._end(claimed, run)
 
     async def _leave(self, claimed: ClaimedJob, run: Run) -> bool:
-        """Return the job to the queue if it was stopped or the upstream was unavailable, and another worker can continue it.
+        """Requeue the job if it was stopped or the upstream was unavailable, and another worker can continue it.
 
-        Returns whether it did.
+        Returns whether the job was requeued.
         """
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
@@ -107,7 +107,7 @@ class JobRunner:
         # Parsing checks the items that define tools. The run uses the stored items, which have ids.
         body = {**job.body, "tools": secrets["tools"], "input": job.input}
         parsed = await by_size(job.size, parse, body, REQUEST_LIMITS)
-        if job.retries or self.breaker.is_open:  # the request cannot have crashed an upstream that was unavailable before
+        if job.retries or self.breaker.is_open:  # if the upstream is already unavailable, the request did not crash it
             await self._runner.probe(caller)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
@@ -211,9 +211,9 @@ class JobRunner:
                 break
 
     async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
-        """Return the job to the queue if the upstream was unavailable, another worker can continue it and there is time left.
+        """Requeue the job if the upstream was unavailable, another worker can continue it and there is time left.
 
-        Returns whether it did.
+        Returns whether the job was requeued.
         """
         why = retry.reason(error)
         if why is None:
@@ -231,7 +231,7 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # A request that crashes the upstream would do so at every retry, even if the upstream is slow to restart: limit those.
+        # Limit these retries: the request may be what crashes the upstream, even if the last error came from its slow restart.
         is_attempt = why == "broken" or (run is not None and run.continuations > 0)
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_attempt

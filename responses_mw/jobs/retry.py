@@ -59,7 +59,7 @@ class CircuitBreaker:
         return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
 
     def begin(self) -> None:
-        """Record that a job begins, so that the next probe waits for a pause."""
+        """Record that a job begins. The next probe must wait for one pause."""
         self._next_probe = asyncio.get_running_loop().time() + self._pause
 
     def succeed(self) -> None:

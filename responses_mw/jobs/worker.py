@@ -34,7 +34,7 @@ POLL = 1.0
 GIVE_UP_AFTER = 0.8
 """Fraction of a lease's duration after which a run whose lease was not renewed is stopped."""
 FINAL_WRITES_TIMEOUT = 5.0
-"""Seconds that a worker waits, after the drain, for jobs that it stopped to be stored."""
+"""Seconds that a worker waits after the drain until the jobs that it stopped are stored."""
 
 
 class Worker:

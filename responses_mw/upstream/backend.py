@@ -37,7 +37,7 @@ REASONING = "reasoning"
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One turn of a response, as the upstream is asked for it."""
+    """What to ask the upstream in one turn of a response."""
 
     request: CreateResponse
     caller: Caller
@@ -158,7 +158,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def exceeds(self, turn: TurnRequest, items: Sequence[Item], tokens: int) -> bool:
-        """Return whether the turn would have more than `tokens` input tokens if it showed `items`. Raises `APIError`."""
+        """Return whether the turn would have more than `tokens` input tokens if the model saw `items`. Raises `APIError`."""
 
     async def _open(
         self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
@@ -196,7 +196,7 @@ def unseal(sealer: Sealer, envelope: str, *, purpose: str, owner: str) -> bytes 
 
 
 def _address(url: str | None) -> tuple[str | None, int | None]:
-    """Return the upstream's host and port for spans, or two Nones for an application in this process."""
+    """Return the upstream's host and port for spans, or `(None, None)` for an application in this process."""
     if url is None:
         return None, None
     parts = urlsplit(url)

@@ -1,10 +1,10 @@
-"""The caller of a request, and the check that the upstream accepts its credential. It precedes every side effect.
+"""The caller of a request, and the check that the upstream accepts its credential. The check precedes every side effect.
 
 1. Two requests with the caller's headers must both be accepted. Listing the models has no side effect, but some servers
    (llama.cpp, TGI, OpenRouter) show the list to everybody. So an empty chat request follows: a server that refuses the
    credential answers 401 or 403, and one that accepts it reports an invalid request. No model runs.
 2. If the list is inconclusive (403: the key may be for chats only; 404, 405, 501: no such list), an invalid request would prove
-   too little. Some servers fail on one. In both cases, the smallest valid request is sent and must be answered.
+   too little. Instead, the smallest valid request must be answered. The same applies if the server fails on the empty request.
 3. Anything that is neither an acceptance nor a refusal (an overload, an unreachable server) is an error and admits nobody.
 4. An acceptance is valid for 30 seconds, whether it comes from this check or from a chat. Refusals are not remembered.
 """
@@ -30,7 +30,7 @@ REFUSALS = frozenset({401, 403})
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a caller is accepted: for one of our keys, by a recent check, or by the upstream's answer to this request."""
+    """Whether a caller is accepted, because of one of our keys, a recent check or the upstream's answer to this request."""
 
     is_known: bool = False
     """The caller has one of our keys. A refusal by the upstream then concerns the operator's credential."""

@@ -91,7 +91,7 @@ class ChatBackend(Backend):
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return the usage of the answer so far, which `prompt` adds to the prompt of `before`; None if it is unknown."""
+        """Return the turn's usage so far: the prompt of `before` is input, the rest of `prompt` output. None if unknown."""
         chat = await self._fit_chat(before, None)
         if not is_text(chat):
             return None

@@ -182,7 +182,7 @@ class Upstream:
         )
 
     async def _ask(self, method: str, path: str, caller: Caller, content: bytes = b"") -> httpx.Response:
-        """Return the whole response. A refused body of an error is dropped: the status is enough. Raises ``UpstreamError``."""
+        """Return the whole response. An error's body is dropped if it is too large or compressed. Raises ``UpstreamError``."""
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:

@@ -3,8 +3,8 @@
 1. Tokens are counted by the server's tokenizer, or from the ``usage`` of an answer of one token. A tokenizer renders the chat
    as a completion does if it accepts everything that the template uses. A chat with parameters that it does not accept or
    content that it cannot count (images) is counted by an answer.
-2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, the error states their
-   number, or it is estimated. After an error, the request is repeated once.
+2. The context length comes from the server's metadata or from its error. If tokens cannot be counted, their number comes from
+   the error or is estimated. After an error, the request is repeated once.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tg
 
 
 async def asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
-    """Return the server's answer, or None if it rejects the request. A completion may be accepted or say why not."""
+    """Return the server's answer, or None if it rejects the request. A completion may still be accepted, or say why not."""
     try:
         return await upstream.post(path, body, caller)
     except UpstreamError as error:

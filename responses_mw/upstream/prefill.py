@@ -1,7 +1,7 @@
 """Proof that the upstream continues the last message of a request instead of answering it.
 
-Whether it does depends on the server, the model and its chat template. A server that does not continue the message reports no
-error: it closes the message and begins another. So nothing is assumed:
+Whether it continues the message depends on the server, the model and its chat template. A server that does not continue it
+reports no error: it closes the message and begins another. So nothing is assumed:
 
 1. The server shows the prompt of this request (vLLM: ``/tokenize`` and ``/detokenize``; llama.cpp: ``/apply-template``). The
    prompt must end in the text.

@@ -1,7 +1,7 @@
 """The backend for upstreams that have a Responses API of their own: a turn is a whole response.
 
 The upstream runs the tools and truncates inputs that are too long. State is kept here: the upstream gets all items and stores
-none. Parameters that only this side understands (previous response, conversation, background, metadata) are not sent. The
+none. Parameters that concern only this side (previous response, conversation, background, metadata) are not sent. The
 others are forwarded as the caller sent them.
 """
 

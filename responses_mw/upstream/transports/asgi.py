@@ -6,7 +6,7 @@ httpx's own ``ASGITransport`` collects the whole answer before it returns. This 
 2. Backpressure: the application's ``send`` waits until the previous chunk has been read.
 3. The application's ``receive`` returns the body once, then blocks until the reader disconnects or the answer is complete. An
    earlier ``http.disconnect`` makes vLLM abort the generation.
-4. When the reader disconnects (``aclose``), the application is cancelled and awaited. How depends on the progress:
+4. When the reader disconnects (``aclose``), the application is cancelled and awaited, depending on how far its answer is:
    - Before the answer starts, the application first gets ``http.disconnect`` and a short grace period, as from a server. An
      application that works in a separate task (vLLM) then ends that task. A cancellation would leave the task running.
    - Before the first chunk, there is a grace period too: if vLLM is cancelled while it hands a request to its engine, it never
