@@ -88,7 +88,7 @@ class Upstream:
         try:
             return orjson.loads(response.content)
         except orjson.JSONDecodeError:
-            raise UpstreamError("The upstream sent something that is not JSON.") from None
+            raise UpstreamError("The upstream sent a body that is not JSON.") from None
 
     @property
     def known_dialect(self) -> str | None:

@@ -201,7 +201,7 @@ def _json_object(data: bytes, halves: SurrogateHalves) -> dict[str, Any]:
         try:
             decoded = halves.decode(data)
         except ValueError as error:
-            raise _NotJSON("The upstream sent something that is not JSON.") from error
+            raise _NotJSON("The upstream sent data that is not JSON.") from error
     if not isinstance(decoded, dict):
         raise UpstreamError("The upstream sent JSON that is not an object.")
     return decoded
