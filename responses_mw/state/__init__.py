@@ -1,6 +1,6 @@
-"""State in Redis: stored responses and conversations.
+"""State in Redis: responses, conversations, background jobs, quotas and usage.
 
-Keys, commands and scripts are all here; nothing else imports redis.
+No other package imports redis.
 """
 
 from .client import Client

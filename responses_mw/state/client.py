@@ -1,4 +1,4 @@
-"""The client of Redis: round trips, and how their failures become ours."""
+"""The Redis client. It limits round trips, and converts their failures to ``StateUnavailable``."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ T = TypeVar("T")
 Address: TypeAlias = "tuple[str | None, int | None, int | None]"
 Call: TypeAlias = "tuple[Sequence[str], Sequence[str | bytes | int]]"
 
-# A subscription waits for as long as it takes, and is opened anew after any error: redis-py must not do so besides.
+# A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
 
-# How a failure is reported, and whether it may pass in a moment. The first class that fits: special before general.
+# How each failure is reported, and whether it may be temporary. The first matching class applies, so specific classes come
+# first.
 _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (TimeoutError, "it did not answer in time", True),
     (exceptions.TimeoutError, "it did not answer in time", True),
     (exceptions.BusyLoadingError, "it is loading its data", True),
     (exceptions.AuthenticationError, "it refused our credentials", False),
     (exceptions.AuthorizationError, "it refused our credentials", False),
-    (exceptions.NoPermissionError, "our user may not do that there", False),
+    (exceptions.NoPermissionError, "our user lacks permission for a command", False),
     (exceptions.ReadOnlyError, "it is read-only", True),
     (exceptions.ClusterDownError, "the cluster is down", True),
     (exceptions.MovedError, "it is a cluster (use redis+cluster://)", False),
@@ -55,9 +56,9 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
     (OSError, "it cannot be reached", True),
 )
 _FAILURES = tuple(row[0] for row in _REASONS)
-# Errors that a key of the wrong type or a foreign value causes, in commands and in scripts.
+# Errors that commands and scripts raise for a key of the wrong type or a foreign value.
 _DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
-# Seconds in which damage of one kind is logged once.
+# Damage of one kind is logged at most once in this many seconds.
 _LOG_INTERVAL = 60.0
 _TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
 
@@ -66,12 +67,12 @@ FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 
 
 def _key(command: Sequence[str | bytes | int]) -> str | bytes | int:
-    """The first key of a command; empty for one without."""
+    """Return the first key of a command, or an empty string if it has none."""
     return command[1] if len(command) > 1 else ""
 
 
 def _operation(commands: Sequence[Sequence[str | bytes | int]]) -> str:
-    """The name of a command, or of a pipeline with that of its commands if they are equal."""
+    """Return the name of a command. For a pipeline, it includes the command's name if all commands have the same one."""
     names = {str(command[0]) for command in commands}
     name = names.pop() if len(names) == 1 else ""
     return name if len(commands) == 1 else f"PIPELINE {name}".rstrip()
@@ -93,8 +94,8 @@ def _unavailable(error: Exception) -> StateUnavailable:
 class _Probe:
     """A circuit breaker: probes a node that did not answer in time until it answers.
 
-    Calls wait for the first probe, at most ``FIRST_PROBE`` seconds, because one slow command must not fail the others. While
-    the node does not answer, they fail at once.
+    Calls wait for the first probe, at most ``FIRST_PROBE`` seconds, because one slow command must not fail the others. After
+    that, they fail at once until the node answers.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]], timeout: float) -> None:
@@ -134,9 +135,9 @@ class _Probe:
 
 
 class Client:
-    """A Redis server, with a bounded number of round trips under way at a time.
+    """A client of a Redis server, with a maximum number of concurrent round trips.
 
-    Every failure is a StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
+    Every failure raises StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
     After a timeout, round trips to that server fail at once until it answers a probe.
     """
 
@@ -151,7 +152,10 @@ class Client:
         subscriber: Callable[[], Redis] | None = None,
         also_close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """``subscriber`` makes a client for subscriptions; without it, they take connections from the pool of ``redis``."""
+        """``subscriber`` makes a client for subscriptions; without it, they take connections from the pool of ``redis``.
+
+        ``also_close`` is called when the client is closed.
+        """
         self.redis = redis
         self._timeout = timeout
         self._free = asyncio.Semaphore(max_connections)
@@ -171,9 +175,10 @@ class Client:
     async def round_trip(
         self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: str | bytes | int = "", *, size: int = 1
     ) -> T:
-        """Return what ``ask`` returns.
+        """Call ``ask`` as one round trip and return its result. Raises StateUnavailable.
 
-        ``operation``, ``script`` and the ``size`` of a pipeline describe the span, ``key`` tells the node in a cluster.
+        ``operation``, ``script`` and ``size`` (the number of commands) describe the span. ``key`` determines the node in a
+        cluster.
         """
         if self._probes and (probe := self._probes.get(self._node(key))):
             await probe.check()
@@ -199,14 +204,17 @@ class Client:
         return reply
 
     def _probe(self, key: str | bytes | int) -> None:
-        """Begin to probe the node of the key, from which an answer did not come in time."""
+        """Start to probe the node of the key, which did not answer in time."""
         node = self._node(key)
         if node and node not in self._probes:
             probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
             probe.task.add_done_callback(lambda _: self._probes.pop(node))
 
     def damage(self, key: str | bytes | int, reason: str) -> Damaged:
-        """Count a key that has the wrong type or a foreign value, log it once in a while, and return the error to raise."""
+        """Count a key that has the wrong type or a foreign value, and return the error to raise.
+
+        It is logged unless another key of its kind was logged within the last minute.
+        """
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         error, kind, now = Damaged(kind_of(name)), kind_of(name), time.monotonic()
         telemetry.count_state_error(error)
@@ -216,17 +224,17 @@ class Client:
         return error
 
     def _address(self, key: str | bytes | int) -> Address:
-        """Host or socket, port and database of the server that a round trip for the key goes to, for its span."""
+        """Return host or socket, port and database of the server that has the key, for a span."""
         assert isinstance(self.redis, Redis)
         options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
         return options.get("path", options.get("host")), options.get("port"), options.get("db")
 
     def _node(self, key: str | bytes | int) -> str:
-        """The name of the node that a round trip for the key goes to; empty if it is unknown."""
+        """Return the name of the node that has the key; empty if it is unknown."""
         return "server"
 
     async def _ask(self, node: str, key: str | bytes | int) -> None:
-        """Probe a node, to which the key belonged."""
+        """Send a probe to a node. ``key`` belonged to it when a round trip timed out."""
         await self.redis.execute_command("PING")
 
     async def command(self, *words: str | bytes | int) -> Any:
@@ -234,10 +242,10 @@ class Client:
         return await self.round_trip(lambda: self.redis.execute_command(*words), _operation([words]), key=_key(words))
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
-        """Run a script, all of whose ``keys`` are in one slot, and return its reply.
+        """Run a script and return its reply. All ``keys`` must be in one slot.
 
-        Not by ``register_script``: it answers NOSCRIPT by a SCRIPT LOAD, which a cluster client sends to every primary, so one
-        that is away would fail scripts on all others. EVAL needs the right node alone.
+        This does not use ``register_script``: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
+        primary, so one unavailable primary would fail scripts on all others. EVAL needs only the right node.
         """
 
         async def ask() -> Any:
@@ -253,7 +261,8 @@ class Client:
     ) -> Any:
         """Run an idempotent script until it succeeds, or until the script or Redis has failed for ``patience`` seconds.
 
-        After an error, a client would repeat its request under other ids. A short stall of Redis must not cause that.
+        After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
+        that is not temporary is raised at once.
         """
         began, pause = time.monotonic(), 0.02
         while True:
@@ -269,7 +278,7 @@ class Client:
     async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool = False) -> list[Any]:
         """Send ``commands`` together, each with keys of one slot, and return their replies in order.
 
-        ``contained``: a damaged key fails no other command; its reply is a ``Damaged``.
+        With ``contained``, a damaged key does not fail the other commands: its reply is a ``Damaged`` error.
         """
         key = _key(commands[0]) if len(commands) == 1 else ""
         replies = await self.round_trip(
@@ -278,7 +287,7 @@ class Client:
         return self._told(replies, [_key(command) for command in commands]) if contained else replies
 
     async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script once for each of ``calls`` (keys of one slot, and args), together; return the replies in order.
+        """Run a script for each of ``calls`` (keys in one slot, and arguments) together, and return the replies in order.
 
         ``contained``: as in ``pipeline``.
         """
@@ -297,13 +306,13 @@ class Client:
         return self._told(replies, [keys[0] for keys, _ in calls]) if contained else replies
 
     def _told(self, replies: list[Any], keys: Sequence[str | bytes | int]) -> list[Any]:
-        """The replies, with the errors that damaged keys caused as ours."""
+        """Return the replies, with a ``Damaged`` error in place of each of redis-py's errors."""
         told = zip(replies, keys, strict=True)
         return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
 
     async def _pipelined(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool) -> list[Any]:
-        """The replies; where damage is to be contained, its errors are among them."""
-        if len(commands) == 1 and not contained:  # 20 us less of CPU, most often: a chain is one segment
+        """Return the replies. With ``contained``, they include redis-py's errors about damaged keys."""
+        if len(commands) == 1 and not contained:  # the usual case, a chain in one segment: saves 20 us of CPU
             return [await self.redis.execute_command(*commands[0])]
         pipeline: Any = self.redis.pipeline(transaction=False)
         for command in commands:
@@ -327,14 +336,14 @@ class Client:
     # -- subscriptions -------------------------------------------------------------------------------------------------
 
     def node_of(self, channel: bytes) -> str:
-        """The name of the node that serves a channel, as far as is known; empty where there are no nodes."""
+        """Return the name of the node that serves a channel; empty if it is unknown, or if this is not a cluster."""
         return ""
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        """Make ``node_of`` correct for the channels."""
+        """Update the nodes that ``node_of`` returns for the channels."""
 
     def subscriber(self, node: str) -> Redis:
-        """Make a client for subscriptions to the channels that a node serves; the caller closes it."""
+        """Return a new client for subscriptions to channels of a node. The caller must close it."""
         if self._subscriber is not None:
             return self._subscriber()
         assert isinstance(self.redis, Redis)
@@ -358,7 +367,7 @@ class ClusterClient(Client):
 
     async def aclose(self) -> None:
         await super().aclose()
-        # After a failure, until it has looked up the nodes again, redis-py's own aclose() does nothing.
+        # After a failure, redis-py's own aclose() does nothing until it has looked up the nodes again.
         for nodes in ("nodes_cache", "startup_nodes"):
             await self.redis.nodes_manager.aclose(nodes)
 
@@ -370,29 +379,29 @@ class ClusterClient(Client):
         return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""
 
     async def _ask(self, node: str, key: str | bytes | int) -> None:
-        # The node itself: the client may be looking up the nodes at another that hangs.
+        # Ask the node itself: the client may be looking up the nodes at another one, which hangs.
         found = self.redis.get_node(node_name=node)
         if found is not None:
             with suppress(*_FAILURES):
                 async with asyncio.timeout(FIRST_PROBE):
                     await found.execute_command("PING")
                     return
-        # Another node may serve the key by now: the client learns from a command.
+        # Another node may serve the key by now. The client finds that out by sending a command.
         await self.redis.execute_command("EXISTS", key)
 
     def node_of(self, channel: bytes) -> str:
         try:
             node = self.redis.get_node_from_key(channel)  # type: ignore[arg-type]
-        except exceptions.RedisClusterException:  # the slots are not known yet, or nobody serves this one
+        except exceptions.RedisClusterException:  # the slots are not known yet, or no node serves this one
             return ""
         return node.name if node is not None else ""
 
     async def locate(self, channels: Iterable[bytes]) -> None:
-        # redis-py follows MOVED, and learns from it, for commands alone: send one to the slot of each channel.
+        # redis-py follows MOVED, and learns from it, only for commands: send one to the slot of each channel.
         await self.pipeline([("EXISTS", channel) for channel in channels])
 
     def subscriber(self, node: str) -> Redis:
-        # Not the cluster's own PubSub: it reads its nodes in turn, waiting for each that is silent.
+        # This does not use the cluster's own PubSub, which reads its nodes in turn and waits for each that is silent.
         found = self.redis.get_node(node_name=node)
         if found is None:
             raise exceptions.ConnectionError(f"the cluster has no node '{node}'")

@@ -1,16 +1,15 @@
 """How JSON is stored in Redis.
 
-    J<json>             as it is
+    J<json>             uncompressed
     Z<size>:<frame>     compressed by Zstandard; <size> is the length of the JSON in decimal
-    <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]}
+    <random><either>    a turn: the random part of its response's id, then {"input": [...], "output": [...]} in either form
 
-A batch of events is compressed with a dictionary of what most of them have in common (``pack_events``): a delta of 240 bytes
-takes 30.
+A batch of events is compressed with a dictionary of frequent events (``pack_events``): a delta of 240 bytes takes 30.
 
-Only 4 KiB or more are compressed (level 1: smaller than zlib, in a quarter of the time). Large texts shrink to half or less,
-and they fill a Redis; compressing short turns would save half a kilobyte each and slow a long chain down by more than all its
-round trips. The size comes first so that scripts can bound the JSON instead of its compressed form, which for repetitive text
-is almost nothing.
+Only values of 4 KiB or more are compressed (level 1: smaller than with zlib, in a quarter of the time). They take most of the
+memory, and shrink to half or less. Compressing a short turn would save half a kilobyte, but reading a long chain would take
+longer by more than all its round trips. The size comes first so that scripts can limit the size of the JSON. The compressed
+form of a repetitive text is tiny.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ PLAIN, COMPRESSED = b"JZ"
 _NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
 
 
-# Stands for the common part of all ids of a response. It is in no JSON text.
+# Replaces the common part of all ids of a response. No JSON text contains it.
 _ID = b"\0"
-# The beginnings and ends of frequent events, the most frequent last. Logs are read with the dictionary that they were written
-# with: another one needs another name for its entries.
+# The beginnings and ends of frequent events, the most frequent last. Stored logs can be read only with the dictionary that they
+# were written with, so another dictionary needs another field in a log's entries.
 _FREQUENT = zstandard.ZstdCompressionDict(
     b"".join(
         b'event: response.%b.delta\ndata: {"type":"response.%b.delta","item_id":"%b_\x001",'
@@ -71,11 +70,11 @@ _FREQUENT = zstandard.ZstdCompressionDict(
     ),
     zstandard.DICT_TYPE_RAWCONTENT,
 )
-_FREQUENT.precompute_compress(level=1)  # a tenth of the time for each batch
+_FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a tenth
 
 
 class _Zstandard(threading.local):
-    """Compressors by thread: making one costs more than using it, and none may be shared between threads."""
+    """The compressors of a thread: creating one costs more than using it, and threads must not share one."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=1).compress
@@ -100,7 +99,7 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(frame: bytes) -> bytes:
-    """Return the bytes in a frame. Raises ValueError."""
+    """Decompress one frame of Zstandard. Raises ValueError."""
     try:
         return _zstandard.decompress(frame)
     except zstandard.ZstdError as error:
@@ -108,7 +107,7 @@ def decompress(frame: bytes) -> bytes:
 
 
 def pack_events(data: bytes, stem: str) -> bytes:
-    """Compress a short batch of events of a response, whose ids begin with ``stem``; empty if it is to be stored as it is."""
+    """Compress a short batch of events whose ids contain ``stem``. Return ``b""`` if it should be stored uncompressed."""
     if len(data) > COMPRESS_FROM or _ID in data:
         return b""
     packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
@@ -116,10 +115,13 @@ def pack_events(data: bytes, stem: str) -> bytes:
 
 
 def unpack_events(packed: bytes, stem: str) -> bytes:
-    """Return the batch that ``pack_events`` has compressed. Raises ValueError, also for what it would not have compressed."""
+    """Return the batch that ``pack_events`` compressed.
+
+    Raises ValueError, including for a batch that ``pack_events`` would not have compressed.
+    """
     try:
         if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
-            raise ValueError("the frame has another size than a short batch")
+            raise ValueError("the frame is too large for a short batch, or does not state its size")
         return _zstandard.decompress_events(packed).replace(_ID, stem.encode())
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
@@ -140,14 +142,14 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
         return memoryview(blob)[start + 1 :]
     if form == COMPRESSED:
         frame = memoryview(blob)[blob.index(b":", start) + 1 :]
-        if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts have bounded that size
-            raise ValueError("the frame has another size than its value")
+        if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts limit that size
+            raise ValueError("the size of the frame does not match its value")
         return _zstandard.decompress(frame)
     raise NewerRecord
 
 
 def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
-    """Encode a turn, its input and output, of the response whose id ends in ``owner``."""
+    """Encode a turn: the input ``items`` and the ``output`` of the response whose id ends in ``owner``."""
     return owner.encode() + pack(turn_text(items, output))
 
 
@@ -175,9 +177,9 @@ def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
 
 
 def _turns(turns: Sequence[bytes]) -> list[Turn]:
-    # Their JSON is parsed in one piece: hundreds of short texts one by one take twice as long.
+    # Parse the JSON in one piece: parsing hundreds of short texts one by one takes twice as long.
     texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
-    if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces, it can be interrupted between them
+    if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces: other threads can run in between
         values = [orjson.loads(text) for text in texts]
     else:
         values = orjson.loads(b"[%b]" % b",".join(texts))

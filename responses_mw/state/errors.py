@@ -1,20 +1,20 @@
-"""The errors of stored state. Those under APIError are answers to requests.
+"""The errors of stored state. Those under APIError are sent to clients.
 
 APIError
 ├── Missing              404  no such response, conversation or item for this owner (expired, deleted or foreign)
 │   └── Deleted          404  the response was deleted during its run
 ├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
-├── OverBound            413  a response, chain or conversation exceeds its bound
+├── OverBound            413  a response, history or conversation exceeds a maximum
 ├── OverQuota            429  the owner may not store more
-└── StateUnavailable     503  Redis is away, slow, full, read-only or loading; see ``reason``
+└── StateUnavailable     503  Redis is unreachable, slow, full, read-only or loading; see ``reason``
     ├── StateFull        503  Redis has no memory left
     ├── NewerRecord      503  a newer release wrote the record; a replica of that release can serve it
-    └── Damaged          500  a key has the wrong type, or a value that this server has not written
+    └── Damaged          500  a key has the wrong type, or a value that this server did not write
 
-Errors that may keep a finished response from being stored name the reason in the metric: ``unstored``.
+Errors that may prevent a finished response from being stored have ``unstored``, the reason that the metric reports.
 
 Fenced                   (internal) another worker owns this response: write nothing more
-EmbeddedFailed           (at start) the embedded server cannot run
+EmbeddedFailed           (at startup) the embedded server cannot run
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ __all__ = [
 
 
 class Missing(NotFound):
-    """No such object for this owner. For an id in a path it is the answer; for an id in a body it must become a 400."""
+    """There is no such object for this owner.
+
+    This is the answer for an id in a path. For an id in a body, the caller must raise a 400 instead.
+    """
 
     def __init__(self, kind: str, object_id: str) -> None:
         """``kind`` is the noun that begins the message: ``Response``, ``Conversation`` or ``Item``."""
@@ -50,7 +53,7 @@ class Deleted(Missing):
 
 
 class NotChainable(BadRequest):
-    """The response has a status in which it cannot be continued."""
+    """The response's status does not permit continuing it."""
 
     def __init__(self, response_id: str, response_status: str) -> None:
         super().__init__(
@@ -62,13 +65,13 @@ class NotChainable(BadRequest):
 
 
 class OverBound(TooLarge):
-    """More than the settings allow to be stored: nothing was written."""
+    """The object exceeds a maximum in the settings. Nothing was written."""
 
     unstored = "size"
 
 
 class OverQuota(APIError):
-    """The owner has stored as much as it may: nothing was written."""
+    """The owner's quota of stored bytes is used up. Nothing was written."""
 
     status = 429
     type = "insufficient_quota"
@@ -80,25 +83,28 @@ class OverQuota(APIError):
             f"You have reached your quota of {maximum} bytes of stored responses and conversations. Delete some, wait until "
             "they expire, or set 'store' to false."
         )
-        # The official clients would ask again at once, which does not help.
+        # Otherwise the official clients would retry at once, which does not help.
         super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class StateUnavailable(Unavailable):
-    """Redis cannot serve this now. Nothing is half-written, but the write may have happened: every script is idempotent."""
+    """Redis cannot serve this now.
+
+    A write may have happened, but never in part. It can be repeated, because every script is idempotent.
+    """
 
     default_code = "state_unavailable"
     unstored = "redis_unavailable"
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
-        """``passing``: it may be over in a moment (a restart, a failover), so a commit should be retried."""
+        """``passing``: the cause may be temporary (a restart, a failover), so a commit should be retried."""
         super().__init__(f"The state store is unavailable: {reason}.")
         self.reason = reason
         self.passing = passing
 
 
 class StateFull(StateUnavailable):
-    """Redis has no memory left, or keeps the rest for what is stored already."""
+    """Redis has no memory left, or only a reserve for responses in progress and deletes."""
 
     unstored = "redis_full"
 
@@ -114,7 +120,7 @@ class NewerRecord(StateUnavailable):
 
 
 class Damaged(StateUnavailable):
-    """A key has the wrong type, or a value that this server has not written. It concerns this object alone."""
+    """A key has the wrong type, or a value that this server did not write. No other object is affected."""
 
     status = 500
     default_code = "state_damaged"
@@ -123,7 +129,7 @@ class Damaged(StateUnavailable):
     def __init__(self, kind: str) -> None:
         """``kind``: what the key holds, such as ``event log``."""
         super().__init__(f"the stored {kind} is damaged")
-        self.headers.clear()  # it will not pass: no Retry-After
+        self.headers.clear()  # the damage is permanent: no Retry-After
 
 
 class Fenced(Exception):

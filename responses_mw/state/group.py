@@ -1,12 +1,12 @@
 """An embedded Valkey that the processes of one server share: workers of uvicorn and gunicorn, API servers of vLLM.
 
-Their parent's process id names a directory in the system's temporary directory. It holds
+The directory `rmw-<user id>-<parent's process id>` in the system's temporary directory contains
 
-- `users`: every process has a shared lock on it until it ends;
-- `start`: the lock of the process that starts Valkey;
-- `keeper`: locked while Valkey runs. `keeper.py` starts Valkey, waits until the parent has ended and `users` is not locked any
-  more, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, however that ends;
-- `secret`: a random secret for `Sealer`, because one process must open what another has sealed.
+- `users`: each process holds a shared lock on it until it ends;
+- `start`: locked by a process while it starts Valkey;
+- `keeper`: locked while Valkey runs. `keeper.py` starts Valkey, waits until the parent has ended and `users` is no longer
+  locked, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, however that ends;
+- `secret`: a random secret for `Sealer`, because each process must be able to open what another sealed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INTERVAL = 0.02
 
 @asynccontextmanager
 async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Yield a client of the server of the group, which the first of its processes starts. Raises EmbeddedFailed."""
+    """Yield a client of the group's Valkey, which the first process of the group starts. Raises EmbeddedFailed."""
     with ExitStack() as stack:
         folder = await _join(group, stack)
         async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
@@ -54,7 +54,7 @@ async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> Asy
 
 
 async def _join(group: int, stack: ExitStack) -> Path:
-    """Create the directory of the group, and hold the lock of its users. The last user's keeper may just be removing it."""
+    """Create the group's directory and hold a shared lock on `users`. Retry if a keeper removes the directory meanwhile."""
     folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{group}"
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -69,7 +69,7 @@ async def _join(group: int, stack: ExitStack) -> Path:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise EmbeddedFailed if another user of the machine may have made the directory."""
+    """Raise EmbeddedFailed unless `folder` is a directory that only this user can access."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise EmbeddedFailed(f"{folder} is not a directory that only this user can access: remove it, or set redis.url.")
@@ -115,7 +115,7 @@ async def _ready(client: Client, folder: Path) -> None:
 
 
 def _secret(folder: Path) -> str:
-    """Return the secret of the group. Only the holder of the lock `start` calls this."""
+    """Return the group's secret. The caller must hold the lock `start`."""
     path = folder / "secret"
     if not path.exists():
         path.write_text(secrets.token_hex(32))

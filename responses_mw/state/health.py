@@ -1,4 +1,4 @@
-"""Checks of whether a Redis is fit to hold state, and how full it is."""
+"""Check whether a Redis is suitable for state, and how full it is."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
-"""Part of maxmemory above which no new responses are stored. The rest is for those that are being made, and for deletes."""
+"""Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress, and for deletes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a Redis reports about itself; for a cluster, its worst primary. Sizes are in bytes.
+    """What a Redis reports about itself. Sizes are in bytes; in a cluster, they describe the fullest primary.
 
     ``max_memory`` 0 means no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
-    ``fault`` is a warning too: why new responses are not stored now; empty if they are.
+    ``fault`` is one of the warnings: why new responses are not stored now. It is empty if they are stored.
     """
 
     server: str
@@ -65,7 +65,10 @@ async def check(client: Client) -> Health:
 
 
 class Memory:
-    """Whether memory is nearly full, queried at most once in ``every`` seconds. Logs it once a minute, and when it is over."""
+    """A check of whether memory is nearly full, which queries Redis at most once in ``every`` seconds.
+
+    It logs a warning at most once a minute, and when there is free memory again.
+    """
 
     def __init__(self, client: Client, *, every: float = 5.0) -> None:
         self._client = client
@@ -78,13 +81,13 @@ class Memory:
         """Return whether new responses should not be stored. Raises StateUnavailable if a due query fails."""
         now = time.monotonic()
         if now - self._asked >= self._every:
-            self._asked = now  # before the wait: concurrent requests use the last answer
+            self._asked = now  # before the query: concurrent requests use the last answer
             self._note(_fullness(_fullest(await _info(self._client))))
         return bool(self._fault)
 
     def _note(self, fault: str) -> None:
         if self._fault and not fault:
-            logger.info("Redis has memory again: new responses are stored")
+            logger.info("Redis has free memory again: new responses are stored")
             self._warnings.reset()
         if fault and self._warnings.is_due():
             logger.warning("%s", fault)
@@ -92,7 +95,7 @@ class Memory:
 
 
 async def _info(client: Client) -> list[dict[str, Any]]:
-    """INFO of the server, or of every primary of the cluster; empty where it is not permitted, and for fakeredis."""
+    """Return INFO of the server, or of every primary of the cluster; empty if INFO is not permitted, and for fakeredis."""
     try:
         redis: Any = client.redis
         if client.is_cluster:
@@ -106,7 +109,7 @@ async def _info(client: Client) -> list[dict[str, Any]]:
 
 
 def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the node that uses most of its memory, and report how much."""
+    """Return the node that uses the largest fraction of its memory, and set the memory metrics."""
     node = max(nodes, key=_fill)
     REDIS_MEMORY_USED.set(int(node.get("used_memory", 0)))
     REDIS_MEMORY_MAX.set(int(node.get("maxmemory", 0)))
@@ -114,7 +117,7 @@ def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _fullness(node: dict[str, Any]) -> str:
-    """Return that the node is nearly full, as a sentence; empty if it is not."""
+    """Return a sentence about a node that is nearly full; empty for any other node."""
     if _fill(node) <= NEARLY_FULL:
         return ""
     sizes = f"{int(node['used_memory']) >> 20} of {int(node['maxmemory']) >> 20} MiB"
@@ -147,7 +150,7 @@ def _warnings(node: dict[str, Any]) -> list[str]:
 
 def _errors(node: dict[str, Any], client: Client) -> list[str]:
     errors = []
-    # Valkey gives the version of Redis that it is compatible with.
+    # Valkey reports the version of Redis that it is compatible with.
     if node and tuple(int(part) for part in str(node["redis_version"]).split(".")[:2]) < OLDEST:
         errors.append(f"{_server(node)} is too old: 7.0 or later is needed.")
     if node.get("role") == "slave":

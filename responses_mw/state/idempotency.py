@@ -1,9 +1,9 @@
-"""Idempotency keys: which request of an owner a key belongs to, and which response that request made.
+"""Idempotency keys: for each key of an owner, the request that it belongs to and the response to that request.
 
     rmw:{i<hash>}:key   hash: ``request`` (its hash), ``token`` of the reservation, ``response`` (its id), ``done``
 
-The name has a hash of the owner and the key. While its request runs, a reservation has a lease, so that a lost replica blocks
-the key for seconds only; once the response exists, it is kept for a day.
+The name contains a hash of the owner and the key. While its request runs, a reservation has a lease, so a lost replica blocks
+the key for at most 30 seconds. Once the response exists, the reservation is kept for a day.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["IdempotencyKeys", "Reservation", "Reserved"]
 
 _RESERVE, _UPDATE = script("idempotency_reserve"), script("idempotency_update")
 
-# Seconds for which a response belongs to its key.
+# Seconds for which a key is kept: once its response exists, and while its request runs.
 KEPT = 24 * 60 * 60
 LEASE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What reserving a key has found.
+    """The result of reserving a key.
 
-    ``verdict``: ``reserved`` (run the request), ``running`` (another request with the key runs), ``done`` (it has made the
-    response) or ``different`` (the key belongs to a request with another body).
+    ``verdict`` is ``reserved`` (run the request), ``running`` (another request with the key is running), ``done`` (another
+    request created the response) or ``different`` (the key belongs to a request with a different body).
     """
 
     verdict: str
@@ -40,7 +40,7 @@ class Reserved:
 
 
 class Reservation:
-    """The claim of one request to a key. Every method raises StateUnavailable."""
+    """One request's claim to a key. Every method raises StateUnavailable."""
 
     def __init__(self, client: Client, name: str, request_hash: str) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class Reservation:
         self._token = random_part()
 
     async def reserve(self) -> Reserved:
-        """Reserve the key for ``LEASE`` seconds unless another request has it. May be repeated."""
+        """Reserve the key for ``LEASE`` seconds unless another request has it. Repeating this is safe."""
         args: list[str | bytes | int] = [self._request_hash, self._token, int(LEASE * 1000)]
         verdict, *rest = await self._client.script(_RESERVE, [self._name], args)
         response_id = rest[0].decode() if rest and rest[0] is not None else None
@@ -60,15 +60,15 @@ class Reservation:
         await self._update(LEASE)
 
     async def name(self, response_id: str) -> None:
-        """Record the id of the response that is about to be made."""
+        """Record the id of the response that is about to be created, and extend the lease."""
         await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
-        """Keep the response for the key."""
+        """Record that the response exists, and keep the key for ``KEPT`` seconds."""
         await self._update(KEPT, response_id, done="1")
 
     async def release(self) -> None:
-        """Free the key."""
+        """Release the key for other requests."""
         await self._update(0)
 
     async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> None:
@@ -76,12 +76,12 @@ class Reservation:
 
 
 class IdempotencyKeys:
-    """The keys of all owners."""
+    """The idempotency keys of all owners."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def reservation(self, owner: str, key: str, request: bytes) -> Reservation:
-        """Make the claim of a request, given as the bytes by which it is compared. Nothing is reserved yet."""
+        """Return the claim of a request. Requests are compared by the bytes ``request``. This does not reserve the key."""
         name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
         return Reservation(self._client, f"rmw:{{i{name}}}:key", sha256(request).hexdigest())

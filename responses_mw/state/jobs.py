@@ -27,18 +27,18 @@ __all__ = ["Jobs", "announced"]
 _CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
 _APPEND, _COMPRESS, _PUBLISH = script("log_append"), script("log_compress"), script("publish")
 MAX_ATTEMPTS = 3
-"""Maximum attempts for a job whose workers are lost before its first output: the request itself may be what kills them."""
-# Batches of a log that are read at a time.
+"""Maximum attempts for a job whose workers are lost before its first output: the request itself may crash them."""
+# Maximum number of batches of a log that are read at a time.
 PAGE = 100
-# The same when a whole log is read to be compressed, or is read in its compressed form.
+# The same for a compressed log, and for a log that is read to compress it.
 COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
-# Bytes of events that are compressed together: a reader holds a page of them.
+# Bytes of events after which a compressed chunk ends. A reader holds a page of chunks in memory.
 CHUNK = 64 * 1024
-# Logs with less stay as they are, and those that have more when compressed.
+# Only logs of at least ``COMPRESS_FROM`` bytes are compressed, and only if the result has at most ``COMPRESS_TO``.
 COMPRESS_FROM, COMPRESS_TO = 4096, 32 * 1024 * 1024
-# Seconds for which the plain form of a compressed log stays.
+# Seconds for which the plain form of a compressed log is kept.
 PLAIN_SECONDS = 60
-# Logs that one call of the script appends to.
+# Maximum number of logs that one call of the script appends to.
 TOGETHER = 200
 
 # The answer of the script for a record or log that is damaged.
@@ -49,14 +49,14 @@ Call = tuple[list[str], Args]
 
 
 class Jobs:
-    """The records and logs of background responses. Each step names the holder's token; earlier holders are fenced.
+    """The records and logs of background responses. Each write names its holder's token; earlier holders are fenced.
 
     Every method raises StateUnavailable.
     """
 
     def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
-        """``ttl_seconds``: how long a job may wait and run, at least a day. ``patience``: seconds for which creating one is
-        retried."""
+        """``ttl_seconds``: maximum time for which a job may wait and run, at least a day. ``patience``: seconds for which
+        creating a job is retried."""
         self._client = client
         self._quota = quota
         self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
@@ -68,14 +68,14 @@ class Jobs:
     ) -> None:
         """Write the record of a new response.
 
-        Its ``document`` (queued), the request ``body`` without its input ``items``, the encrypted ``credential``, and the
-        ``start`` of the log. Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
+        It consists of the queued ``document``, the request ``body`` without its input ``items``, the encrypted ``credential``,
+        and the first batch of the log (``start``). Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
         """
         address = _address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size, most = len(head) + len(job), self._bounds.response_bytes
         if size > most:
-            raise OverBound(f"The response has {size} bytes before it begins; at most {most} are stored.")
+            raise OverBound(f"The request takes {size} bytes to store; the maximum is {most}.")
         keys = [address.record, address.tombstone]
         packed = await by_size(len(job), pack, job)
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
@@ -86,7 +86,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Count the ``size`` that the log of a running job has grown to as stored by its owner. Raises OverQuota."""
+        """Count the log of a running job, which has grown to ``size`` bytes, in its owner's quota. Raises OverQuota."""
         await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
 
     async def take(
@@ -94,7 +94,8 @@ class Jobs:
     ) -> Taken:
         """Give the job to a new holder for ``lease`` seconds.
 
-        ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it whoever holds it. Raises NewerRecord.
+        ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it, regardless of the holder. With an ``owner``, jobs of
+        other owners are ``missing``. Raises NewerRecord.
         """
         address, token = response_address(response_id), random_part()
         if address is None:  # a foreign value in the queue
@@ -130,30 +131,33 @@ class Jobs:
         return Taken(verdict, job, worker=(before or b"").decode())
 
     async def renew(self, holds: Sequence[tuple[str, str]], lease: float) -> list[bool]:
-        """Renew the leases of jobs (response id and token); False for one that another worker holds now, or that is damaged."""
+        """Renew the leases of jobs (response id and token). Return for each whether it was renewed.
+
+        A lease is not renewed if another worker holds the job, or if the job has ended or is damaged.
+        """
         calls: list[Call] = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Hand the job back as if it had not been taken."""
+        """Release the job as if it had not been taken."""
         await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
 
     async def abandon(self, response_id: str) -> None:
-        """Delete the credential of a job whose record is damaged, so that nobody can run or end it."""
+        """Delete the credential of a job that can be neither run nor ended, because its record is damaged."""
         await self._client.command("DEL", _address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
-        """Hand the job back after an ``error`` of the upstream; False if another worker holds it now.
+        """Release the job after an ``error`` of the upstream. Return False if another worker holds it now.
 
-        For ``seconds`` from the first error on it can be taken again; then it has ``failed``. ``is_attempt``: count this as one
-        of the job's attempts.
+        The job can be taken again until ``seconds`` after the first error; then it has ``failed``. ``is_attempt``: count this
+        as one of the job's attempts.
         """
         args: Args = [job.token, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [_address(job.response_id).record], args)
         return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
-        """Ask a worker to look after one of its jobs at once."""
+        """Tell a worker to check one of its jobs at once."""
         await self._client.script(_PUBLISH, [stop_channel(worker)], [response_id])
 
     # -- the log -----------------------------------------------------------------------------------------------------
@@ -161,10 +165,10 @@ class Jobs:
     async def append(self, batches: Sequence[tuple[str, str, Batch]], lease: float) -> list[bool]:
         """Append to the logs of several jobs (response id, token, batch), and renew their leases. A repeat changes nothing.
 
-        False for a job that another worker holds now, whose log does not continue with that number (Redis lost a part), or
-        whose record or log is damaged.
+        Return for each whether its batch is in the log. It is not if another worker holds the job, if the job has ended, if the
+        batch does not continue the log (Redis lost a part), or if the record or log is damaged.
         """
-        # One call for all costs a third of one call each; in a cluster each log has its own slot.
+        # One call for all logs costs a third of one call for each. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
         answers: list[int] = []
@@ -176,10 +180,10 @@ class Jobs:
         return [answer == 1 for answer in answers]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
-        """Read on in several logs: for each (response id, number) the batches that end after that number.
+        """Return the next batches of several logs: for each (response id, number), the batches that end after that event.
 
-        The first may begin before it. The list is empty at the end of the log, and if the log has expired. In place of the
-        batches of a log that is damaged, there is the error.
+        The first batch may begin before it. A list is empty at the end of the log, and if the log has expired. For a damaged
+        log, there is an error in place of the list.
         """
         commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
@@ -192,7 +196,7 @@ class Jobs:
             return self._client.damage(_address(job).log, "an entry is not a batch of events")
 
     async def compress(self, response_id: str) -> bool:
-        """Rewrite the log of a response that has ended, in a twentieth of its memory; False if it stays as it is."""
+        """Compress the log of a response that has ended to a twentieth of its memory. Return False if it is not compressed."""
         chunks: list[tuple[int, bytes]] = []
         number, size, is_final = -1, 0, False
         while not is_final:
@@ -218,7 +222,7 @@ class Jobs:
         return batches
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Read on in the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
+        """Return the next batches of the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
         log = _address(response_id).compressed_log
         entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", COMPRESSED_PAGE)
         try:
@@ -228,7 +232,7 @@ class Jobs:
             raise self._client.damage(log, "an entry is not a compressed batch of events") from None
 
     async def end(self, response_id: str) -> int | None:
-        """The number of the last event if the response has ended, else None. Raises Missing if there is no such response."""
+        """Return the number of the last event; None if the response has not ended. Raises Missing if it does not exist."""
         job, number = await self._client.command("HMGET", _address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
@@ -261,12 +265,12 @@ def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
 
 
 def _continues(batches: Sequence[Batch], number: int) -> bool:
-    """Whether there are batches, which continue a log after event ``number`` without a hole."""
+    """Return whether there are batches that continue a log after event ``number`` without a gap."""
     return bool(batches) and sum(batch.last + 1 - batch.first for batch in batches) == batches[-1].last - number
 
 
 def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
-    """Join and compress events. Return the number of the last one and the compressed form of each chunk."""
+    """Join and compress events. Return for each chunk the number of its last event and its compressed form."""
     chunks, parts, size = [], [], 0
     for batch in batches:
         parts.append(batch.data)
@@ -278,12 +282,12 @@ def _chunks(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
 
 
 def _stem(response_id: str) -> str:
-    """The part that the ids of a response and of its items have in common."""
+    """Return the part that the ids of a response and of its items have in common."""
     return response_id.removeprefix("resp_")
 
 
 def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]], stem: str) -> list[Batch]:
-    """Return the batches in entries of a log: as they are (``b``), or compressed (``p``)."""
+    """Return the batches in entries of a log, which are plain (``b``) or compressed (``p``)."""
     batches = []
     for entry_id, fields in entries:
         last = int(entry_id.partition(b"-")[0]) - 1

@@ -1,7 +1,7 @@
 """Keep a Valkey process running until a server has ended: its first process, and all workers, which lock the file `users`.
 
-This is a script of its own, which imports only the standard library. It detaches itself from the process that started it, which
-may end before the others of its group.
+This is also run as a script, so it imports only the standard library. The script detaches itself from the process that started
+it, which may end before the other processes of its group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 class DieWithParent:
-    """Called in the child: ask the kernel to kill it when the thread that started it ends, also by kill -9."""
+    """A call in a child process that makes the kernel kill it when the thread that started it ends, even by ``kill -9``."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl
@@ -31,7 +31,7 @@ class DieWithParent:
 
     def __call__(self) -> None:
         self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._parent:  # it ended before that call
+        if os.getppid() != self._parent:  # the parent ended before that call
             os._exit(1)
 
 
@@ -53,7 +53,7 @@ def _raise_ended(*_: object) -> None:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Wait until a process that is no child of this one has ended."""
+    """Wait until a process that is not a child of this one has ended."""
     with suppress(ProcessLookupError):
         if sys.platform == "linux":
             poll = select.poll()
@@ -67,11 +67,11 @@ def _wait_for_end(pid: int) -> None:
 
 def main(server: int, folder: Path, command: list[str]) -> None:
     with (folder / "keeper").open("w") as running, (folder / "users").open() as users:
-        fcntl.flock(running, fcntl.LOCK_EX)  # the fork inherits it
+        fcntl.flock(running, fcntl.LOCK_EX)  # the forked process inherits the lock
         if os.fork():
             os._exit(0)
         os.setsid()
-        # The lock on redis.data_dir, if there is one, is a descriptor that Valkey inherits.
+        # Valkey inherits the descriptor that holds the lock on redis.data_dir, if there is one.
         process = subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
             command,
             close_fds=False,

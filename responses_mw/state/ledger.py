@@ -1,11 +1,11 @@
 """Usage of each owner by day (UTC), added up over all replicas.
 
-    rmw:{usage}:<YYYY-MM-DD>    hash: of each owner its responses, and input, cached and output tokens; for ``DAYS`` days
-    rmw:{usage}:batch:<random>  string: this batch was added, so that its repetition changes nothing; for an hour
+    rmw:{usage}:<YYYY-MM-DD>    hash: each owner's responses, and input, cached and output tokens; for ``DAYS`` days
+    rmw:{usage}:batch:<random>  string: set if the batch was added, so that a repeat changes nothing; for an hour
 
 1. Requests do not wait: each process counts in memory, and adds its counts every ``INTERVAL`` seconds and when it stops.
-2. What a killed process has not added is lost.
-3. A day has at most ``MAX_OWNERS`` owners. Those beyond share ``_OTHER``.
+2. A killed process loses the counts that it has not added.
+3. A day has at most ``MAX_OWNERS`` owners. Further owners are counted together as ``_OTHER``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 DAYS = 35
 INTERVAL = 10.0
 BATCH = 500
-"""Maximum number of owners that one script adds up: it holds up Redis for some milliseconds."""
+"""Maximum number of owners in one call of the script, which blocks Redis for a few milliseconds."""
 _ADD = script("usage_add")
 
 
@@ -46,7 +46,7 @@ class Ledger:
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
-        """Add up what this process counts until the context exits."""
+        """Record the usage that this process counts until the context exits."""
         task = asyncio.create_task(self._record())
         try:
             yield
@@ -62,8 +62,8 @@ class Ledger:
             try:
                 await self.flush()
                 is_late = False
-            except StateUnavailable as error:  # the batch is repeated
-                logger.log(logging.DEBUG if is_late else logging.WARNING, "usage is recorded later: %s", error.message)
+            except StateUnavailable as error:  # the next flush repeats the batch
+                logger.log(logging.DEBUG if is_late else logging.WARNING, "usage will be recorded later: %s", error.message)
                 is_late = True
 
     async def _record_last(self) -> None:
@@ -73,7 +73,7 @@ class Ledger:
             logger.warning("the usage of %d owners is lost: %s", len(self._batch), error.message)
 
     async def flush(self) -> None:
-        """Add up what was counted since the last call. Raises StateUnavailable; the next call repeats the batch."""
+        """Record what was counted since the last call. Raises StateUnavailable; the next call repeats the batch."""
         if self._batch:
             await self._add()
         while batch := USAGE.take(BATCH):
@@ -89,7 +89,7 @@ class Ledger:
         self._batch = {}
 
     async def read(self, day: date) -> dict[str, OwnerUsage]:
-        """Return the usage of each owner on a day. Raises StateUnavailable, also for a damaged record."""
+        """Return the usage of each owner on a day. Raises StateUnavailable, including for a damaged record."""
         stored: dict[bytes, bytes] = await self._client.command("HGETALL", _key(day))
         try:
             return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}

@@ -1,6 +1,6 @@
-"""Messages between processes over sharded channels, the same in every topology.
+"""Messages between processes over sharded channels, in every topology.
 
-A message is only a hint and may be lost: its subject is stored elsewhere, and receivers also look there from time to time.
+A message is only a hint and may be lost: what it announces is stored elsewhere, and receivers also check there periodically.
 A process subscribes to a channel once, however many receivers it has.
 """
 
@@ -84,7 +84,7 @@ class PubSub:
 
 
 class _Subscriber:
-    """The subscriptions to one node: a task with a connection, which it opens anew when it breaks."""
+    """The subscriptions to one node: a task with a connection, which it reopens when it breaks."""
 
     def __init__(self, pubsub: PubSub, client: Client, node: str) -> None:
         self._pubsub = pubsub
@@ -92,7 +92,7 @@ class _Subscriber:
         self._node = node
         self._channels: set[bytes] = set()
         self._wanted = asyncio.Event()
-        # What is to be sent: a channel, and whether to subscribe to it.
+        # Changes to send: a channel, and whether to subscribe to it or unsubscribe.
         self._changes: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
@@ -129,8 +129,8 @@ class _Subscriber:
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _hand_over(self) -> None:
-        """Leave the channels that another node serves now to its subscriber."""
-        with suppress(StateUnavailable):  # what is known already will do
+        """Move the channels that another node serves now to that node's subscriber."""
+        with suppress(StateUnavailable):  # use the nodes that are known
             await self._client.locate(self._channels)
         for channel in list(self._channels):
             subscriber = self._pubsub.subscriber(channel)
@@ -177,7 +177,7 @@ class _Subscriber:
 async def _connected(redis: Redis) -> AsyncIterator[Any]:
     """Open a connection for subscriptions, and close it together with the client.
 
-    A cancellation waits for the end of connecting, however often it comes: redis-py would leave a half-made connection open.
+    A cancellation, even a repeated one, waits until connecting has ended: redis-py would leave a half-open connection.
     """
     connection: Any = redis.pubsub()
     connecting = asyncio.create_task(_connect(connection))
@@ -200,7 +200,7 @@ async def _connect(connection: Any) -> None:
 
 
 async def _next_message(connection: Any) -> dict[str, Any]:
-    """Return the next message; raises TimeoutError when the server does not answer a ping either."""
+    """Return the next message. Raises TimeoutError if the server sends nothing and does not answer a ping."""
     message = await connection.get_message(timeout=SILENCE)
     if message is None:
         await connection.ping()

@@ -1,4 +1,4 @@
-"""The queue of background responses. It is a hint: the truth about a job is in its record."""
+"""The queue of background responses. It is only a hint: a job's record is authoritative."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Queue:
         self.partitions = [Partition(number) for number in range(partitions)]
 
     async def reserve(self, job: str, owner: str, seconds: float) -> None:
-        """Enter a job before its record is written. A claimer checks it if it is not ready in ``seconds``."""
+        """Add a job before its record is written. If it is not ready within ``seconds``, a worker claims and checks it."""
         await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
 
     async def ready(self, job: str, *, first: bool = False) -> None:
-        """Make the job wait for a worker; ``first``: ahead of all others.
+        """Put the job in the queue; with ``first``, ahead of all others.
 
-        In a damaged partition, it comes back when its lease ends.
+        If the partition is damaged, do nothing: the job becomes available again when its lease expires.
         """
         with suppress(Damaged):
             await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
@@ -58,15 +58,15 @@ class Queue:
     async def restore(self, job: str, owner: str) -> bool:
         """Queue a job again if a failover, or a change of ``partitions``, lost it; return whether it was lost.
 
-        For a job that is waiting according to its record; if it has ended meanwhile, its claimer drops it.
+        Call this for a job whose record says that it is waiting. If it has ended since, the worker that claims it drops it.
         """
         entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
         return entered == 1
 
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
-        """Lease a job for ``lease`` seconds; None if there is none.
+        """Lease a job for ``lease`` seconds and return it; None if there is none.
 
-        With ``sweep``, prefer a job whose lease has expired; otherwise (if ``fresh``) take the next in turn.
+        With ``sweep``, prefer a job whose lease has expired. With ``fresh``, otherwise take the next job in turn.
         """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
@@ -81,9 +81,9 @@ class Queue:
         await self._client.scripts(_RENEW, calls, contained=True)
 
     async def drop(self, job: str) -> None:
-        """Remove a job that has ended, also from its owner's usage.
+        """Remove a job that has ended, and release it from its owner's usage.
 
-        In a damaged partition, it stays where it is, and is removed when it is claimed.
+        If the partition is damaged, do nothing: the worker that claims the job next removes it.
         """
         owner: bytes | None = None
         with suppress(Damaged):
@@ -92,7 +92,7 @@ class Queue:
             await self._usage.leave("background", owner.decode(), job)
 
     async def backlog(self) -> Backlog:
-        """What waits in all partitions together, without those that are damaged."""
+        """Return the backlog of all partitions together, without damaged ones."""
         asked: list[Call] = [([partition.ready], []) for partition in self.partitions]
         told = await self._client.scripts(_DEPTH, asked, contained=True)
         replies = [reply for reply in told if not isinstance(reply, Damaged)]

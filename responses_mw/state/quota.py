@@ -6,9 +6,9 @@
 1. Objects and account are in different slots of a cluster, so no script can change both. Each script that writes an object
    reports its size afterwards, and the account is set to that size. A repeated report changes nothing.
 2. The size of an object is reserved before it is written. If its report is lost, the reservation stays until it expires.
-3. A request is admitted by the quota when it arrives. Its response may exceed the quota by a tenth, so that few finished
-   responses are not stored for lack of a few bytes. Concurrent requests share that tenth.
-4. Sizes are those of JSON before compression, like all limits of the state, with an overhead for each object.
+3. A request is admitted by the quota when it arrives. Its response may exceed the quota by a tenth, so that finished
+   responses are rarely lost over a few bytes. Concurrent requests share that tenth.
+4. Sizes are measured as JSON before compression, like all limits of the state, plus an overhead for each object.
 5. If the account is unavailable, everything is admitted and a metric counts it.
 """
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 _ACCOUNT = script("account")
 
 Report: TypeAlias = "list[bytes | int]"
-"""Time of the report (us), then name, bytes and time to live (ms) of each object: ``report`` in ``lua/lib.lua`` makes it."""
+"""Time of the report (us), then name, bytes and time to live (ms) of each object, as made by ``report`` in ``lua/lib.lua``."""
 
 # Upper bound of the overhead that the scripts count for a response (lua/lib.lua).
 OVERHEAD = 2560
-# Minimum number of bytes by which the JSON of a response exceeds that of its request.
+# Minimum number of bytes by which a response's JSON exceeds its request's.
 DOCUMENT = 1024
 # Time to live of a reservation that no report replaces, in milliseconds.
 UNSETTLED = 3_600_000
@@ -47,7 +47,7 @@ UNSETTLED = 3_600_000
 
 class Quota:
     def __init__(self, client: Client, *, owner_bytes: int = 0) -> None:
-        """``owner_bytes`` is the maximum that an owner may have stored; 0 disables the quota and the account."""
+        """``owner_bytes`` is the maximum number of bytes that an owner may store; 0 disables the quota and the account."""
         self._client = client
         self._maximum = owner_bytes
         self._final_maximum = owner_bytes + owner_bytes // 10
@@ -65,10 +65,10 @@ class Quota:
     async def reserved(
         self, owner: str, tag: str, name: str, size: int | None, *, ttl: int = UNSETTLED, admitted: bool = False
     ) -> AsyncIterator[Report]:
-        """Reserve ``size`` bytes for an object that the body writes, and settle with the report that the body fills.
+        """Reserve ``size`` bytes for an object that the body writes, and settle the report that the body fills.
 
-        ``ttl`` is in milliseconds. With a ``size`` of None, nothing is reserved or refused. ``admitted``: the request
-        has passed ``check``. An empty report means that nothing was written. Raises OverQuota.
+        ``ttl`` is the reservation's time to live in milliseconds. If ``size`` is None, nothing is reserved or refused.
+        ``admitted``: the request has passed ``check``. An empty report means that nothing was written. Raises OverQuota.
         """
         report: Report = []
         if not self.is_set:
@@ -83,7 +83,7 @@ class Quota:
         await self.settle(owner, tag, report)
 
     async def settle(self, owner: str, tag: str, report: Sequence[bytes | int]) -> None:
-        """Enter a script's report about objects with ``tag``."""
+        """Update the owner's account from a script's report. ``tag`` is prepended to the object names in it."""
         if not self.is_set or not report:
             return
         when, *values = report
@@ -94,12 +94,15 @@ class Quota:
         await self._charge(owner, entries, when=int(when))
 
     async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
-        """Count the event log of a running background response, which has grown to ``size``. Raises OverQuota."""
+        """Count the event log of a running background response, which has grown to ``size`` bytes.
+
+        ``ttl`` is in milliseconds. Raises OverQuota.
+        """
         if self.is_set:
             await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
 
     async def _charge(self, owner: str, entries: Sequence[str | bytes | int] = (), *, when: int = 0, maximum: int = 0) -> int:
-        """Enter objects and return the owner's stored bytes. Raises OverQuota beyond ``maximum`` (0: no limit)."""
+        """Update objects and return the owner's stored bytes. Raises OverQuota if they exceed ``maximum`` (0: no limit)."""
         keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
         try:
             fits, used = await self._client.script(_ACCOUNT, keys, [maximum, when, *entries])

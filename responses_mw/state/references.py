@@ -1,7 +1,7 @@
-"""Resolves ``item_reference`` items by their ids, in batches that do not block Redis or the event loop.
+"""Resolve ``item_reference`` items by their ids, in batches that do not block Redis or the event loop.
 
-An item's id contains the response that made it and the tag of its conversation. A response's turn is always read whole, so the
-bytes that are read are bounded, with the same limit as a chain.
+An item's id contains the random part of the response that made it, and the tag of its conversation. A response's turn is always
+read whole, so the bytes that are read have a maximum: the same as for a history.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RESOLVE = script("resolve")
 
 
 class _Call(NamedTuple):
-    """Look up items that a response made, or that are in the conversation with its tag."""
+    """A lookup of items that a response made, or that are in the conversation with its tag."""
 
     address: Address
     item_ids: Sequence[str]
@@ -40,7 +40,7 @@ class _Call(NamedTuple):
 
 
 async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
-    """Return the stored items by id.
+    """Return the stored items with these ids, by id.
 
     Raises Missing for an unknown item, and OverBound if more than ``max_bytes`` of JSON would have to be read.
     """
@@ -56,7 +56,7 @@ async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_by
             size = 0 if reply == b"bound" else _size(reply)
             left -= size
             if reply == b"bound" or left < 0:
-                raise OverBound(f"The items that are referred to are in turns of more than {max_bytes} bytes.", param="input")
+                raise OverBound(f"The referenced items are in turns of more than {max_bytes} bytes in total.", param="input")
             found |= await by_size(size, _items, call, reply, turns.setdefault(call.address, {}))
     return {item_id: found[item_id] for item_id in wanted}
 

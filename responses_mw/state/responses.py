@@ -32,7 +32,7 @@ __all__ = ["Responses"]
 logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
-# Maximum duration of a run whose response has been deleted.
+# Lifetime of the tombstone of a deleted response. A run that takes longer could store the response again.
 TOMBSTONE_SECONDS = 24 * 60 * 60
 # Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
@@ -41,7 +41,7 @@ _COMMIT, _GET, _DELETE = script("commit"), script("get"), script("delete")
 
 
 class Responses:
-    """The stored responses of all owners; each call sees those of the named owner only."""
+    """The stored responses of all owners. Each call can access only responses of its ``owner``."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Responses:
         bounds: Bounds,
         patience: float,
     ) -> None:
-        """``ttl_seconds``: how long a response is kept; ``log_ttl_seconds``: how long the log of a background response is kept
-        after its end; ``patience``: seconds for which a commit is retried."""
+        """``ttl_seconds``: lifetime of a response. ``log_ttl_seconds``: lifetime of a background response's log after its end.
+        ``patience``: seconds for which a commit is retried."""
         self._client = client
         self._conversations = conversations
         self._quota = quota
@@ -109,8 +109,8 @@ class Responses:
     ) -> Page:
         """Return a page of the items that the model was given for the response: its history, then its input.
 
-        Only items between those with the ids ``after`` and ``before``, in ``order``. Raises Missing, and BadRequest for an
-        ``after`` or ``before`` that is not in the list.
+        It has up to ``limit`` items between the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``). Raises
+        Missing, and BadRequest for an ``after`` or ``before`` that is not in the list.
         """
         address = _address(response_id)
         fields = await self._record(address, response_id, owner)
@@ -134,16 +134,17 @@ class Responses:
     ) -> None:
         """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
 
-        ``document`` is the whole response, its id of the chain's tag; ``items`` is its input, each with an id. ``token`` is
-        random and made once per run, so a repeated commit changes nothing.
-        ``last`` is the final batch of a background response, whose record must exist. A failed one is stored whatever its
-        size, and the quota does not apply to ``last``.
+        ``document`` is the whole response, whose id must contain the chain's tag. ``items`` is its input, each with an id.
+        ``token`` is random and made once per run, so a repeated commit changes nothing.
 
-        Raises OverBound, OverQuota, Deleted, Fenced, or StateUnavailable when the patience is over. Without ``last``, the
-        response is then not stored, or removed as soon as Redis answers.
+        ``last`` is the final batch of a background response, whose record must exist. The quota does not apply to a background
+        response. If it failed or was cancelled, it may have any size.
+
+        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without ``last``
+        is not stored, or is removed as soon as Redis answers.
         """
         address = _address(document["id"])
-        # The output is in the turn alone; None keeps its place.
+        # Only the turn contains the output; None keeps its place in the document.
         head = orjson.dumps({**document, "output": None})
         text = turn_text(list(items), document["output"])
         turn = address.random.encode() + await by_size(len(text), pack, text)
@@ -201,7 +202,7 @@ class Responses:
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """Return the stored items that ``item_reference`` items name, by id.
 
-        Raises Missing for an unknown item, and OverBound if their turns have more bytes than a chain may have.
+        Raises Missing for an unknown item, and OverBound if their turns have more bytes than a history may have.
         """
         return await references.resolve(self._client, item_ids, owner, max_bytes=self._bounds.chain_bytes)
 
@@ -216,7 +217,7 @@ class Responses:
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
-        """Return the input of a response that has not ended, without items that have been deleted since."""
+        """Return the history and input of a response that has not ended; only the input if the history was deleted."""
         stored = await self.get(response_id, owner)
         previous, conversation = stored.document["previous_response_id"], stored.document["conversation"]
         try:
@@ -255,11 +256,9 @@ class Responses:
         """Raise OverBound if the response, or the chain with it, exceeds a bound."""
         bounds = self._bounds
         if response_bytes > bounds.response_bytes:
-            raise OverBound(f"The response has {response_bytes} bytes; at most {bounds.response_bytes} are stored.")
+            raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {bounds.response_bytes}.")
         if chain.size + turn_bytes > bounds.chain_bytes or len(chain.items) + items > bounds.chain_items:
-            raise OverBound(
-                f"The chain has more than the {bounds.chain_bytes} bytes or {bounds.chain_items} items that are stored."
-            )
+            raise OverBound(f"The history exceeds the maximum of {bounds.chain_bytes} bytes or {bounds.chain_items} items.")
 
     async def _place(
         self, address: Address, facts: dict[str, Any], blobs: list[bytes], chain: Chain, items: Sequence[Item]
@@ -309,8 +308,8 @@ def _check_version(version: bytes) -> None:
 
 
 def _check_answer(answer: bytes) -> None:
-    """Raise the error that a script answered with, if it is one that several scripts have."""
+    """Raise the error for a script's ``answer``, if it is one that several scripts share."""
     if answer == b"newer":
         raise NewerRecord
     if answer == b"bound":
-        raise OverBound("The conversation has more bytes or items than are stored.")
+        raise OverBound("The conversation would exceed its maximum size or number of items.")

@@ -24,23 +24,23 @@ __all__ = ["TOMBSTONE_SECONDS", "Retractions", "Undo", "own_items"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a write may still be on its way to a Redis that answers again.
+# Seconds for which a write that was given up may still reach Redis.
 TOMBSTONE_SECONDS = 3600
-# Retractions kept while Redis is away. A further one drops the oldest.
+# Maximum number of writes to undo that are kept while Redis is unavailable. A further one replaces the oldest.
 MAX_PENDING = 10_000
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 
 
 class Undo(NamedTuple):
-    """How a write is undone."""
+    """How to undo a write."""
 
     script: Script
-    """Its ``keys`` are that of the object and the tombstone; it answers with a report."""
+    """Takes the object's key and the tombstone as ``keys``, and returns a report."""
     keys: list[str]
     args: list[str | bytes | int]
     owner: str
     reserved: str
-    """The name of the object for which bytes of the quota were reserved."""
+    """The name under which bytes of the quota were reserved for the object."""
 
 
 def own_items(item_ids: Iterable[str], random: str) -> list[str]:
@@ -58,17 +58,17 @@ class Retractions:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, address: Address, undo: Undo) -> None:
-        """Undo the write whose ids have the parts in ``address`` as soon as Redis answers."""
+        """Undo the write whose ids contain the parts of ``address`` as soon as Redis answers."""
         if len(self._pending) >= MAX_PENDING:
             lost = next(iter(self._pending))
             del self._pending[lost]
-            logger.warning("the write of %s%s was given up, but may be stored", lost.tag, lost.random)
+            logger.warning("the write of %s%s cannot be undone: it was given up, but may be stored", lost.tag, lost.random)
         self._pending[address] = undo
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Give the rest up."""
+        """Stop, and give up the remaining undos."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

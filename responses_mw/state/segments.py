@@ -1,10 +1,10 @@
-"""Reads the turns of a history, and keeps recently read ones in memory.
+"""Read the turns of a history, and keep recently read turns in memory.
 
 1. A segment is append-only, and only its end is ever trimmed. If its n-th turn still belongs to the same response, all turns
    before it are unchanged. Reading begins with the last known turn.
 2. The caller has just read the response's record, which proves that the chain exists and who owns it.
-3. Deleted text is never returned: the record is gone, or another response has its place in the segment. It leaves the memory
-   of the process that deleted it at once, and of others when the chain has not been read for some minutes.
+3. Deleted text is never returned: the record is gone, or another response has its place in the segment. The process that
+   deleted it removes it from memory at once, other processes once the chain has not been read for some minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Segments"]
 
+# Seconds without a read after which a conversation is removed from memory.
 FORGOTTEN_AFTER = 600.0
 # Memory overhead of a turn, in bytes.
 TURN_OVERHEAD = 2048
@@ -58,7 +59,7 @@ class Segments:
         known = self._recent.get(address.tag, _Known()).segments
         beginnings = [known.get(name, [])[:length] for name, length in ranges]
         found = await self._read(address, ranges, beginnings)
-        if found is None and any(beginnings):  # an end was cut off and replaced
+        if found is None and any(beginnings):  # the end of a segment was cut off and replaced
             self.forget(address.tag)
             found = await self._read(address, ranges, [[] for _ in ranges])
         if found is None:

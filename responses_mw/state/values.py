@@ -19,9 +19,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Upper bounds on what is stored, as JSON before compression. A conversation is bounded like a chain.
+    """Maximum sizes of stored objects, as JSON before compression. A conversation has the same maximums as a chain.
 
-    ``recent_bytes`` bounds what a process keeps in memory of the chains it has read; 0 keeps nothing.
+    ``recent_bytes`` is the maximum size of the chains that a process keeps in memory after reading them; 0 keeps none.
     """
 
     response_bytes: int = 32 * 1024 * 1024
@@ -47,7 +47,7 @@ class Pointer:
 
 
 class Turn(NamedTuple):
-    """The input and output of one response. ``owner`` is the random part of its id, ``size`` its JSON in bytes."""
+    """The input and output of one response. ``owner`` is the random part of its id, ``size`` the size of its JSON in bytes."""
 
     owner: str
     input: list[Item]
@@ -59,8 +59,8 @@ class Turn(NamedTuple):
 class Chain:
     """A history that a new response continues.
 
-    ``tag`` is for the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the ``parent``
-    to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes; the
+    ``tag`` is part of the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the
+    ``parent`` to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes; the
     ``conversation`` to append to, and the counter of its last item that was ``seen``.
     """
 
@@ -74,7 +74,7 @@ class Chain:
 
     @classmethod
     def new(cls) -> Chain:
-        """The empty history of a response without parent or conversation."""
+        """Return the empty history of a response without parent or conversation."""
         return cls(tag=new_tag(), items=[])
 
     @property
@@ -108,14 +108,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A background response, as held by the holder of ``token``.
+    """A background response that the caller holds with ``token``.
 
     ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
     if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
 
-    ``attempts`` is the number of workers that have begun it before. A job that was put back after an error of the upstream
-    has the number of ``retries``, the last ``error`` (code and message), and ``retry_seconds``, the time that is left for
-    more of them.
+    ``attempts`` is the number of earlier attempts. A job that was released after an error of the upstream has the number of
+    ``retries``, the last ``error`` (code and message), and ``retry_seconds``, the time left for further retries.
     """
 
     response_id: str
@@ -139,7 +138,7 @@ class Taken:
 
     run         the caller runs the job
     lost        its worker was lost after the first output, or too often: the caller writes its end
-    failed      the upstream was away for too long: the caller writes its end with the job's ``error``
+    failed      the upstream was unavailable for too long: the caller writes its end with the job's ``error``
     cancelled   the caller writes its end, as cancelled
     held        another worker holds it for ``left`` more seconds
     waiting     it waits for a worker
@@ -147,7 +146,7 @@ class Taken:
     missing     there is no such response (for this owner)
 
     The first four come with the ``job``, and the ``worker`` that held it before. ``unseen``: the owner of a waiting job whose
-    place in the queue has not been checked for long (see ``Queue.restore``).
+    place in the queue has not been checked recently (see ``Queue.restore``).
     """
 
     verdict: str
@@ -166,9 +165,9 @@ class Page:
 
 
 def page(items: Sequence[Item], *, after: str | None, before: str | None, limit: int, order: str) -> Page:
-    """Return ``limit`` items between those with the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``).
+    """Return up to ``limit`` items between the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``).
 
-    With ``before`` alone they are the last such items, otherwise the first. ``items`` are in ascending order. Raises BadRequest
+    With only ``before``, return the last such items, otherwise the first. ``items`` are in ascending order. Raises BadRequest
     for a cursor that is not among them.
     """
     listed = list(items) if order == "asc" else list(reversed(items))

@@ -109,7 +109,7 @@ async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
             USAGE.take()
             USAGE.count(owner, {"input_tokens": 3})
             async with state.ledger.recording(), asyncio.timeout(60):
-                while "usage is recorded later" not in caplog.text:
+                while "usage will be recorded later" not in caplog.text:
                     await asyncio.sleep(0.01)
                 client.delete(f"rmw:{{usage}}:{today}")
                 while owner not in await state.ledger.read(today):

@@ -314,7 +314,7 @@ async def test_an_answer_that_is_too_long_to_be_stored_fails(replica: Replica, u
     upstream.stream(text("x" * 30_000), finish())
     document = await ended(ours, (await create(ours))["id"])
     assert (document["status"], document["completed_at"]) == ("failed", None)
-    assert "at most 20000" in document["error"]["message"]
+    assert "the maximum is 20000" in document["error"]["message"]
     assert (await streamed(ours, document["id"]))[-1]["response"] == document
 
 

@@ -77,7 +77,7 @@ async def test_a_redis_that_is_not_there_is_unavailable_at_once() -> None:
         ("LOADING Redis is loading the dataset in memory", "it is loading its data"),
         ("READONLY You can't write against a read only replica.", "it is read-only"),
         ("OOM command not allowed when used memory > 'maxmemory'.", "its memory is full"),
-        ("NOPERM this user has no permissions", "our user may not do that there"),
+        ("NOPERM this user has no permissions", "our user lacks permission for a command"),
         ("WRONGPASS invalid username-password pair", "it refused our credentials"),
         ("CLUSTERDOWN The cluster is down", "the cluster is down"),
         ("MOVED 1234 127.0.0.1:1", "it is a cluster (use redis+cluster://)"),

@@ -1,6 +1,6 @@
--- Renews or ends a flight; does nothing if another request holds it.
+-- Renew or end a flight; do nothing if another request holds it.
 -- KEYS: generation
--- ARGV: id, token, action ('renew', 'release', or 'mark': nobody should wait for this answer), ms
+-- ARGV: id, token, action ('renew', 'release', or 'mark': nobody should wait for this answer), lease or lifetime of the mark in ms
 -- Returns whether the request held the flight
 
 local flight = prefix .. 'f:' .. ARGV[1]

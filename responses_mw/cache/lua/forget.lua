@@ -1,4 +1,4 @@
--- Removes the entry made from a response, and increments the removal counter so that replicas drop their copies.
+-- Remove the entry made from a response, and increment the removal counter so that replicas drop their copies.
 -- KEYS: generation
 -- ARGV: response id, ms for which the removal counter is kept
 -- Returns the number of removed entries

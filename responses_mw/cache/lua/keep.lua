@@ -1,4 +1,4 @@
--- Stores an answer, replacing the previous one, then evicts what exceeds the limits: the oldest entries of the partition, and the
+-- Store an answer, replacing the previous one, then evict what exceeds the limits: the oldest entries of the partition, and the
 -- entries of the shard that expire first.
 -- KEYS: generation
 -- ARGV: 1 facts as JSON, 2 record, 3 vector ('' for none)

@@ -1,7 +1,7 @@
 -- Shared by the scripts of the cache; prepended to each of them.
--- All keys of a script lie in one cluster slot, that of one shard of one owner. KEYS[1] is the shard's generation; the other keys
+-- All keys of a script belong to one shard of one owner, and are in one cluster slot. KEYS[1] is the shard's generation; the other keys
 -- share its prefix:
---   g                 generation: entries stored under another one are gone
+--   g                 generation: entries stored under another one do not exist any more
 --   b:<id>            body of an entry: generation, colon, record
 --   f:<id>            flight: token of the request that computes the answer, or '-' if the answer turned out not to be cacheable
 --   i                 zset: ids by expiry (ms)
@@ -25,7 +25,7 @@ local function generation()
   return redis.call('GET', KEYS[1]) or '0'
 end
 
--- Returns the record of an entry and its remaining ms; nil if there is none in this generation.
+-- Return the record of an entry and its remaining ms; nil if there is none in this generation.
 local function read(id)
   local body = redis.call('GET', prefix .. 'b:' .. id)
   if not body then return nil end
@@ -34,7 +34,7 @@ local function read(id)
   return string.sub(body, #head + 1), redis.call('PTTL', prefix .. 'b:' .. id)
 end
 
--- Increments a counter that starts at the time in ms, so a number is never given out twice, even if the counter was lost.
+-- Increment a counter that starts at the time in ms, so that no number is used twice, even if the counter was lost.
 local function next_number(name)
   redis.call('SET', prefix .. name, now_ms(), 'NX')
   return redis.call('INCR', prefix .. name)
@@ -44,7 +44,7 @@ local function count(field, bytes)
   if redis.call('HINCRBY', prefix .. 't', field, bytes) <= 0 then redis.call('HDEL', prefix .. 't', field) end
 end
 
--- Returns up to 'limit' entries of a partition with a number above 'after': the newest number, the removal counter, then id,
+-- Return up to 'limit' entries of a partition with a number above 'after': the newest number, the removal counter, then id,
 -- number, and expiry with vector ('' without a vector) of each entry.
 local function since(partition, space, after, limit)
   local found = redis.call('ZRANGE', prefix .. 'p:' .. partition, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
@@ -61,7 +61,7 @@ local function since(partition, space, after, limit)
   return answer
 end
 
--- Removes an entry with everything that refers to it; its body may have expired already.
+-- Remove an entry and everything that refers to it; its body may have expired already.
 local function drop(id)
   local facts = redis.call('HGET', prefix .. 'e', id)
   if not facts then return end

@@ -1,4 +1,4 @@
--- Reads an entry; if there is none, decides who computes the answer, and returns what is new in its partition.
+-- Read an entry; if there is none, decide who computes the answer, and return what is new in its partition.
 -- KEYS: generation
 -- ARGV: 1 id, 2 token of a request that would compute the answer ('' for none), 3 ms for which the flight is leased to it;
 --   optional: 4 partition, 5 space, 6 the last number known to the caller, 7 limit

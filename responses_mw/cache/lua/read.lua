@@ -1,4 +1,4 @@
--- Reads entries.
+-- Read entries.
 -- KEYS: generation
 -- ARGV: ids
 -- Returns {record, remaining ms} for each id; {} for one that is gone

@@ -1,4 +1,4 @@
--- Reads the entries that were added to a partition.
+-- Read the entries that were added to a partition.
 -- KEYS: generation
 -- ARGV: partition, space, the last number known to the caller, limit
 -- Returns the generation and the result of 'since'

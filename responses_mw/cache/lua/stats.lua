@@ -1,4 +1,4 @@
--- Counts the contents of a shard.
+-- Count the contents of a shard.
 -- KEYS: generation
 -- Returns entries, bytes, partitions
 

@@ -1,7 +1,7 @@
 -- Update the account of an owner's stored objects. They count until they expire. An older report never replaces a newer one.
 -- KEYS: zset of the objects' names by the time (ms) until which they count, hash of '<when> <bytes>' by name and their sum
--- ARGV: 1 maximum bytes (0: no limit), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and ms to
---   live of each object
+-- ARGV: 1 maximum bytes (0: no limit), 2 time of the report (us; 0: a reservation), then name, bytes (0: deleted) and TTL in
+--   ms of each object
 -- Answers: {1 or 0 (it would exceed the maximum: nothing was changed), bytes stored}
 
 local FORGOTTEN = 5000  -- expired objects removed per call
@@ -14,7 +14,7 @@ local function known(name)
   return string.match(redis.call('HGET', sizes, name) or '0 0', '^(%d+) (%d+)$')
 end
 
-if redis.call('EXISTS', expires) == 0 then redis.call('DEL', sizes) end  -- Redis may evict either alone
+if redis.call('EXISTS', expires) == 0 then redis.call('DEL', sizes) end  -- Redis may evict only one of the two
 local sum = tonumber(redis.call('HGET', sizes, 'sum') or 0)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', expires, '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
   local _, bytes = known(name)
@@ -36,7 +36,7 @@ local fits = maximum == 0 or sum <= before or sum <= maximum
 if fits then
   for _, i in ipairs(changes) do
     local name, bytes, ttl = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
-    -- That an object is gone is remembered as long as an older report of it may be on its way.
+    -- Remember a deleted object as long as an older report about it may still arrive.
     if bytes == '0' and when > 0 then ttl = LATE end
     if ttl == 0 then
       redis.call('HDEL', sizes, name)

@@ -29,8 +29,8 @@ end
 
 -- Return the segment to append to: the parent's if the parent is its tip, otherwise a new one that forks from it. Return nil if the
 -- parent or its turns are gone, or the path has too many forks. Comparing lengths alone would be wrong: the tip may have been deleted and
--- another appended, so the parent's record must be as it was read. Where refs were evicted, it is unknown which turns may be
--- cut off: such a segment is not appended to.
+-- another appended, so the parent's record must be as it was read. If the refs were evicted, it is unknown which turns may
+-- be cut off, so nothing is appended to such a segment.
 local function branch(parent)
   local record = redis.call('HMGET', prefix .. 'r:' .. parent.random, 'segment', 'length')
   if record[1] ~= parent.segment or record[2] ~= parent.length then return nil end
@@ -53,7 +53,7 @@ local function keep_segment(segment)
   if new.counts then keep(prefix .. 's:' .. segment .. ':bytes', new.ttl) end
 end
 
--- Return the answer that it is stored, with a report of what was written or whose TTL was extended.
+-- Return the answer for a stored response, with a report of the objects that were written or whose TTL was extended.
 local function stored()
   if not new.counts then return {'stored'} end
   local reply = {'stored'}
@@ -89,7 +89,7 @@ if new.seen then redis.call('HSET', KEYS[1], 'seen', new.seen) end
 redis.call('PEXPIRE', KEYS[1], new.ttl)
 keep_segment(segment)
 for ancestor in string.gmatch(path, '([a-z0-9]+):') do
-  -- Drop the texts of expired responses, so that this commit does not prolong them.
+  -- Drop the texts of expired responses, so that this commit does not extend their lifetime.
   if redis.call('EXISTS', prefix .. 's:' .. ancestor .. ':refs') == 1 then settle(ancestor) end
   keep_segment(ancestor)
 end
@@ -97,7 +97,7 @@ if appends then append_items(REST, new.ttl) end
 if new.job then
   local log = prefix .. 'e:' .. new.random
   local kind = redis.call('TYPE', log).ok
-  if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not keep its response from ending
+  if kind ~= 'stream' then redis.call('DEL', log) end  -- a damaged log must not prevent its response from ending
   append_batch(KEYS[1], new.job.first, new.job.last, ARGV[4], true)
   redis.call('HDEL', KEYS[1], 'job', 'lease_until', 'worker', 'attempts', 'stopping', 'retries', 'error', 'retry_until', 'retry_seq', 'erred')
   redis.call('PEXPIRE', prefix .. 'e:' .. new.random, new.job.log_ttl)

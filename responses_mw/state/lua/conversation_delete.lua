@@ -1,4 +1,4 @@
--- Delete a conversation and its items, not the responses that were made in it.
+-- Delete a conversation and its items, but not the responses that were made in it.
 -- KEYS: conversation
 -- ARGV: owner
 -- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}

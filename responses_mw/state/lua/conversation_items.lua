@@ -1,6 +1,6 @@
 -- Return items of a conversation, in order.
 -- KEYS: conversation
--- ARGV: 1 owner, 2 'asc' or 'desc', 3 the id to begin after or '', 4 maximum items (-1: all),
+-- ARGV: 1 owner, 2 'asc' or 'desc', 3 id of the item to begin after, or '', 4 maximum items (-1: all),
 --   5 counter of the last item to return or '+inf'
 -- Answers: {'ok', counter of the newest item, blobs...}; {'missing'}; {'newer'}; {'cursor'} (no such id)
 

@@ -1,4 +1,4 @@
--- Undo a creation or an append that was given up, also one that has not been executed yet.
+-- Undo a creation or an append that was given up, even if it has not been executed yet.
 -- KEYS: conversation, tombstone of the write
 -- ARGV: 1 owner, 2 TTL of the tombstone in ms, 3 whether it was the creation ('1' or ''), then the ids of the items that it appended
 -- Answers: {'undone'}, and a report (lib.lua) if there is such a conversation

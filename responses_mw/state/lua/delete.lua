@@ -1,10 +1,10 @@
--- Delete a response, and the turns that no remaining object needs; or undo a commit, also one that has not been executed yet.
+-- Delete a response, and the turns that no remaining object needs; or undo a commit, even if it has not been executed yet.
 -- KEYS: record, tombstone
 -- ARGV: 1 owner, 2 token of this call, 3 TTL of the tombstone in ms, 4 token of the commit to undo or '', then the ids of the
 --   items that it appended to its conversation
 -- Answers: {'deleted'} and a report (lib.lua); {'missing'}; {'newer'}
 
-local LAST_READS = 10000  -- ms: followers of the log read its end
+local LAST_READS = 10000  -- ms in which followers of the log can read its end
 
 local undone = ARGV[4] ~= '' and ARGV[4]
 local record = redis.call('HMGET', KEYS[1], 'v', 'owner', 'segment', 'token')

@@ -2,21 +2,21 @@
 -- KEYS: record, tombstone
 -- ARGV: 1 token, 2 worker, 3 lease in ms, 4 maximum attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
 --   6 owner ('' for any), 7 TTL of the tombstone in ms
--- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue was not
---   checked for long} for a worker; or
---   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, worker before, retries, its last error
---   as JSON, ms for which it is tried again, attempts before}
+-- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue has
+--   not been checked recently, otherwise ''}; or
+--   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, previous worker, retries, last error
+--   as JSON, ms left for retries, earlier attempts}
 
-local BEGUN = 3  -- created, queued and in_progress are no output
+local BEGUN = 3  -- created, queued and in_progress are not output
 local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
 local credential_key = prefix .. 'k:' .. string.match(KEYS[1], '[a-z0-9]+$')
 
 local names = {'v', 'status', 'owner', 'lease_until', 'next_seq', 'attempts', 'stopping', 'worker', 'looked'}
 local v, status, owner, lease_until, next_seq, attempts, stopping, worker, looked = unpack(redis.call('HMGET', KEYS[1], unpack(names)))
 if not v then
-  -- Its creator failed after queueing it, or it was deleted. It must not be created any more.
+  -- Its creator failed after queueing it, or it was deleted. It must not be created from now on.
   if ARGV[5] == 'run' then redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[7]) end
-  free(credential_key)  -- of a record that is lost
+  free(credential_key)  -- in case only the record was lost
   return {'missing'}
 end
 if ARGV[6] ~= '' and ARGV[6] ~= owner then return {'missing'} end
@@ -24,7 +24,7 @@ if tonumber(v) > VERSION then return {'newer'} end
 if TERMINAL[status] then return {'done'} end
 
 local retries, failure, retry_until, retry_seq, erred = unpack(redis.call('HMGET', KEYS[1], 'retries', 'error', 'retry_until', 'retry_seq', 'erred'))
-if retry_seq ~= next_seq then retries, retry_until = false, false end  -- it has got further since
+if retry_seq ~= next_seq then retries, retry_until = false, false end  -- it has made progress since
 local now = now_ms()
 local left = tonumber(lease_until) - now
 if left > 0 and ARGV[5] ~= 'cancel' then return {'held', left} end
@@ -35,7 +35,7 @@ if ARGV[5] == 'cancel' or stopping then
 elseif retry_until and now >= tonumber(retry_until) then
   verdict = 'failed'
 elseif tonumber(attempts) >= tonumber(ARGV[4]) then
-  verdict = failure and erred and 'failed' or 'lost'  -- by how the last attempt ended
+  verdict = failure and erred and 'failed' or 'lost'  -- depends on how the last attempt ended
 elseif ARGV[5] == 'settle' and tonumber(next_seq) > BEGUN and -left > ABANDONED then
   verdict = 'lost'
 elseif ARGV[5] == 'settle' then

@@ -1,6 +1,6 @@
 -- Shared functions, prepended to every script.
 -- The keys of a script are all in one slot. Keys that are known only while it runs (segments, refs) have the prefix of KEYS[1].
--- Every script is idempotent: a repeat changes nothing and answers the same.
+-- Every script is idempotent: a repeat changes nothing and returns the same answer.
 
 local VERSION = 1
 local MAX_FORKS = 16
@@ -14,7 +14,7 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Whether an error, as pcall() returns it, was caused by a key of the wrong type or a foreign value: not by the state of the server.
+-- Return whether an error from pcall() was caused by a key of the wrong type or a foreign value, not by the state of the server.
 local function is_damage(err)
   local text = type(err) == 'table' and err.err or tostring(err)
   for _, sign in ipairs({'WRONGTYPE', 'user_script:', 'not an integer', 'specified in XADD'}) do
@@ -23,8 +23,8 @@ local function is_damage(err)
   return false
 end
 
--- Free memory before anything is written: a full Redis lets a script whose first write it allowed go on. Only for scripts that end
--- something, so that what they write is bounded and followed by a deletion or an expiry.
+-- Free memory before anything is written: a full Redis lets a script continue after its first write. This is only for scripts that
+-- end something, so that what they write is limited and followed by a deletion or an expiry.
 local function free(key)
   redis.call('DEL', key)
 end
@@ -49,7 +49,7 @@ local function highest(refs)
   end
 end
 
--- The size of the JSON in a stored blob.
+-- Return the size of the JSON in a stored blob.
 local function json_size(blob)
   return tonumber(string.match(blob, '^Z(%d+):')) or #blob - 1
 end
@@ -57,7 +57,8 @@ end
 -- Overhead of objects in Redis besides their JSON, in bytes.
 local RECORD_BYTES, SEGMENT_BYTES, ITEM_BYTES, TOMBSTONE_BYTES = 1536, 768, 256, 256
 
--- The script's report for the owner's account (account.lua): the time, then name, bytes and TTL in ms of each object.
+-- Add a report for the owner's account (account.lua) to a script's answer: the time (us), then name, bytes and TTL in ms of each object.
+-- Return the function that adds an object.
 -- Names are 'r<random>' (record), 's<segment>', 'e<random>' (event log) and 'c' (conversation). 0 bytes: deleted.
 local function report(reply)
   local time = redis.call('TIME')
@@ -69,7 +70,7 @@ local function report(reply)
   end
 end
 
--- The size of turns: for each, its JSON and the random part of its response's id before it.
+-- Return the size of turns before compression.
 local function turns_size(turns, first, last)
   local bytes = 0
   for _, turn in ipairs(redis.call('LRANGE', turns, first, last)) do
@@ -78,7 +79,7 @@ local function turns_size(turns, first, last)
   return bytes
 end
 
--- Return the size of a segment, and keep it beside the segment from then on.
+-- Return the size of a segment, and store it next to the segment.
 local function segment_size(segment)
   local turns = prefix .. 's:' .. segment
   local bytes = redis.call('GET', turns .. ':bytes')
@@ -129,7 +130,7 @@ local function has_room(first, max_items, max_bytes)
   return count <= max_items and bytes <= max_bytes
 end
 
--- Append these items as one block. An item that is in the conversation already keeps its place.
+-- Append the items (id, blob, id, blob, ...) in ARGV from `first` on as one block. An item that is in the conversation already keeps its place.
 local function append_items(first, ttl)
   local meta, items, order = prefix .. 'c', prefix .. 'c:items', prefix .. 'c:order'
   for i = first, #ARGV, 2 do
@@ -151,27 +152,27 @@ local function remove_item(id)
   return true
 end
 
--- The size of the conversation.
+-- Return the size of the conversation.
 local function conversation_size()
   local key = prefix .. 'c'
   local items, bytes = redis.call('ZCARD', key .. ':order'), redis.call('HGET', key, 'bytes') or 0
   return RECORD_BYTES + redis.call('HSTRLEN', key, 'metadata') + ITEM_BYTES * items + bytes
 end
 
--- The answer of a script on the conversation, and its size for the account.
+-- Add a report of the conversation's size to a script's answer, and return the answer.
 local function with_size(reply)
   report(reply)('c', prefix .. 'c', conversation_size())
   return reply
 end
 
--- Return whether a conversation has all its keys. Redis may evict them one by one, and a shorter history would be a different one.
+-- Return whether the conversation is complete. Redis may evict its keys one by one, and the rest would be a different history.
 local function is_whole()
   local count = redis.call('ZCARD', prefix .. 'c:order')
   local is_empty = tonumber(redis.call('HGET', prefix .. 'c', 'bytes') or 0) == 0
   return count == redis.call('HLEN', prefix .. 'c:items') and is_empty == (count == 0)
 end
 
--- Return the answer of a script that must not use the conversation; nil if it exists (or a part of it, if that is enough), belongs
+-- Return the error answer for a conversation that the script must not use; nil if it exists (or a part of it, if that is enough), belongs
 -- to this owner and has a known version.
 local function refusal(owner, a_part_is_enough)
   local meta = redis.call('HMGET', prefix .. 'c', 'v', 'owner')
@@ -181,10 +182,10 @@ local function refusal(owner, a_part_is_enough)
 end
 
 -- Append a batch of events, numbered `first` to `last`, to the log of the response in `record`; `final` marks the one that ends it.
--- An entry's id is its last number + 1, as 0-0 is none. A repeat of the last batch changes nothing.
--- `packed` is its compressed form, '' if it is stored as it is.
+-- An entry's id is its last number + 1, because 0-0 is not a valid id. A repeat of the last batch changes nothing.
+-- `packed` is its compressed form, '' if it is stored uncompressed.
 -- Return nil if it is in the log now, otherwise the number at which the log continues.
--- A short batch is published as a whole: `last`, ' final' if it is, a line feed, the batch. For a longer one, only that it exists.
+-- A short batch is published: `last`, ' final' if it ends the log, a line feed, the batch. For a longer one, the message is empty.
 local ANNOUNCED = 16384
 local function append_batch(record, first, last, batch, final, packed)
   local slot, random = string.match(record, '^(rmw:{[a-z0-9]+}:)r:([a-z0-9]+)$')
@@ -205,7 +206,7 @@ local function append_batch(record, first, last, batch, final, packed)
   redis.call('SPUBLISH', slot .. 'ev:' .. random, #batch <= ANNOUNCED and head .. batch or '')
 end
 
--- Give the turn of a cancelled job to the owner's next job, that one's to the next but one, and so on.
+-- Give the turn of a cancelled job to the owner's next job, the turn of that job to the one after it, and so on.
 local MAX_MOVED = 1000  -- jobs; an owner who has more keeps the gap
 local TURNS_KEPT = 7 * 24 * 3600 * 1000  -- ms; without them, cancelled jobs count against their owner
 local function give_back_turn(ready, job, owner)
@@ -226,7 +227,7 @@ local function give_back_turn(ready, job, owner)
   if last then redis.call('ZADD', prefix .. 'owners', last, owner) else redis.call('ZREM', prefix .. 'owners', owner) end
 end
 
--- Give a job its turn in the queue `ready`, or the first one, and notify the workers.
+-- Put a job in the queue `ready`, in its turn or (`first`) ahead of all others, and notify the workers.
 local function wait_for_worker(ready, job, owner, first)
   local turn = tonumber(redis.call('GET', prefix .. 'clock') or 0)
   if not first then

@@ -1,7 +1,7 @@
--- Append a batch of events each to the logs of running background responses, and renew their leases.
--- KEYS: records, in a cluster one
+-- Append one batch of events to each log of several running background responses, and renew their leases.
+-- KEYS: records; in a cluster, only one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch, its compressed form or ''
--- Answers for each: 1 it was appended, or had been; 0 another worker holds the response, or its log does not continue there; 2 its
+-- Answers for each: 1 it was appended, now or before; 0 another worker holds the response, it has ended, or its log does not continue there; 2 its
 --   record or log is damaged
 
 local until_then, answers = now_ms() + ARGV[1], {}

@@ -1,8 +1,8 @@
 -- Store the log of a background response that has ended in its compressed form, and let the plain one expire soon: replicas of an
--- earlier release, and followers within the log, read it until then.
+-- earlier release, and followers that have read a part of it, use it until then.
 -- KEYS: record
 -- ARGV: 1 ms for which the plain form stays, then the id and the compressed events of each entry
--- Answers: 1 it is stored; 0 the response has not ended there, or was deleted, or its log has expired
+-- Answers: 1 it is stored; 0 the response has not ended with the last id, was deleted, or its log has expired
 
 local record = redis.call('HMGET', KEYS[1], 'status', 'next_seq')
 local random = string.match(KEYS[1], '[a-z0-9]+$')

@@ -1,6 +1,6 @@
 -- Lease one job: one whose lease has expired, otherwise the next in turn.
 -- KEYS: ready
--- ARGV: 1 lease in ms, 2 whether to take expired leases ('1' or ''), 3 whether to take waiting jobs
+-- ARGV: 1 lease in ms, 2 whether to take expired leases ('1' or ''), 3 whether to take waiting jobs ('1' or '')
 -- Answers: job; nil if there is none
 
 local leases, now = prefix .. 'leases', now_ms()
@@ -11,13 +11,13 @@ if not job then
   job, turn = unpack(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES'))
   if not job then return false end
 end
-redis.call('ZREM', prefix .. 'since', job)  -- first: a full Redis lets the script go on then
-redis.call('ZADD', leases, now + ARGV[1], job)  -- next: if another key is damaged, the job comes back when the lease expires
+redis.call('ZREM', prefix .. 'since', job)  -- first: a full Redis lets the script continue after this
+redis.call('ZADD', leases, now + ARGV[1], job)  -- second: if another key is damaged, the job becomes available again when the lease expires
 if turn then
   redis.call('ZREM', KEYS[1], job)
   turn = math.max(tonumber(turn), tonumber(redis.call('GET', prefix .. 'clock') or 0))
   redis.call('SET', prefix .. 'clock', turn)
-  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- equivalent to none
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'owners', '-inf', turn)  -- these have the same effect as none
   local owner = redis.call('HGET', prefix .. 'jobs', job)
   if owner then redis.call('ZREM', prefix .. 'turns:' .. owner, job) end
 end

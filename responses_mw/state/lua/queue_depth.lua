@@ -5,7 +5,7 @@
 
 local since, leases, now = prefix .. 'since', prefix .. 'leases', now_ms()
 
--- For how long the oldest job in `ready` has waited.
+-- Return for how long (ms) the oldest job in `ready` has waited.
 local function longest_wait()
   for _ = 1, 1000 do
     local oldest = redis.call('ZRANGE', since, 0, 0, 'WITHSCORES')
@@ -16,6 +16,6 @@ local function longest_wait()
   return 0
 end
 
--- A lease that is over: its worker was lost, or it is time to try the job again.
+-- The oldest expired lease: its worker was lost, or it is time to retry the job.
 local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or now
 return {redis.call('ZCARD', KEYS[1]) + redis.call('ZCOUNT', leases, '-inf', now), math.max(0, longest_wait(), now - expired)}

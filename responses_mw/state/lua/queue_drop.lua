@@ -4,7 +4,7 @@
 -- Answers: its owner; nil if it was removed before
 
 local owner = redis.call('HGET', prefix .. 'jobs', ARGV[1])
--- First look at every key: if one is damaged, the job stays where it is, and is removed when it is claimed.
+-- Read every key first: if one is damaged, nothing is removed, and the worker that claims the job next removes it.
 for _, key in ipairs({KEYS[1], prefix .. 'since', prefix .. 'leases', prefix .. 'turns:' .. (owner or ''), prefix .. 'owners'}) do
   redis.call('ZSCORE', key, ARGV[1])
 end
