@@ -1,4 +1,4 @@
-"""Cached answers to repeated questions, in Redis: the same question, or one that means the same."""
+"""Cached answers in Redis, for requests that ask the same question again, in the same words or in others."""
 
 from .cache import Cache
 from .embeddings import Embeddings, NoEmbedding

@@ -4,7 +4,7 @@
 2. A hit is exact (the same request), or semantic: a request of the same partition whose text is near enough, and which the
    guard accepts. The exact lookup comes first; the embedding is computed meanwhile, and cancelled on an exact hit.
 3. The first request computes the answer; equal requests on any replica wait for it, up to a timeout. Its *flight* is a lock in
-   Redis that is renewed while the answer is computed, and released however that ends.
+   Redis that is renewed while the answer is computed, and released at the end, even after an error.
 4. An answer is stored under the generation of its lookup, so an answer that was begun before a purge is not stored after it.
 """
 
@@ -49,16 +49,17 @@ LEASE = 5.0
 STREAM_WAIT = 1.0
 """Maximum seconds that a streaming request waits for an equal one: its client expects a first event."""
 _NEAR = 0.15
-"""How far below the threshold the nearest text may be so that a miss tells its similarity."""
+"""Maximum distance of the nearest text below the threshold at which a miss reports its similarity."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.1
 _FAILURES = (Unavailable, TimeoutError, ValueError, LookupError, TypeError)
-"""Redis is down or slow, or our keys hold something that we did not write."""
+"""Redis is down or slow, or a key holds a value that this server did not write."""
 
 
 class Cache:
     """The cache of all owners. ``redis`` is the state's client; ``embeddings`` enables the semantic mode.
 
-    ``deployment`` names what shapes the answers apart from requests; vectors take up to ``memory_bytes``.
+    ``deployment`` identifies everything besides the request that affects an answer. Vectors and records that this process holds
+    take up to ``memory_bytes``.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class Cache:
         headers: Headers = None,
         scope: Scope = None,
     ) -> Hit | Miss:
-        """Look up the answer to ``key``; if an equal request computes it just now, wait for it up to ``MAX_WAIT``.
+        """Look up the answer to ``key``. If an equal request is computing it, wait up to ``MAX_WAIT`` seconds for it.
 
-        Raise what the ``gate`` raises. ``headers`` and ``scope`` are the caller's, for the embedding. Use ``flight`` around
-        what follows a miss.
+        If ``streamed``, wait up to ``STREAM_WAIT`` seconds. ``headers`` and ``scope`` belong to the caller's request and are
+        used for the embedding. After a miss, compute the answer within ``flight``. Raises what ``gate`` raises.
         """
         await gate()
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
@@ -163,7 +164,7 @@ class Cache:
         return await self._nearest(miss, found.page) if miss.policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, *, semantic: bool) -> LookupResult:
-        """Look up the whole key, until no other request computes the answer or the wait is over."""
+        """Look up the exact key until no other request is computing the answer, or ``wait`` seconds have passed."""
         until = asyncio.get_running_loop().time() + wait
         pause = _FIRST_PAUSE
         while True:
@@ -179,7 +180,7 @@ class Cache:
             pause = min(pause * 1.5, _MAX_PAUSE)
 
     async def _nearest(self, miss: Miss, page: Page | None) -> Hit | None:
-        """Return the nearest entry that the guard accepts."""
+        """Return the nearest entry that the guard accepts; None if there is none."""
         assert miss.vector is not None
         assert self._scan is not None
         if not miss.vector.done():
@@ -244,7 +245,7 @@ class Cache:
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
         """Cache a finished ``document``, if it is cacheable; return whether it was cached.
 
-        Call this before the response is stored, so that deleting the response finds the entry. ``summary`` is that of
+        Call this before the response is stored, so that deleting the response finds the entry. ``summary``: see
         ``record.texts_of``.
         """
         texts = record.texts_of(document, summary=summary)

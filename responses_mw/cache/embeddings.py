@@ -1,7 +1,7 @@
-"""Embeddings of an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
+"""Embeddings from an OpenAI-compatible ``/v1/embeddings`` (OpenAI reference, "Create embeddings").
 
-The endpoint is the upstream's, called with the caller's credential or the operator's key, or that of another server, which
-never sees the caller's headers. Every failure is a ``NoEmbedding``.
+The server is the upstream, which gets the caller's credential or the operator's key, or another server, which never gets the
+caller's headers. Every failure raises ``NoEmbedding``.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ Computing: TypeAlias = "asyncio.Task[Vector | None]"
 _PATH = "/v1/embeddings"
 VERSION = 1
 _MAX_BYTES = 4 * 1024 * 1024
-"""Maximum size of an answer: some fifty times that of the largest vectors in use."""
+"""Maximum size of an answer: about fifty times the size of the largest vectors in use."""
 MAX_TEXT_LENGTH = 1000
-"""Maximum length, in characters, of a text for semantic lookup: one vector does not tell longer texts apart."""
+"""Maximum length, in characters, of a text for semantic lookup: one vector cannot distinguish longer texts."""
 _MAX_EXPECTED = 10_000
 
 
 class NoEmbedding(Exception):
-    """The text could not be embedded. The message says why, and contains nothing of the text."""
+    """The text could not be embedded. The message says why, without quoting the text."""
 
 
 class Embeddings:
-    """Embeds texts. ``transport`` reaches the server, and ``base`` is the upstream's URL without ``/v1``; ``api_key`` its key.
+    """A client of the embeddings server, reached by ``transport``.
 
-    Needs numpy: raises ``ModuleNotFoundError`` without it.
+    ``base`` is the upstream's URL without ``/v1``, and ``api_key`` the upstream's key. Raises ``ModuleNotFoundError`` without
+    numpy.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Embeddings:
         """Vectors are comparable only within one space."""
 
     async def embed(self, text: str, headers: Headers = None, scope: Scope = None) -> Vector:
-        """Return the vector of ``text``. ``headers`` and ``scope`` are the caller's. Raises ``NoEmbedding``."""
+        """Return the vector of ``text``. ``headers`` and ``scope`` belong to the caller's request. Raises ``NoEmbedding``."""
         with measured_embedding(self._parameters["model"]):
             return await self._embed(text, headers, scope)
 
@@ -119,12 +120,12 @@ class Embeddings:
         except (ValueError, LookupError, TypeError):
             raise NoEmbedding("the embeddings server sent no embedding") from None
         if self._dimensions is not None and len(vector) != self._dimensions:
-            raise NoEmbedding("the embeddings server sent a vector of another size")
+            raise NoEmbedding("the embeddings server sent a vector of the wrong size")
         return vector
 
 
 class Embedder:
-    """Starts the embedding of a text early, unless an exact hit is likely. ``counts`` are the cache's."""
+    """Starts the embedding of a text early, unless an exact hit is likely. ``counts`` are the cache's counters."""
 
     def __init__(self, embeddings: Embeddings | None, counts: Counter[str]) -> None:
         self._embeddings = embeddings
@@ -134,7 +135,7 @@ class Embedder:
         self._warnings = WarningLimit()
 
     def compares(self, text: str, policy: Policy) -> bool:
-        """Return whether to search for texts near to ``text``."""
+        """Return whether to search for texts similar to ``text``."""
         return policy.mode == "semantic" and self._embeddings is not None and len(text) <= MAX_TEXT_LENGTH
 
     def begin(self, text: str, owner: str, policy: Policy, headers: Headers, scope: Scope) -> Computing | None:
@@ -147,7 +148,7 @@ class Embedder:
         return asyncio.create_task(self._vector(text, headers, scope))
 
     def expect(self, key: Key, *, answered: bool) -> None:
-        """Remember whether there was an exact hit."""
+        """Remember whether the next lookup of ``key`` is likely to be an exact hit."""
         question = hash((key.owner, key.text))
         self._expected.pop(question, None)
         if answered:
@@ -160,7 +161,7 @@ class Embedder:
         try:
             return await self._embeddings.embed(text, headers, scope)
         except NoEmbedding as error:
-            # Without embeddings the semantic cache silently has no hits.
+            # Without this warning, a semantic cache that has no embeddings would have no hits for no visible reason.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             self._counts["failed"] += 1

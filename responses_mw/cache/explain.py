@@ -28,7 +28,7 @@ async def explain(one: str, other: str, embeddings: Embeddings | None, settings:
 
 
 async def _compare(one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings) -> tuple[float | None, str]:
-    """Return the similarity, and a sentence about it."""
+    """Return the similarity (None if it is unknown), and a description of it."""
     if embeddings is None:
         return None, "unknown: cache.embedding_model and a server for it are not set"
     if max(len(one), len(other)) > MAX_TEXT_LENGTH:

@@ -6,9 +6,9 @@ hardly change a vector.
 1. Numbers, units, dates, negation, quoted strings, literals (paths, identifiers, addresses), names, and words that connect and
    compare must be the same in both texts, and the words in both must have the same order.
 2. A strict guard (the default) requires all other words to be the same too, except for spelling, synonyms, plurals and ways of
-   asking: the vector finds candidates, but does not decide. A ``loose`` one leaves these words to the vector.
+   asking: the vector finds candidates, but does not decide. A ``loose`` guard leaves these words to the vector.
 3. A text in a script other than Latin, one that looks like code, and one without any content word match only themselves.
-4. A wrong refusal costs a call of the upstream, a wrong hit gives a wrong answer: in doubt the guard refuses.
+4. A wrong refusal costs a call to the upstream, a wrong hit gives a wrong answer: in doubt the guard refuses.
 
 The guard compares ``Signature``s, which contain salted hashes of words. The text itself is not stored.
 """
@@ -54,7 +54,7 @@ class Signature:
     articles: Hashes = ()
     names: Hashes = ()
     careful: bool = False
-    """Whether the text uses capitals where they belong."""
+    """Whether the text uses capitals correctly, as far as its first letter and "I" show."""
     proper: Hashes = ()
     """Capitalized words within a sentence."""
     bare: Hashes = ()
@@ -90,15 +90,15 @@ RULES = {
     "articles": "an article changes the meaning",
     "names": "the names differ",
     "words": "other words differ (cache.guard: loose leaves these to the similarity)",
-    "order": "the words have another order",
+    "order": "the words are in a different order",
 }
-"""What the results of ``difference`` mean, in its order."""
+"""The meaning of each result of ``difference``, in the order of comparison."""
 
 _SCALARS = frozenset({"whole", "plain", "careful"})
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
-    """Return the first reason why the two texts differ; None if one answer serves both."""
+    """Return the first of the ``RULES`` by which the two texts differ; None if one answer serves both."""
     if not (one.plain and other.plain):
         return None if one.whole == other.whole else "script"
     for name in KINDS:
@@ -122,9 +122,9 @@ def _names_differ(one: Signature, other: Signature) -> bool:
 
 
 def _number_matters(one: Signature, other: Signature) -> bool:
-    """Return whether singular and plural, or definite and indefinite, make a difference.
+    """Return whether the number or the article of a word makes a difference.
 
-    That is so if ``one`` has the plural of a word without an article in ``other`` (damage and damages, http and https), or
+    It does if ``one`` has the plural of a word without an article in ``other`` (damage and damages, http and https), or
     "the" where ``other`` has "a".
     """
     return not (set(one.plurals).isdisjoint(other.bare) and set(one.definite).isdisjoint(other.indefinite))
@@ -165,7 +165,7 @@ def _uncapitalized(text: str) -> str:
 
 
 def _question_mark(text: str) -> str:
-    """Return the question mark of a text that is a question only by it."""
+    """Return the question mark if only it shows that the text is a question; otherwise an empty string."""
     return "?" if text.endswith("?") and not any(word in text.lower() for word in lexicon.INTERROGATIVES_WITHIN) else ""
 
 

@@ -1,7 +1,7 @@
 """The cache key of a request: the partition, the last user text, and the hash of both.
 
-The partition is a hash of everything that shapes an answer except the last user text. In doubt a field belongs to it: a
-superfluous one costs hits, a missing one gives wrong answers. Every field of ``CreateResponse`` is hashed unless it is in
+The partition is a hash of everything that shapes an answer except the last user text. In doubt a field is included: a
+superfluous field costs hits, a missing field causes wrong answers. Every field of ``CreateResponse`` is hashed unless it is in
 ``NEUTRAL``.
 
 A request is cacheable only if its last turn is exactly one user text, the model cannot call a tool (including those that the
@@ -57,7 +57,7 @@ _APPROVAL = "mcp_approval_response"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """``exact`` is the hash of ``partition`` and ``text``."""
+    """The key of a request. ``exact`` is the hash of ``partition`` and ``text``."""
 
     owner: str
     partition: str
@@ -77,7 +77,7 @@ def key_of(
     """Return the key of ``request``; None if it is not cacheable.
 
     ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name of the model; ``headers``
-    are the forwarded ones; ``deployment`` distinguishes upstreams.
+    are the forwarded headers; ``deployment`` distinguishes upstreams.
     """
     if obstacle(request, items):
         return None
@@ -121,7 +121,7 @@ def obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
 
 
 def _user_text(item: Item) -> str | None:
-    """Return the text of a user message with one text part."""
+    """Return the text of a user message that has one text part; None for any other item."""
     if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
         return None
     part = item["content"][0]
@@ -144,7 +144,7 @@ def _field(request: CreateResponse, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    """Preserve the order of members: a constrained model writes them in the order of the schema."""
+    """Encode objects and arrays, to preserve the order of members: a constrained model writes them in the schema's order."""
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 

@@ -120,7 +120,7 @@ _BRITISH = (
     (re.compile(r"(?<=\w\w\w)is(?=(?:e[sd]?|ing|ers?|ations?)$)"), "iz"),
     (re.compile(r"(?<=ly)s(?=(?:e[sd]?|ing|ers?)$)"), "z"),
 )
-"""Where this produces no word, it does no harm: the result is only compared."""
+"""A result that is not a word does no harm, because it is only compared."""
 
 
 class Word(NamedTuple):
@@ -153,7 +153,7 @@ def tokens(text: str) -> list[Word]:
 
 
 def literals(text: str) -> Iterator[str]:
-    """Return paths, identifiers, options, addresses and abbreviations, which must be the same to the letter.
+    """Yield paths, identifiers, options, addresses and abbreviations, which must match exactly.
 
     Names with more than one spelling (iPhone, iphone) are not among them.
     """
@@ -184,7 +184,7 @@ def spelled(text: str) -> str:
 
 
 def _words(text: str, case: str) -> list[Word]:
-    """Split a word: expand contractions, separate French elisions and hyphenated words. ``case`` is that of a capital here."""
+    """Split a word: expand contractions, separate French elisions and hyphenated words. ``case`` marks a capital."""
     lower = text.casefold() if "ß" not in text else text.lower()
     if lower in CONTRACTIONS:
         return [Word(word) for word in CONTRACTIONS[lower]]
@@ -199,7 +199,7 @@ def _words(text: str, case: str) -> list[Word]:
 
 
 def _split_apostrophe(lower: str, case: str) -> list[Word]:
-    """Expand a word with an apostrophe."""
+    """Split a word at its apostrophe, and expand it."""
     stem, _, suffix = lower.rpartition("'")
     if lower.endswith("n't") and lower != "n't":
         return [Word(lower[:-3]), Word("not")]

@@ -1,4 +1,4 @@
-"""The cache policy of a request: what it asks for, within what the operator allows.
+"""The cache policy of a request: what the request asks for, within the limits that the operator sets.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
@@ -28,7 +28,10 @@ _MAX_DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``mode`` is one of ``MODES``, ``ttl`` in seconds; ``read`` and ``write`` say whether to look up and to store answers."""
+    """A cache policy. ``mode`` is one of ``MODES``, ``ttl`` is in seconds.
+
+    ``read`` and ``write`` say whether answers are looked up and stored.
+    """
 
     mode: str
     ttl: int

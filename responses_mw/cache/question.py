@@ -1,4 +1,4 @@
-"""Removes the way of asking from an English question.
+"""Remove the way of asking from an English question.
 
 "How do I", "how can I" and "how to" ask the same; so do "which time zone is" and "what time zone is". The removed words
 determine the ``kind`` of the question, which must be the same in both texts.
@@ -19,7 +19,7 @@ Phrase = tuple[str, ...]
 class Frame:
     """Phrases at the beginning of a question that are removed; the rest is a question of this ``kind``.
 
-    A word of ``before`` must follow, then one of ``then``, and none of ``unless``; an empty set demands nothing.
+    The next word must be in ``before`` and not in ``unless``, and the word after it in ``then``. An empty set is ignored.
     """
 
     phrases: frozenset[Phrase]
@@ -35,7 +35,7 @@ class Frame:
         object.__setattr__(self, "lengths", tuple(sorted({len(phrase) for phrase in self.phrases}, reverse=True)))
 
     def length(self, texts: Sequence[str]) -> int:
-        """Return the length of the phrase with which ``texts`` begin; 0 for none."""
+        """Return the number of words of the phrase with which ``texts`` begin; 0 if there is none."""
         for length in self.lengths:
             begins = length <= len(texts) and tuple(texts[:length]) in self.phrases
             if begins and self._fits(texts[length : length + 2]):

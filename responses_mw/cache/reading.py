@@ -1,4 +1,4 @@
-"""Classifies the words of a text for the guard.
+"""Classify the words of a text for the guard.
 
 English text is normalized: the way of asking is removed, plurals and a few synonyms become one word. A text in another
 language, or one about words (spell, translate, a programming language), is read word by word.
@@ -22,7 +22,7 @@ _LOWER_I = re.compile(r"\bi\b")
 
 
 class Reading:
-    """The words of one text in ``lists`` by their class; ``words`` has everything that counts in the order of the text."""
+    """The words of one text. ``lists`` has a list for each class, and in ``words`` all words that count, in order."""
 
     def __init__(self, text: str) -> None:
         self.lists: dict[str, list[str]] = {name: [] for name in (*KINDS, *_OF_CONTENT, "words")}
@@ -51,7 +51,7 @@ class Reading:
 
     @property
     def has_content(self) -> bool:
-        """Whether there is more than words that refer to something else."""
+        """Whether the text consists of more than words that depend on a context."""
         return any(self.lists[name] for name in ("content", "numbers", "units", "dates", "quoted", "literals"))
 
     def _classify(self, word: Word, *, after_number: bool) -> None:
@@ -122,7 +122,7 @@ _BINDING = {**{text: text for text in lexicon.CRITICAL | lexicon.DIRECTIONS}, **
 
 
 def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
-    """Return list and normalized form of a word with a meaning of its own for the guard; None for a content word."""
+    """Return the list and the normalized form of a word that the guard compares by its class; None for a content word."""
     text = word.text
     if text.startswith("#"):
         return "numbers", text
@@ -182,7 +182,7 @@ def _is_letter(words: list[Word], place: int) -> bool:
 
 
 def _clashing(words: Sequence[Word]) -> frozenset[str]:
-    """Return words whose synonym is in the text too: there the two differ (the difference between delete and remove)."""
+    """Return words whose synonym is in the text too: there, the two are different words (delete and remove)."""
     by_stem: dict[str, set[str]] = {}
     for word in words:
         singular = _singular(word.text)

@@ -3,7 +3,7 @@
 Neither the question nor the instructions are stored; the keys contain hashes of them. An answer is stored only if it can be
 replayed exactly. A hit is replayed as chat chunks, so ids, events and document are made as for an answer of the upstream.
 
-    C<json>       in clear
+    C<json>       unencrypted
     S<envelope>   sealed with ``auth.secret_keys``, bound to this entry of this owner
 """
 
@@ -35,12 +35,12 @@ _REPLAYED = {
 
 
 class UnreadableRecord(ValueError):
-    """A stored record is damaged, sealed with another key, or in another form."""
+    """A stored record is damaged, sealed with another key, or in an unknown form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: its ``texts`` in order, its ``usage`` and its lifetime in seconds."""
+    """A cached answer: its ``texts`` in order, its ``usage``, its lifetime (seconds), and its question's ``signature``."""
 
     texts: tuple[Text, ...]
     usage: dict[str, Any] | None
@@ -54,9 +54,9 @@ class Entry:
 def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
     """Return the texts of a finished answer; None if it is not cacheable.
 
-    An answer is not cacheable if it failed, was cut or refused, called a tool, or contains anything that a replay would lose.
-    ``summary`` is given for an answer of an upstream that speaks the Responses API: whether a replay would turn reasoning
-    into a summary.
+    An answer is not cacheable if it failed, was cut off or refused, called a tool, or contains anything that a replay would
+    lose. ``summary`` is None for Chat Completions upstreams. For an upstream with a Responses API, it says whether a replay
+    turns reasoning into a summary.
     """
     if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
         return None
@@ -90,7 +90,7 @@ def _loses_members(value: dict[str, Any], kind: str) -> bool:
 
 
 def replay(entry: Entry) -> list[Chunk]:
-    """Return one turn: a chunk for each text, and the last chunk with the usage."""
+    """Return the chunks of a turn: one for each text, and a last one with the usage."""
     chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in entry.texts]
     end: Chunk = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     if entry.usage is not None:
@@ -138,7 +138,7 @@ def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool = True) -> Entry:
     """Return the entry of ``owner`` under ``exact``, with its signature if ``signed``.
 
-    Raises ``UnreadableRecord``, also for a record that was stored under another key or owner.
+    Raises ``UnreadableRecord``, including for a record that was stored under another key or owner.
     """
     try:
         data = orjson.loads(_opened(blob, owner, exact, sealer))
@@ -154,7 +154,7 @@ def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool 
 def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
     if blob[:1] == b"S":
         return sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
-    if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, a record in clear is not trusted
+    if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
         raise UnreadableRecord("the record is in an unknown form")
     return blob[1:]
 

@@ -1,16 +1,16 @@
 """The results of a lookup: a hit, or the reason for a miss.
 
-Reasons are labels of a metric, facts of the access line and part of the header `x-responses-cache`:
+Reasons are labels of a metric, and appear in the access line and in the header `x-responses-cache`:
 
     uncacheable:<cause>   the request is never cached; `key.obstacle` names the causes
-    refresh               the request does not look answers up
-    not_found             no answer to this text; nothing near it, if the mode is semantic
+    refresh               the request asked not to look up an answer
+    not_found             no answer to this text, nor to a similar text if the mode is semantic
     below_threshold       the nearest text is less similar than the threshold
     guard:<rule>          the nearest text differs; `guard.difference` names the rules
     too_long              the text is too long to be compared
-    embedding_failed      the embeddings server did not answer, or not in time
+    embedding_failed      the embeddings server failed, or did not answer in time
     unreadable            the stored answer is damaged, or sealed with another key
-    failed                Redis did not answer, or not in time
+    failed                Redis failed, or did not answer in time
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Miss:
     generation: str | None = None
     """None if the cache failed: the answer is not stored."""
     token: str | None = None
-    """Set while other requests wait for this one."""
+    """Set while this request holds the flight, so that equal requests wait for it."""
     vector: Computing | None = None
     """The embedding of the text, until the answer is stored or given up."""
     signature: Signature | None = None
     """The signature of the text, once it has been computed."""
     reason: str = "not_found"
     nearest: float | None = None
-    """Similarity of the nearest text, if it decided."""
+    """Similarity of the nearest text, if the reason concerns that text."""
 
     @property
     def header(self) -> str:
@@ -64,7 +64,7 @@ class Miss:
         return f"miss; reason={self.reason}{similarity}{threshold}"
 
     def because(self, reason: str, nearest: float | None = None) -> None:
-        """Record why there is no hit, unless a reason is known already."""
+        """Record why there is no hit, unless a reason is recorded already."""
         if self.reason == "not_found":
             self.reason, self.nearest = reason, nearest
 

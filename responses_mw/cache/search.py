@@ -1,7 +1,7 @@
 """Search for the entries of a partition that are nearest to a vector.
 
-Each process holds the vectors of the partitions that it searched, and before each search reads what was added to them since.
-The search is exact and needs nothing of Redis but scripts.
+Each process holds the vectors of the partitions that it has searched. Before each search, it reads the vectors that were added
+since. The search is exact. Redis needs no module for it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_MATCHES = 4
-"""How many of the nearest entries are returned: the guard may refuse the first ones."""
+"""Maximum number of entries returned: the guard may refuse the nearest ones."""
 PAGE = 2000
-"""How many vectors are read at a time."""
+"""Maximum number of vectors that are read at a time."""
 _MAX_RECORD_BYTES = 4 * 1024 * 1024
-"""Records held for each partition."""
+"""Maximum size of the records that are held for each partition."""
 
 
 class Match(NamedTuple):
@@ -39,8 +39,8 @@ class Match(NamedTuple):
 class Scan:
     """Linear search in the vectors of a partition, which are held in this process.
 
-    Records that matched lately are held too: that saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
-    records take up to ``max_bytes`` bytes; the least recently used partition is dropped first.
+    Recently matched records are held too: this saves a repeated semantic hit a round trip, a sixth of its time. Vectors and
+    records take up to ``max_bytes``; the least recently used partition is dropped first.
     """
 
     def __init__(self, store: Entries, space: str, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -51,7 +51,7 @@ class Scan:
         self._clock = clock
         self._partitions: OrderedDict[tuple[str, int], _Partition] = OrderedDict()
         self._dimensions: int | None = None
-        """Size of the last vector; unknown before the first."""
+        """Size of the last vector; None before the first."""
 
     def stored(self, vector: Vector) -> StoredVector:
         """Return ``vector`` in the form in which it is stored."""
@@ -69,7 +69,7 @@ class Scan:
     ) -> list[Match]:
         """Return up to ``count`` entries that reach the threshold, nearest first.
 
-        ``page`` is what the exact lookup has read after ``known``; if that is not all, the rest is read here.
+        ``page`` is what the exact lookup has read after ``known``; if there is more, it is read here.
         """
         self._dimensions = len(vector)
         place = key.partition, self._dimensions
@@ -84,13 +84,13 @@ class Scan:
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
-        """Return the similarity of the nearest entry known here; None if it is less than ``floor``."""
+        """Return the similarity of the nearest entry known here; None if it is below ``floor``."""
         partition = self._partitions.get((key.partition, len(vector)))
         near = partition.vectors.nearest(vector, floor, 1, self._now()) if partition is not None else []
         return near[0][1] if near else None
 
     async def _records(self, key: Key, partition: _Partition, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
-        """Return record and remaining seconds of each entry that still exists; read those that are not held."""
+        """Return record and remaining seconds of each entry that still exists. Records that are not held are read."""
         now, state = self._now(), partition.state
         held = {entry: known for entry in entries if (known := partition.records.get(entry)) is not None}
         records = {entry: (record, (expiry - now) / 1000) for entry, (record, expiry) in held.items()}
@@ -149,7 +149,7 @@ class _Partition:
 
     @property
     def state(self) -> tuple[str, int, str]:
-        """While it is unchanged, no record was replaced or deleted."""
+        """A value that changes when a record is replaced or deleted."""
         return self.generation, self.last, self.removals
 
     def remove(self, entry: str) -> None:

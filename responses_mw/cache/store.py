@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts.
 
-Each owner has up to 16 shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one cluster slot. A partition lies in one shard. The
-number of shards is the number of full partitions that fit into the owner's limit, and each shard gets an equal part of it, so a
-shard always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
+Each owner has up to 16 shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one cluster slot. A partition is in one shard. The
+number of shards is the number of full partitions that fit into the owner's limit. Each shard gets an equal part of the limit, so
+it always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -131,7 +131,7 @@ class Entries:
         self._clock = clock
         self._registered: dict[str, float] = {}
         self._shards = max(1, min(settings.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
-        """Shards of an owner. Entries stored under another limit may lie in other shards and are not found."""
+        """Number of shards of an owner. Entries stored under another limit may be in other shards, where they are not found."""
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,10 @@ class Entries:
     async def keep(
         self, key: Key, record: bytes, *, generation: str, token: str, ttl: int, response: str, vector: StoredVector
     ) -> str:
-        """Store a record for ``ttl`` seconds and end the flight of ``token``. Return ``kept``, ``purged`` or ``bound``."""
+        """Store a record for ``ttl`` seconds and end the flight of ``token``.
+
+        Return ``kept``, ``purged`` (the cache was purged since the lookup) or ``bound`` (the entry exceeds a limit).
+        """
         settings = self._settings
         facts = {
             "generation": generation,
@@ -189,8 +192,8 @@ class Entries:
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End a flight without an answer. ``mark`` says for this many seconds that the answer cannot be cached, so that the
-        waiting requests do not queue up behind one of them again."""
+        """End a flight without an answer. With ``mark``, record for so many seconds that the answer cannot be cached, so that
+        the waiting requests do not wait for one of them again."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 
     async def _fly(self, key: Key, token: str, action: str, seconds: float) -> Any:
@@ -243,7 +246,7 @@ class Entries:
 
     async def _each_shard(self, script: Script, owner: str, *args: str | int) -> list[Any]:
         if not _OWNER.fullmatch(owner):
-            raise ValueError("an owner consists of lower-case letters and digits")
+            raise ValueError("an owner must consist of lower-case letters and digits")
         return await self._redis.scripts(script, [([f"rmw:{{c:{owner}:{shard}}}:g"], args) for shard in range(MAX_SHARDS)])
 
     async def _owners(self) -> list[str]:

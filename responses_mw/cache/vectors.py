@@ -19,7 +19,7 @@ _MIN_GROWTH = 128
 
 
 class InvalidVector(ValueError):
-    """Not a list of numbers, or one without a direction."""
+    """The value is not a list of numbers, has no direction, or has the wrong size."""
 
 
 def unit_vector(numbers: object) -> Vector:
@@ -41,9 +41,9 @@ def encode_vector(vector: Vector) -> bytes:
 
 
 def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
-    """Return encoded vectors as the rows of a matrix, scaled to length 1 again. Raises ``InvalidVector`` for another size."""
+    """Return encoded vectors as the rows of a matrix, scaled to length 1 again. Raises ``InvalidVector`` for a wrong size."""
     if any(len(blob) != _STORED.itemsize * dimensions for blob in blobs):
-        raise InvalidVector("a stored vector has another size")
+        raise InvalidVector("a stored vector has the wrong size")
     rows = np.frombuffer(b"".join(blobs), _STORED).astype(np.float32).reshape(len(blobs), dimensions)
     unit_rows: Vector = rows / np.sqrt(np.vecdot(rows, rows) + _TINY)[:, np.newaxis]
     return unit_rows
@@ -53,9 +53,9 @@ class VectorTable:
     """Vectors by id, each with an expiry (ms), in the order in which they were put.
 
     The columns are split into slices of 64, 128, 256, ... numbers. A search compares slice by slice. After each slice, the
-    Cauchy-Schwarz inequality limits what the remaining numbers can add to a similarity, and rows that cannot reach the
-    threshold any more are skipped. Among 10,000 vectors of 384 (1536) numbers this takes 0.1 (0.3 to 1.5) ms, comparing all
-    numbers 0.3 (2.4) ms.
+    Cauchy-Schwarz inequality limits what the remaining numbers can add to a similarity, and rows that can no longer
+    reach the threshold are skipped. Among 10,000 vectors of 384 (1536) numbers, a search takes 0.1 (0.3 to 1.5) ms; comparing
+    all numbers takes 0.3 (2.4) ms.
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -65,7 +65,7 @@ class VectorTable:
         """The id of each row."""
         self._free: list[int] = []
         self._expiries = np.empty(0, np.int64)
-        """Of each row; 0 if the row is free."""
+        """The expiry of each row (ms); 0 if the row is free."""
         self._slices = _slices(dimensions)
 
     @property
@@ -73,7 +73,7 @@ class VectorTable:
         return 4 * self.dimensions * len(self._expiries)
 
     def put(self, entries: Iterable[tuple[str, int, bytes]]) -> None:
-        """Add entries (id, expiry and encoded vector), or replace them; skip vectors of another size."""
+        """Add entries (id, expiry and encoded vector), or replace them; skip vectors of a wrong size."""
         fitting = [entry for entry in entries if len(entry[2]) == _STORED.itemsize * self.dimensions]
         if not fitting:
             return
@@ -127,7 +127,7 @@ class VectorTable:
         return row
 
     def _grow(self) -> None:
-        """Allocate the rows that have an id, and half as many again."""
+        """Allocate rows for all ids; if any are missing, grow by at least half."""
         missing = len(self._ids) - len(self._expiries)
         if missing > 0:
             more = max(missing, len(self._expiries) // 2, _MIN_GROWTH)
@@ -163,7 +163,7 @@ class _Slice:
         return products if rows is None else products[rows]
 
     def limits(self, vector: Vector, rows: Rows | None = None) -> Vector:
-        """Return the most that the columns after this slice can add to a similarity."""
+        """Return the maximum that the columns after this slice can add to each similarity."""
         rests = self.rests if rows is None else self.rests[rows]
         limits: Vector = rests * (np.linalg.norm(vector[self.stop :]) + _ROUNDING)
         return limits

@@ -60,8 +60,8 @@ class Chain:
     """A history that a new response continues.
 
     ``tag`` is part of the new response's id. ``items`` are all earlier items in order. The rest is for the commit: the
-    ``parent`` to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes; the
-    ``conversation`` to append to, and the counter of its last item that was ``seen``.
+    ``parent`` to append to, or the stored ``turns`` with which to start a new root; the ``size`` of the items' JSON in bytes;
+    the ``conversation`` to append to, and the counter of its last item that was ``seen``.
     """
 
     tag: str

@@ -130,7 +130,8 @@ local function has_room(first, max_items, max_bytes)
   return count <= max_items and bytes <= max_bytes
 end
 
--- Append the items (id, blob, id, blob, ...) in ARGV from `first` on as one block. An item that is in the conversation already keeps its place.
+-- Append the items (id, blob, id, blob, ...) in ARGV from `first` on as one block. An item that is in the conversation already keeps
+-- its place.
 local function append_items(first, ttl)
   local meta, items, order = prefix .. 'c', prefix .. 'c:items', prefix .. 'c:order'
   for i = first, #ARGV, 2 do

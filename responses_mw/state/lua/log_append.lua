@@ -1,8 +1,8 @@
 -- Append one batch of events to each log of several running background responses, and renew their leases.
 -- KEYS: records; in a cluster, only one
 -- ARGV: 1 lease in ms, then for each record token, first and last number, batch, its compressed form or ''
--- Answers for each: 1 it was appended, now or before; 0 another worker holds the response, it has ended, or its log does not continue there; 2 its
---   record or log is damaged
+-- Answers for each: 1 it was appended, now or before; 0 another worker holds the response, it has ended, or its log does not
+--   continue there; 2 its record or log is damaged
 
 local until_then, answers = now_ms() + ARGV[1], {}
 
