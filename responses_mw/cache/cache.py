@@ -1,8 +1,8 @@
 """The response cache: look an answer up, store it, and compute it once when several requests ask for it at the same time.
 
 1. Every failure is a miss: Redis or the embeddings server is down or slow, or a record cannot be read.
-2. A hit is exact (the same request), or semantic: a request of the same partition whose text is near enough, and which the
-   guard accepts. The exact lookup comes first; the embedding is computed meanwhile, and cancelled on an exact hit.
+2. A hit is exact (the same request), or semantic: a request of the same partition whose text is similar enough, and which
+   the guard accepts. The exact lookup comes first; the embedding is computed meanwhile, and cancelled on an exact hit.
 3. The first request computes the answer; equal requests on any replica wait for it, up to a timeout. Its *flight* is a lock in
    Redis that is renewed while the answer is computed, and released at the end, even after an error.
 4. An answer is stored under the generation of its lookup, so an answer that was begun before a purge is not stored after it.
@@ -309,7 +309,7 @@ class Cache:
                 await asyncio.wait({vector})
 
     def _end_soon(self, miss: Miss) -> None:
-        """Call ``_end`` in the background: it would cost a hit a round trip."""
+        """Call ``_end`` in the background: waiting for it would cost a hit a round trip."""
         if miss.token is not None or not (miss.vector is None or miss.vector.done()):
             task = asyncio.create_task(self._end(miss))
             self._releases.add(task)

@@ -161,7 +161,7 @@ class Embedder:
         try:
             return await self._embeddings.embed(text, headers, scope)
         except NoEmbedding as error:
-            # Without this warning, a semantic cache that has no embeddings would have no hits for no visible reason.
+            # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
             self._counts["failed"] += 1

@@ -38,7 +38,7 @@ Hashes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the guard compares of a text, as hashes. If a text is not ``plain``, only ``whole`` is compared."""
+    """The properties of a text that the guard compares, as hashes. If a text is not ``plain``, only ``whole`` is compared."""
 
     whole: str
     plain: bool
@@ -61,13 +61,13 @@ class Signature:
     """Singulars without an article: mass nouns, names and verbs."""
     plurals: Hashes = ()
     definite: Hashes = ()
-    """Words after "the"; ``indefinite``: after "a"."""
+    """Words after "the". ``indefinite`` has words after "a"."""
     indefinite: Hashes = ()
     forms: Hashes = ()
     """Words as written, to be compared with the other text's names."""
     content: Hashes = ()
     words: Hashes = ()
-    """Everything that counts, in the order of the text."""
+    """All words that are compared, in the order of the text."""
 
     @classmethod
     def of(cls, members: dict[str, Any]) -> Signature:

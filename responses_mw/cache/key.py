@@ -76,8 +76,8 @@ def key_of(
 ) -> Key | None:
     """Return the key of ``request``; None if it is not cacheable.
 
-    ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name of the model; ``headers``
-    are the forwarded headers; ``deployment`` distinguishes upstreams.
+    ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name for the model;
+    ``headers`` are the forwarded headers; ``deployment`` distinguishes upstreams.
     """
     if obstacle(request, items):
         return None
@@ -104,8 +104,8 @@ _HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.n
 def obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
     """Return why ``request`` is not cacheable; empty if it is.
 
-    It is ``background``, ``tools``, ``logprobs``, ``messages`` (vLLM's ``enable_response_messages``), ``input`` (the last turn
-    is not one user text) or ``content`` (an earlier item is not only text).
+    The reason is ``background``, ``tools``, ``logprobs``, ``messages`` (vLLM's ``enable_response_messages``), ``input`` (the
+    last turn is not one user text) or ``content`` (an earlier item is not only text).
     """
     types = {item["type"] for item in items}
     has_tools = bool(request.tools or types & BRINGS_TOOLS)

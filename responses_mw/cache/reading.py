@@ -22,7 +22,7 @@ _LOWER_I = re.compile(r"\bi\b")
 
 
 class Reading:
-    """The words of one text. ``lists`` has a list for each class, and in ``words`` all words that count, in order."""
+    """The words of one text. ``lists`` has a list for each class; ``words`` in it has all words that are compared, in order."""
 
     def __init__(self, text: str) -> None:
         self.lists: dict[str, list[str]] = {name: [] for name in (*KINDS, *_OF_CONTENT, "words")}
@@ -51,7 +51,7 @@ class Reading:
 
     @property
     def has_content(self) -> bool:
-        """Whether the text consists of more than words that depend on a context."""
+        """Whether the text has content of its own, not only words that refer to a context."""
         return any(self.lists[name] for name in ("content", "numbers", "units", "dates", "quoted", "literals"))
 
     def _classify(self, word: Word, *, after_number: bool) -> None:

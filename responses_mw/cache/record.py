@@ -23,7 +23,7 @@ Text = tuple[str, str]
 """A kind (``reasoning`` or ``content``) and the text."""
 
 MARK = "cache"
-"""Member of ``usage`` in a hit: its tokens were counted when the answer was computed."""
+"""Member that marks the ``usage`` of a hit: its tokens were counted when the answer was computed."""
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
 _REPLAYED = {

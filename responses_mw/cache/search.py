@@ -28,7 +28,7 @@ _MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 
 class Match(NamedTuple):
-    """An entry near to a vector: its id, cosine similarity, record and remaining seconds."""
+    """An entry similar to a vector: its id, cosine similarity, record and remaining seconds."""
 
     entry: str
     similarity: float

@@ -1,8 +1,8 @@
 """Cache entries in Redis: key names and Lua scripts.
 
 Each owner has up to 16 shards, ``rmw:{c:<owner>:<0 to 15>}:...``, each in one cluster slot. A partition is in one shard. The
-number of shards is the number of full partitions that fit into the owner's limit. Each shard gets an equal part of the limit, so
-it always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
+number of shards is the number of full partitions that fit into the owner's limit. Each shard gets an equal part of the limit,
+so it always has room for one full partition. Every operation is one script (``lua/lib.lua`` documents the keys).
 
     rmw:{c}:owners    zset: owners by the time (s) until which they may have entries
 """
@@ -99,7 +99,7 @@ class LookupResult:
     record: bytes = b""
     left: float = 0.0
     page: Page | None = None
-    """What is new in the partition, if requested and there is no hit."""
+    """The new entries of the partition, if requested and there is no hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Entries:
         return bool(await self._fly(key, token, "renew", lease))
 
     async def release(self, key: Key, token: str, *, mark: float = 0.0) -> None:
-        """End a flight without an answer. With ``mark``, record for so many seconds that the answer cannot be cached, so that
+        """End a flight without an answer. With ``mark``, record for that many seconds that the answer cannot be cached, so that
         the waiting requests do not wait for one of them again."""
         await self._fly(key, token, "mark" if mark else "release", mark)
 

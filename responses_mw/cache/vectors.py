@@ -50,7 +50,7 @@ def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
 
 
 class VectorTable:
-    """Vectors by id, each with an expiry (ms), in the order in which they were put.
+    """Vectors by id, each with an expiry (ms), in the order in which they were added.
 
     The columns are split into slices of 64, 128, 256, ... numbers. A search compares slice by slice. After each slice, the
     Cauchy-Schwarz inequality limits what the remaining numbers can add to a similarity, and rows that can no longer
@@ -137,7 +137,7 @@ class VectorTable:
 
 
 class _Slice:
-    """The columns ``start`` to ``stop`` of all vectors, and the length of what follows them in each."""
+    """The columns ``start`` to ``stop`` of all vectors, and the length of the part of each vector after them."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop

@@ -224,7 +224,7 @@ class Client:
         return error
 
     def _address(self, key: str | bytes | int) -> Address:
-        """Return host or socket, port and database of the server that has the key, for a span."""
+        """Return the host or socket, port and database of the server that has the key, for a span."""
         assert isinstance(self.redis, Redis)
         options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
         return options.get("path", options.get("host")), options.get("port"), options.get("db")

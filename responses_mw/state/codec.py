@@ -7,8 +7,8 @@
 A batch of events is compressed with a dictionary of frequent events (``pack_events``): a delta of 240 bytes takes 30.
 
 Only values of 4 KiB or more are compressed (level 1: smaller than with zlib, in a quarter of the time). They take most of the
-memory, and shrink to half or less. Compressing a short turn would save half a kilobyte, but reading a long chain would take
-longer by more than all its round trips. The size comes first so that scripts can limit the size of the JSON. The compressed
+memory, and shrink to half or less. Compressing short turns would save half a kilobyte each, but slow a long chain down by
+more than the time of all its round trips. The size comes first so that scripts can limit the size of the JSON: the compressed
 form of a repetitive text is tiny.
 """
 

@@ -146,7 +146,7 @@ class Conversations:
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
-        """Return a page of the items after the one with the id ``after``. Raises BadRequest if there is no such item."""
+        """Return a page of up to ``limit`` items after the item ``after``. Raises BadRequest if there is no such item."""
         args: list[str | bytes | int] = [owner, order, after or "", limit + 1, "+inf"]
         answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
         if answer == b"cursor":
@@ -203,7 +203,7 @@ def _blobs(items: Sequence[Item]) -> list[str | bytes]:
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:
-    """Return the bytes for which the encoded items count in the quota."""
+    """Return the bytes that the encoded items count towards the quota."""
     return sum(ITEM_BYTES + json_size(blob) for blob in blobs if isinstance(blob, bytes))
 
 

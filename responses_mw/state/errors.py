@@ -1,7 +1,7 @@
 """The errors of stored state. Those under APIError are sent to clients.
 
 APIError
-├── Missing              404  no such response, conversation or item for this owner (expired, deleted or foreign)
+├── Missing              404  no such response, conversation or item for this owner (expired, deleted or another's)
 │   └── Deleted          404  the response was deleted during its run
 ├── NotChainable         400  the response exists but cannot be continued: it is running, failed or cancelled
 ├── OverBound            413  a response, history or conversation exceeds a maximum

@@ -117,7 +117,7 @@ def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _fullness(node: dict[str, Any]) -> str:
-    """Return a sentence about a node that is nearly full; empty for any other node."""
+    """Return a warning if the node is nearly full, otherwise an empty string."""
     if _fill(node) <= NEARLY_FULL:
         return ""
     sizes = f"{int(node['used_memory']) >> 20} of {int(node['maxmemory']) >> 20} MiB"

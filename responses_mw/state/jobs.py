@@ -86,7 +86,7 @@ class Jobs:
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
-        """Count the log of a running job, which has grown to ``size`` bytes, in its owner's quota. Raises OverQuota."""
+        """Count the log of a running job, which has grown to ``size`` bytes, towards its owner's quota. Raises OverQuota."""
         await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
 
     async def take(
@@ -168,7 +168,7 @@ class Jobs:
         Return for each whether its batch is in the log. It is not if another worker holds the job, if the job has ended, if the
         batch does not continue the log (Redis lost a part), or if the record or log is damaged.
         """
-        # One call for all logs costs a third of one call for each. In a cluster, each log has its own slot.
+        # One call for all logs costs a third of separate calls. In a cluster, each log has its own slot.
         together = 1 if self._client.is_cluster else TOGETHER
         calls = [_append(batches[at : at + together], lease) for at in range(0, len(batches), together)]
         answers: list[int] = []
@@ -196,7 +196,7 @@ class Jobs:
             return self._client.damage(_address(job).log, "an entry is not a batch of events")
 
     async def compress(self, response_id: str) -> bool:
-        """Compress the log of a response that has ended to a twentieth of its memory. Return False if it is not compressed."""
+        """Compress the log of a response that has ended to about a twentieth. Return False if it is not compressed."""
         chunks: list[tuple[int, bytes]] = []
         number, size, is_final = -1, 0, False
         while not is_final:

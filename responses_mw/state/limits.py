@@ -4,7 +4,7 @@
     rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) when each expires
     rmw:{l<owner>}:background   zset: its background responses, likewise
 
-Times are the server's. Entries expire unless they are renewed, so the entries of a lost replica need no cleanup.
+Times are from the clock of Redis. Entries expire unless they are renewed, so the entries of a lost replica need no cleanup.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ Receive = Callable[[bytes], None]
 SILENCE = 15.0
 # Seconds after which a connection that cannot be opened, or does not answer the ping, is given up.
 ANSWER = 5.0
-# Seconds between two attempts to connect, at first and at most.
+# Minimum and maximum seconds between two attempts to connect.
 MIN_PAUSE, MAX_PAUSE = 0.05, 1.0
 
 

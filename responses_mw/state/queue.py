@@ -66,7 +66,7 @@ class Queue:
     async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
         """Lease a job for ``lease`` seconds and return it; None if there is none.
 
-        With ``sweep``, prefer a job whose lease has expired. With ``fresh``, otherwise take the next job in turn.
+        With ``sweep``, take a job whose lease has expired, if there is one. Otherwise, with ``fresh``, take the next in turn.
         """
         args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
         job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)

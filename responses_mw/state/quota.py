@@ -39,7 +39,7 @@ Report: TypeAlias = "list[bytes | int]"
 
 # Upper bound of the overhead that the scripts count for a response (lua/lib.lua).
 OVERHEAD = 2560
-# Minimum number of bytes by which a response's JSON exceeds its request's.
+# Minimum difference in bytes between the JSON of a response and the JSON of its request.
 DOCUMENT = 1024
 # Time to live of a reservation that no report replaces, in milliseconds.
 UNSETTLED = 3_600_000

@@ -1,7 +1,7 @@
 """Resolve ``item_reference`` items by their ids, in batches that do not block Redis or the event loop.
 
 An item's id contains the random part of the response that made it, and the tag of its conversation. A response's turn is always
-read whole, so the bytes that are read have a maximum: the same as for a history.
+read whole, so the number of bytes to read has a maximum: the same as for a history.
 """
 
 from __future__ import annotations

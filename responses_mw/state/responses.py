@@ -1,4 +1,4 @@
-"""Stored responses: chains, commit, get, delete, and lists of input items."""
+"""Stored responses: read their histories, commit, get and delete them, and list their input items."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Responses:
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
-        """Raise OverBound if the response, or the chain with it, exceeds a bound."""
+        """Raise OverBound if the response, or the chain with it, exceeds a maximum."""
         bounds = self._bounds
         if response_bytes > bounds.response_bytes:
             raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {bounds.response_bytes}.")

@@ -35,7 +35,7 @@ class Undo(NamedTuple):
     """How to undo a write."""
 
     script: Script
-    """Takes the object's key and the tombstone as ``keys``, and returns a report."""
+    """Takes the object's key and the tombstone as ``keys``, and returns its answer and a report."""
     keys: list[str]
     args: list[str | bytes | int]
     owner: str
@@ -68,7 +68,7 @@ class Retractions:
             self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stop, and give up the remaining undos."""
+        """Stop. The remaining writes are not undone."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -4,7 +4,7 @@
    before it are unchanged. Reading begins with the last known turn.
 2. The caller has just read the response's record, which proves that the chain exists and who owns it.
 3. Deleted text is never returned: the record is gone, or another response has its place in the segment. The process that
-   deleted it removes it from memory at once, other processes once the chain has not been read for some minutes.
+   deleted it removes it from memory at once. Other processes do so once the chain has not been read for ten minutes.
 """
 
 from __future__ import annotations

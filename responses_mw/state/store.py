@@ -89,7 +89,7 @@ class State:
         return await self._memory.nearly_full()
 
     async def check_keys(self, values: Sequence[str]) -> bool:
-        """Return whether this replica's secret keys agree with those of the others.
+        """Return whether this replica's secret keys agree with the keys of the others.
 
         ``values`` has one value for each key, derived by a one-way function; the value of the encrypting key is first. The keys
         agree if one of the values is stored, or if none is stored yet; keys are rotated as ``old,new``, ``new,old``, ``new``.

@@ -137,9 +137,9 @@ class Taken:
     """The result of taking a job. ``verdict``:
 
     run         the caller runs the job
-    lost        its worker was lost after the first output, or too often: the caller writes its end
-    failed      the upstream was unavailable for too long: the caller writes its end with the job's ``error``
-    cancelled   the caller writes its end, as cancelled
+    lost        its worker was lost after the first output, or too often: the caller ends it
+    failed      the upstream was unavailable for too long: the caller ends it with the job's ``error``
+    cancelled   the caller ends it as cancelled
     held        another worker holds it for ``left`` more seconds
     waiting     it waits for a worker
     done        it has ended

@@ -1,4 +1,4 @@
--- Give a background response to a new holder, whose token replaces the previous one: to run it, or to write its end.
+-- Give a background response to a new holder, whose token replaces the previous one: to run it or to end it.
 -- KEYS: record, tombstone
 -- ARGV: 1 token, 2 worker, 3 lease in ms, 4 maximum attempts, 5 why: 'run', 'settle' (only if it is lost) or 'cancel',
 --   6 owner ('' for any), 7 TTL of the tombstone in ms
