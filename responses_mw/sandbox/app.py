@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 HEALTH = "/health"
 
 _INSTRUCTIONS = (
-    "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files stay for "
-    "later calls in the same container. There is no network, and no package besides those installed."
+    "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files are kept "
+    "for later calls in the same container. There is no network, and packages cannot be installed."
 )
 
 
@@ -52,7 +52,7 @@ class PythonResult(BaseModel):
     result: str | None = Field(description="repr of the last expression; null if there is none or it is None")
     error: str | None = Field(description="traceback, if the code raised")
     files: list[WrittenFile] = Field(description="files that the code wrote or changed")
-    ended: str | None = Field(description="why the container and its variables are lost; null while it lives")
+    ended: str | None = Field(description="why the container and its variables are lost; null while it exists")
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
@@ -90,7 +90,7 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
 
 
 def _owner(context: Context[Any, Any]) -> str:
-    """Return the owner of the containers. A header names it, not an argument: the model writes the arguments."""
+    """Return the owner of the containers. It comes from a header, because the model writes the arguments."""
     return (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")
 
 
@@ -106,7 +106,7 @@ def serve(settings: SandboxSettings) -> None:
         isolation = asyncio.run(_isolation(settings))
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
-    hide()  # containers may share our user: none may inspect this process
+    hide()  # containers may run as our user, and must not inspect this process
     print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
@@ -135,7 +135,7 @@ def _text(container_id: str, outcome: Outcome) -> str:
 
 
 class _BearerToken:
-    """Require the token for every request but the health check."""
+    """Requires the token for every request except the health check."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""One container, as the service sees it: a process that is not trusted.
+"""A container as the service sees it: an untrusted process.
 
-Its output goes to files in memory, of which a bounded part is read, so it can neither block the service nor exhaust it. Its
-replies are frames of bounded length that must match the request; anything else ends the container.
+Its output goes to files in memory, and only a bounded part is read, so it can neither block the service nor exhaust its memory.
+Its replies are frames of bounded length that must match the request; anything else ends the container.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _BOOT = (
     "main(json.loads(sys.argv[2]))"
 )
 _LENGTH = 4
-_MAX_ESCAPE = 12  # characters of JSON for one character: two escaped surrogates
+_MAX_ESCAPE = 12  # maximum length of one character in JSON: two escaped surrogates
 _FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and everything else
 _MAX_FILES = 100
 _MAX_SIZE = 2**63 - 1
 _END_TIMEOUT = 5.0
-_INHERITED = ("LD_LIBRARY_PATH",)  # loads the interpreter; the code does not see it
+_INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; the code does not see it
 
 
 class SandboxError(Exception):
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Container:
-    """A container. Call ``start`` first, and always ``end``, even if it ended by itself."""
+    """A container. Call ``start`` first, and always call ``end``, even if it has ended already."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class Container:
         self._isolation = isolation
         self._lock = asyncio.Lock()
         self._outputs: list[int] = []  # descriptors of stdout and stderr
-        self._last_line = b""  # of the init
+        self._last_line = b""  # from the init process
         self._directory: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Start the processes and run ``first_cell``. Raises ``NotStarted`` with the last line of the kernel or interpreter."""
+        """Start the processes and run ``first_cell``. Raises ``NotStarted`` with the last line of its errors."""
         self._outputs += [_output_file(), _output_file()]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -149,7 +149,7 @@ class Container:
         }
 
     async def run(self, code: str) -> Outcome:
-        """Run a cell after those that wait already. Cancellation ends the container."""
+        """Run a cell after those already waiting. Cancellation ends the container."""
         async with self._lock:
             if self.ended:
                 return Outcome("", "", ended="it ended in an earlier call")
@@ -213,7 +213,7 @@ class Container:
         return Outcome(stdout, stderr, _clean(reply.get("result")), _clean(reply.get("error")), files, ended)
 
     def cut(self) -> None:
-        """Make the container end without waiting for it: the init ends its processes when its input closes."""
+        """End the container without waiting for it: the init ends all processes when its input closes."""
         self.ended = True
         if self._writer is not None:
             self._writer.transport.abort()
@@ -237,7 +237,7 @@ class Container:
 
 
 def _output_file() -> int:
-    """Create a file in memory that is appended to, even after it has been truncated."""
+    """Create a file in memory. Every write appends, even after the file has been truncated."""
     output = os.memfd_create("output")
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     return output
@@ -261,7 +261,7 @@ def _checked(frame: bytes, nonce: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _BadReply("not JSON") from error
     if not (isinstance(reply, dict) and reply.get("nonce") == nonce):
-        raise _BadReply("another nonce")
+        raise _BadReply("wrong nonce")
     texts = (reply.get("result"), reply.get("error"))
     files = reply.get("files")
     if not all(text is None or isinstance(text, str) for text in texts) or not isinstance(files, list):
@@ -280,7 +280,7 @@ def _is_file(entry: object) -> bool:
 
 
 def _explained(report: list[str], settings: SandboxSettings) -> str:
-    """Put the last line of the init into words."""
+    """Explain the last line of the init to the caller."""
     match report:
         case ["exit", status]:
             return f"its process ended with exit status {status}"
@@ -290,6 +290,6 @@ def _explained(report: list[str], settings: SandboxSettings) -> str:
         case [*_, "memory"]:
             return f"it used more than {settings.memory_bytes} bytes of memory"
         case [*_, "processes"]:
-            return "it left processes that could not be ended"
+            return "it started processes that could not be ended"
         case _:
             return "its processes ended"

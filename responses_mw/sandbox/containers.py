@@ -29,7 +29,7 @@ _LEVELS = (
 
 
 class UnknownContainer(SandboxError):
-    """No container has this id, or no longer."""
+    """The owner has no container with this id, or no longer has it."""
 
 
 class NoRoom(SandboxError):
@@ -41,9 +41,10 @@ class WeakIsolation(SandboxError):
 
 
 class Containers:
-    """All containers, as an async context manager. Leaving it ends every container.
+    """All containers, as an async context manager. Exiting it ends every container.
 
-    Entering it selects the isolation, and raises ``WeakIsolation`` without namespaces unless ``allow_weak_isolation`` is set.
+    Entering it selects the strongest isolation available. Without namespaces, it raises ``WeakIsolation`` unless
+    ``allow_weak_isolation`` is set.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -81,8 +82,8 @@ class Containers:
     ) -> tuple[str, Outcome]:
         """Run ``code`` in the ``owner``'s container ``id``, or in a new one (None). Return the container's id and the outcome.
 
-        A new container has at most ``memory_bytes`` of memory, or the setting's, whichever is lower. Raises
-        ``UnknownContainer`` (also for another owner's), ``NoRoom`` or ``NotStarted``.
+        The memory of a new container is limited to ``memory_bytes`` or the setting, whichever is lower. Raises
+        ``UnknownContainer`` (including for another owner's container), ``NoRoom`` or ``NotStarted``.
         """
         container = await self._create(memory_bytes, owner) if id is None else self._find(id, owner)
         container.calls += 1
@@ -124,7 +125,7 @@ class Containers:
         return container
 
     async def _free_slot(self) -> int:
-        """Return a free slot, ending the longest idle container if there is none. Raises ``NoRoom``."""
+        """Return a free slot. If there is none, end the container idle for longest. Raises ``NoRoom``."""
         while not self._slots:
             idle = next((container for container in self._live.values() if not container.calls), None)
             if idle is not None:
@@ -135,7 +136,7 @@ class Containers:
         return self._slots.pop()
 
     def _discard(self, container: Container) -> None:
-        """End a container in the background. Its slot and user are free once its last process has ended."""
+        """End a container in the background. Its slot and user become free once its last process has ended."""
         if self._live.pop(container.id, None) is None:
             return
         container.cut()
@@ -172,8 +173,8 @@ class Containers:
             finally:
                 await trial.end()
         raise WeakIsolation(
-            "the kernel grants no sufficient isolation ("
+            "the kernel does not grant sufficient isolation ("
             + "; ".join(refused)
             + "). If this service already runs in a sandbox, "
-            "set allow_weak_isolation to start anyway: see docs/sandbox.md."
+            "set allow_weak_isolation to start anyway (see docs/sandbox.md)."
         )

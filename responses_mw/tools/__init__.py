@@ -1,4 +1,4 @@
-"""Tools that are carried out on the server's side of a response."""
+"""The tools that the server executes."""
 
 from .tool import ToolConfig
 from .toolbox import ForwardedTools, Toolbox, Tools

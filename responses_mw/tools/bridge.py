@@ -1,9 +1,9 @@
-"""The guarded transport for the MCP SDK, which uses httpx2: httpx's interface under other names.
+"""Adapts the guarded httpx transport to the MCP SDK, which uses httpx2 (httpx's interface under other names).
 
-1. One failed exchange ends the SDK's session, and with it all other calls. So the bridge turns failures into answers: a
-   JSON-RPC error for a POST, an end for a body.
+1. A failed HTTP request would end the SDK's session and with it all other calls. So the bridge turns failures into answers:
+   a POST gets a JSON-RPC error, and a body whose connection is lost just ends.
 2. Answers are limited in size and must be uncompressed: a few compressed bytes can expand to any size.
-3. Cookies are ignored. The SDK follows redirects, within the origin only.
+3. Cookies are ignored. The SDK follows redirects only within the origin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..network import failure_reason
 from .guard import AddressRefused
 
 HTTP_FAULT = -32050
-"""The code of the JSON-RPC errors made here. Their ``data`` is the HTTP status."""
+"""The code of the JSON-RPC errors that the bridge creates. Their ``data`` is the HTTP status."""
 SESSION_HEADER = "mcp-session-id"
 UNREACHABLE = 502
 
@@ -70,10 +70,10 @@ class MCPBridge(httpx2.AsyncBaseTransport):
 
 
 async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
-    """Return an answer that reports the fault, if ``answer`` contains no message."""
+    """Return an error to pass to the SDK in place of ``answer``, or None if the SDK can read ``answer``."""
     status = answer.status_code
     if answer.headers.get("content-encoding", "identity") != "identity":
-        return _fault(UNREACHABLE, "it compressed its answer without being asked to")
+        return _fault(UNREACHABLE, "it sent a compressed answer, which was not requested")
     if method != "POST" or status < 400:
         return None
     if status in _REFUSED_CREDENTIALS:
@@ -99,13 +99,16 @@ def _reason(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "it did not answer in time"
     if not isinstance(error, httpx.ConnectError):
-        return "the connection broke"
+        return "the connection was lost"
     why = failure_reason(error)
     return f"it cannot be reached: {why}" if why else "it cannot be reached"
 
 
 class _BridgedBody(httpx2.AsyncByteStream):
-    """A body that ends early if it breaks or is too long. The SDK then sees invalid JSON or an event stream without answer."""
+    """A body that ends early if the connection is lost or the body is too large.
+
+    The SDK then sees invalid JSON, or an event stream without an answer.
+    """
 
     def __init__(self, response: httpx.Response, max_bytes: int | None) -> None:
         self._response = response

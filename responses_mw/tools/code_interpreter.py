@@ -1,4 +1,4 @@
-"""The tool kind ``code_interpreter``: Python code of the model, run by the sandbox service (``docs/sandbox.md``)."""
+"""The tool kind ``code_interpreter``: the sandbox service runs the model's Python code (``docs/sandbox.md``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 _SANDBOX_MARGIN = 5.0
-"""Seconds added to ``tools.timeout``: the sandbox limits calls itself and reports so."""
+"""Seconds added to ``tools.timeout``, so that the sandbox can report its own timeout first."""
 _MAX_ID = 128
 _GIB = 1024**3
 _MEMORY_LIMITS = {"1g": _GIB, "4g": 4 * _GIB, "16g": 16 * _GIB, "64g": 64 * _GIB}
@@ -29,7 +29,7 @@ _FUNCTION: Tool = {
     "type": "function",
     "name": "python",
     "description": "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and "
-    "files (in /mnt/data) stay for later calls. There is no network.",
+    "files (in /mnt/data) are kept for later calls. There is no network.",
     "parameters": {
         "type": "object",
         "properties": {"code": {"type": "string", "description": "Python source"}},
@@ -37,7 +37,7 @@ _FUNCTION: Tool = {
         "additionalProperties": False,
     },
 }
-_LOST = "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n"
+_LOST = "(The container of earlier calls is lost, with its variables and files. This code ran in a new one.)\n"
 
 
 def check_code_interpreter(tool: Tool, path: str, settings: ToolSettings) -> Tool:
@@ -57,7 +57,7 @@ def _container(value: Any, path: str) -> str | dict[str, Any]:
     container = checks.mapping(value, path)
     checks.one_of(checks.required(container, "type", path, checks.string), f"{path}.type", {AUTO})
     if container.get("file_ids"):
-        checks.unsupported(f"{path}.file_ids", "there are no uploaded files here: the code can write its own.")
+        checks.unsupported(f"{path}.file_ids", "files cannot be uploaded: the code can write its own.")
     if "memory_limit" in container:
         checks.one_of(container["memory_limit"], f"{path}.memory_limit", _MEMORY_LIMITS)
     if container.get("network_policy", {"type": "disabled"}) != {"type": "disabled"}:
@@ -72,17 +72,17 @@ def named_container(tool: Tool) -> str | None:
 
 
 def memory_limit(tool: Tool) -> int | None:
-    """Return the maximum memory of a new container in bytes that a checked tool asks for, if any."""
+    """Return the maximum memory of a new container in bytes, or None if the checked tool does not set it."""
     container = tool["container"]
     wanted = container.get("memory_limit") if isinstance(container, dict) else None
     return None if wanted is None else _MEMORY_LIMITS[wanted]
 
 
 class CodeInterpreter(ToolEntry):
-    """The code interpreter as an entry of ``tools``: runs the code of one run in one container. Concurrent calls take turns.
+    """The code interpreter as an entry of ``tools``. All calls of a run use one container, one at a time.
 
-    ``container_id`` comes from an earlier call of the chain or from the request; the sandbox finds it only if it belongs to
-    ``owner``. ``memory_bytes`` lowers the memory of a new container. Nothing is sent before the first call.
+    ``container_id`` comes from an earlier call in the history or from the request. The sandbox finds it only if it belongs to
+    ``owner``. ``memory_bytes`` lowers the maximum memory of a new container. Nothing is sent before the first call.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CodeInterpreter(ToolEntry):
         """The container of the next call; None for a new one."""
 
     async def aclose(self) -> None:
-        """End all calls. The container stays, for the next response of the chain."""
+        """End all calls. The container is kept for later responses."""
         await self._connection.aclose()
 
     async def open(self) -> list[ServedFunction]:
@@ -136,10 +136,10 @@ class CodeInterpreter(ToolEntry):
         return await self.call(code if isinstance(code, str) else arguments)
 
     async def call(self, code: str) -> ToolResult:
-        """Return what the code printed and its value, or its traceback.
+        """Run ``code`` and return what it printed and its value, or its traceback.
 
-        ``members`` are ``container_id`` (absent if none was reached) and ``outputs``. The result is ``failed`` if the sandbox
-        is unavailable or ended the container, not if the code raised.
+        The result's members are ``container_id`` (absent if no container was reached) and ``outputs``. The result is
+        ``failed`` if the sandbox is unavailable or ended the container, not if the code raised.
         """
         from .connection import CallFailed
 
@@ -188,7 +188,7 @@ def _logs(text: str) -> list[dict[str, str]]:
 
 
 def _entry(tool: Tool, context: ToolContext) -> CodeInterpreter:
-    """Make the entry of a checked tool. Unless the tool names a container, it continues that of the last call in the chain."""
+    """Create the entry of a checked tool. By default, it continues in the container of the last call in the history."""
     calls = (item for item in reversed(context.earlier) if item["type"] == "code_interpreter_call")
     last = next((item.get("container_id") for item in calls), None)
     return CodeInterpreter(

@@ -1,4 +1,4 @@
-"""The connection of one run to an MCP server, and the conversion of what its tools return."""
+"""The connection of a run to an MCP server, and the conversion of its tools' results."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _MAX_PAGES = 100
 _MAX_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _MALFORMED_ERRORS = (ValidationError, RuntimeError, orjson.JSONEncodeError)
-"""Errors of the SDK, and of orjson for integers of more than 64 bits."""
-_BROKEN = "it broke off its answer"
+"""Raised by the SDK, and by orjson for integers of more than 64 bits."""
+_BROKEN = "it closed the connection before its answer was complete"
 _MALFORMED = "its answer is malformed, or too large"
 
 
 class CallFailed(Exception):
-    """A call failed; ``result`` says so to the model."""
+    """A tool call failed. ``result`` is the failed result that the model sees."""
 
     def __init__(self, result: ToolResult) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class CallFailed(Exception):
 
 
 class MCPConnection:
-    """A connection to ``target``: opened when first used, and reopened if lost. Must be closed.
+    """A connection to ``target``. It opens on first use and reopens when lost. The caller must close it.
 
     Methods may be called concurrently, and ``aclose`` from any task.
     """
@@ -81,7 +81,7 @@ class MCPConnection:
         return self._target.url
 
     async def aclose(self) -> None:
-        """End all requests at once; their calls fail. Takes a second at most."""
+        """End all requests; their calls fail. This takes at most two seconds."""
         self._closed = True
         sessions = [*self._lost, *([self._session] if self._session else [])]
         self._lost, self._session = [], None
@@ -92,7 +92,8 @@ class MCPConnection:
 
         Each has ``name`` and ``input_schema``, and optionally ``description`` and ``annotations``. Raises ``Unauthorized`` (the
         server refuses the caller's credentials), ``BadRequest`` (its URL does not lead to a public address) and
-        ``UpstreamError`` with status 424 (unreachable, broken, too large). The messages contain the label.
+        ``UpstreamError`` with status 424 (unreachable, too slow, malformed or too large). The
+        messages contain the label.
         """
         session: MCPSession | None = None
         try:
@@ -112,7 +113,7 @@ class MCPConnection:
             raise self._error("it did not answer in time") from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Any fault is a failed result with an ``error`` as in an ``mcp_call`` item."""
+        """Call a tool. If that fails, return a failed result with an ``error`` as in an ``mcp_call`` item."""
         try:
             return _to_result(await self.invoke(name, arguments), self._limits.output_bytes)
         except CallFailed as error:
@@ -139,7 +140,7 @@ class MCPConnection:
             raise CallFailed(failure(self._message(_BROKEN))) from None
         except TimeoutError:
             self._drop(session)
-            message = f"the call took longer than {self._limits.timeout:g} s and was ended"
+            message = f"the call took longer than {self._limits.timeout:g} s and was cancelled"
             raise CallFailed(failure(message, code=504)) from None
 
     async def _opened(self) -> MCPSession:
@@ -158,14 +159,17 @@ class MCPConnection:
             raise OpeningFailed("the connection is closed")
 
     async def _called(self, session: MCPSession, params: CallToolRequestParams) -> CallToolResult:
-        """Call without the SDK's ``call_tool``, which validates results by the server's schema: a pattern can take forever."""
+        """Call a tool without the SDK's ``call_tool``.
+
+        That validates results against the server's schema, whose patterns could take forever to match.
+        """
         request = CallToolRequest(params=params)
         try:
             return await session.client.send_request(request, CallToolResult)
         except MCPError as error:
             if error.code != HEADER_MISMATCH:
                 raise
-        await self._listed(session)  # the list says which arguments the server also wants as headers
+        await self._listed(session)  # the list says which arguments the server also expects as headers
         return await session.client.send_request(request, CallToolResult)
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
@@ -177,14 +181,14 @@ class MCPConnection:
             tools += map(_as_listed, page.tools)
             bytes_left -= sum(len(orjson.dumps(_as_listed(tool))) for tool in page.tools)
             if bytes_left < 0 or len(tools) > self._limits.tools:
-                raise self._error(f"it lists more than {self._limits.tools} tools, or too long ones")
+                raise self._error(f"it lists more than {self._limits.tools} tools, or their definitions are too large")
             cursor = page.next_cursor
             if cursor is None:
                 return tools
-        raise self._error("its list of tools does not end")
+        raise self._error(f"its list of tools has more than {_MAX_PAGES} pages")
 
     def _drop(self, session: MCPSession | None) -> None:
-        """Use a possibly broken session for no more calls. Pending calls may still be answered."""
+        """Make no more calls in a session that may be broken. Pending calls may still be answered."""
         if session is not None and session is self._session:
             self._session = None
             self._lost.append(session)
@@ -232,7 +236,7 @@ _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 def _to_result(returned: CallToolResult, max_bytes: int) -> ToolResult:
-    """Convert what a tool ``returned``, cut at ``max_bytes`` of text and images. The item's ``output`` describes images."""
+    """Convert what a tool ``returned``, up to ``max_bytes`` of text and images. The item's ``output`` describes the images."""
     parts = list(_bounded(_parts(returned), max_bytes))
     text = "\n".join(part["text"] if part["type"] == "input_text" else _described(part) for part in parts)
     if returned.is_error:
@@ -293,7 +297,7 @@ def _bounded(parts: Iterator[Part], max_bytes: int) -> Iterator[Part]:
         if part["type"] == "input_image":
             size = len(part["image_url"])
             fits = size <= left
-            yield part if fits else _text(f"{_described(part)} left out: it is too large")
+            yield part if fits else _text(f"{_described(part)} omitted: it is too large")
             left -= size if fits else 0
         else:
             text = cut(part["text"], left)

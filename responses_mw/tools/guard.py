@@ -1,11 +1,11 @@
-"""A transport for URLs that requests name: it reaches public internet addresses only.
+"""A transport for URLs from requests. It connects to public internet addresses only.
 
-1. The resolved address is checked, not the name, however it is written (decimal, octal, hexadecimal, IPv6). Every address of a
-   host must be public.
-2. The connection is made to a checked address. The name is not resolved again, which prevents DNS rebinding. Host, SNI and the
-   certificate's name remain those of the host.
-3. Every connection is made here, so redirects are checked too. Proxies of the environment are not used: they would resolve
-   names themselves.
+1. The resolved addresses are checked, so it does not matter how the host is written (decimal, octal, hexadecimal, IPv6). Every
+   address of a host must be public.
+2. The connection is made to a checked address. The name is not resolved again, which prevents DNS rebinding. The Host header,
+   SNI and the certificate check still use the name.
+3. All connections are made here, so redirects are checked too. Proxies from the environment are not used, because they would
+   resolve names themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AddressRefused(httpx.ConnectError):
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether ``address`` is public. For a wrapped IPv4 address (mapped, NAT64) the inner address counts."""
+    """Return whether ``address`` is public. For an IPv4 address in IPv6 (mapped, NAT64), the IPv4 address decides."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -54,7 +54,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_isatap(address: IPv6Address) -> bool:
-    """Return whether the interface id tunnels to an IPv4 address (RFC 5214)."""
+    """Return whether the interface id denotes a tunnel to an IPv4 address (RFC 5214)."""
     return (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE
 
 
@@ -68,9 +68,9 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
     if parsed.scheme not in ("http", "https") or not host:
         return "it must begin with http:// or https:// and name a host"
     if parsed.userinfo:
-        return "it must not carry credentials: send them as headers or authorization"
+        return "it must not contain credentials: send them as headers or authorization"
     if port is not None and not 0 < port <= 65_535:
-        return "it has no such port"
+        return "its port must be between 1 and 65535"
     try:
         address = ip_address(host)
     except ValueError:
@@ -91,7 +91,7 @@ async def checked_addresses(host: str, port: int, *, allow_private: bool, resolv
     """
     try:
         found = await resolve(host, port)
-    except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
+    except (OSError, UnicodeError) as error:  # an invalid name raises UnicodeError
         raise httpx.ConnectError(f"The host '{host}' cannot be resolved") from error
     addresses = [ip_address(address) for address in found]
     if not addresses:
@@ -128,7 +128,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
                         continue
                 return await self._inner.connect_tcp(addresses[-1], port, None, local_address, socket_options)
         except TimeoutError as error:
-            raise httpcore.ConnectTimeout(f"No connection to {host}:{port} in time") from error
+            raise httpcore.ConnectTimeout(f"Connecting to {host}:{port} timed out") from error
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -137,8 +137,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 class GuardedTransport(httpx.AsyncBaseTransport):
     """A transport for URLs chosen by callers. Connections are pooled by host and never shared between hosts.
 
-    ``allow_private`` permits every address. ``ssl_context`` defaults to the system's. ``connections`` is the maximum open at a
-    time. Raises ``AddressRefused`` and the errors of httpx's own transport.
+    ``allow_private`` permits every address. ``ssl_context`` defaults to the system's. ``connections`` is the maximum number of
+    open connections. Raises ``AddressRefused`` and the errors of httpx's own transport.
     """
 
     def __init__(
@@ -199,12 +199,12 @@ _FAULTS = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolEr
 
 
 def _as_httpx(error: Exception) -> httpx.TransportError:
-    """Convert an error of httpcore to that of httpx with the same name."""
+    """Convert an httpcore error to the httpx error of the same name."""
     kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
     return kind(str(error))
 
 
 @cache
 def system_tls() -> ssl.SSLContext:
-    """Return the system's context, loaded once: reading all authorities takes milliseconds."""
+    """Return the system's TLS context. It is loaded once, because reading all authorities takes milliseconds."""
     return ssl.create_default_context()

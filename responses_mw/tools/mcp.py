@@ -1,8 +1,8 @@
-"""Entries of type ``mcp`` in ``tools``: their checks, the server they mean, its headers, and the permissions of its tools.
+"""Entries of type ``mcp`` in ``tools``: validation, servers, headers, and permissions of tools.
 
-1. A request names a server by ``server_url``, or one of the operator's by ``server_label`` or ``connector_id``.
-2. The operator's headers and rules apply to the operator's server only, never to a ``server_url`` of a request, even under the
-   same label.
+1. A request names a server by ``server_url``, or one of the operator's servers by ``server_label`` or ``connector_id``.
+2. The operator's headers and rules apply only to the operator's servers, never to a request's ``server_url``, even if it has
+   the same label.
 3. Secrets are never echoed. A chained request must send them again.
 """
 
@@ -57,7 +57,7 @@ _SECRET = ("headers", "authorization")
 def check_installed(path: str) -> None:
     """Raise ``BadRequest`` for the tool at ``path`` if the package ``mcp`` is missing."""
     if find_spec("mcp") is None:
-        checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed here.")
+        checks.unsupported(f"{path}.type", "the extra responses-mw[mcp] is not installed.")
 
 
 # -- checks --------------------------------------------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ class MCPServers:
         return MCPConnection(target, limits, resolve=self._resolve)
 
     def configured_label(self, tool: Tool) -> str:
-        """Return the operator's name for the server; empty for a server that the request brings."""
+        """Return the operator's name for the server, or an empty string for a ``server_url`` from the request."""
         if _configured(tool, self._settings) is None:
             return ""
         return str(tool.get("connector_id") or tool["server_label"])
 
     def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
-        """Return whether request and operator allow the server's tool ``name``."""
+        """Return whether both the request and the operator allow the server's tool ``name``."""
         server = _configured(tool, self._settings)
         limits = [tool.get("allowed_tools"), _plain(server.allowed_tools) if server else None]
         return all(limit is None or _matches(limit, name, annotations) for limit in limits)
@@ -217,7 +217,8 @@ class MCPServers:
     def needs_approval(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
         """Return whether a call of the server's tool ``name`` requires an ``mcp_approval_response``.
 
-        The request's rule wins over the operator's; without either it does. A tool that matches both filters requires one.
+        The request's rule takes precedence over the operator's. Without a rule, every call requires
+        one. So does a call of a tool that matches both filters.
         """
         server = _configured(tool, self._settings)
         rule = tool.get("require_approval", _plain(server.require_approval) if server else None)
@@ -241,8 +242,10 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
-    """Return the headers to send. A request may replace only ``authorization`` of the operator's headers: a server may base
-    trust on the others."""
+    """Return the headers to send.
+
+    Of the operator's headers, a request may replace only ``authorization``, because the server may trust the others.
+    """
     headers = {name.lower(): str(value) for name, value in tool.get("headers", {}).items()}
     if "authorization" in tool:
         headers["authorization"] = _bearer(tool["authorization"])
@@ -263,7 +266,7 @@ def _plain(rule: Any) -> Any:
 
 
 def _matches(rule: list[str] | dict[str, Any], name: str, annotations: Mapping[str, Any] | None) -> bool:
-    """Return whether a tool is in a list of names (``*`` is any), or matches a whole filter."""
+    """Return whether a tool is in a list of names (``*`` means any), or matches all members of a filter."""
     if isinstance(rule, list):
         return name in rule or EVERY_TOOL in rule
     read_only = bool((annotations or {}).get("readOnlyHint", False))

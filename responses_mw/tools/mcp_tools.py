@@ -1,4 +1,4 @@
-"""The tool kind ``mcp``: the tools of one MCP server in one run, their permissions, and the lists of them in the history."""
+"""The tool kind ``mcp``: the tools of an MCP server in one run, their permissions, and the tool lists in the history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MCPEntry(ToolEntry):
         return [self._served(tool) for tool in await self._access.open()]
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
-        """Return the call that an ``mcp_approval_request`` asked for as a function ``name``, or None if it is not permitted.
+        """Return the call of an ``mcp_approval_request`` as a function called ``name``, or None if it is not permitted.
 
         Call after ``open``.
         """
@@ -93,7 +93,7 @@ def _not_json(arguments: str) -> ToolResult:
 class MCPAccess:
     """One MCP server in one run.
 
-    Every call of a server's tool is made here, and its permission checked: the model's calls, calls that the user approved, and
+    It makes every call of the server's tools and checks its permission: the model's calls, calls that the user approved, and
     web searches.
     """
 
@@ -123,7 +123,7 @@ class MCPAccess:
         return list(self._listed.values())
 
     def is_callable(self, name: str) -> bool:
-        """Return whether the server lists the tool and both request and operator allow it. Call after ``open``."""
+        """Return whether the server lists the tool, and both the request and the operator allow it. Call after ``open``."""
         return self._listed is not None and name in self._listed
 
     def needs_approval(self, name: str) -> bool:
@@ -132,9 +132,10 @@ class MCPAccess:
         return self._servers.needs_approval(self._tool, name, annotations)
 
     async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
-        """Call a tool; ``approved`` says that the user or the operator approved it. A forbidden call is a failed result.
+        """Call a tool. A forbidden call returns a failed result.
 
-        Raises ``APIError`` if the server must list its tools first and fails to.
+        ``approved``: the user or the operator approved the call. Raises ``APIError`` if the server has to list its tools first
+        and that fails.
         """
         if self._listed is None and self._servers.has_limits(self._tool):
             await self.open()
@@ -156,23 +157,23 @@ _SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 class SignedListings:
-    """The ``mcp_list_tools`` items among the ``items`` of one run of ``owner``; the last one per label counts.
+    """The ``mcp_list_tools`` items among the ``items`` of one run of ``owner``. The last one of each label is used.
 
-    1. Such an item decides which tools are read-only, and so which may be called and which need an approval. Clients send items
-       back, and whatever a client puts into its input is stored like any other item. So a list is trusted by its ``signature``
-       only, never by its position.
+    1. Such an item decides which tools are read-only, and so which may be called and which need an approval. Clients can forge
+       items, and items from the input are stored like any others. So a list is trusted only because of its ``signature``,
+       never because of its position.
     2. A signature is valid for one owner and one server (its URL), not for another server with the same label.
     3. A list without a valid signature is ignored, not refused: the server is asked for its tools.
     """
 
     def __init__(self, sealer: Sealer, owner: str, items: Iterable[Item]) -> None:
-        """A list of more than ``MAX_MCP_TOOLS`` is never trusted: none is signed."""
+        """A list of more than ``MAX_MCP_TOOLS`` tools is never trusted, because none is ever signed."""
         self._sealer = sealer
         self._owner = owner
         self._latest = {item["server_label"]: item for item in items if item["type"] == "mcp_list_tools"}
 
     def trusted(self, label: str, url: str) -> list[dict[str, Any]] | None:
-        """Return the tools that the server at ``url`` listed for this owner before, or None if no valid signature says so."""
+        """Return the tools that the server at ``url`` listed for this owner, or None if there is no validly signed list."""
         item = self._latest.get(label)
         if item is None or len(item["tools"]) > MAX_MCP_TOOLS:
             return None

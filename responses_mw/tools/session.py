@@ -1,9 +1,9 @@
-"""A session with an MCP server, over the MCP SDK.
+"""A session with an MCP server, based on the MCP SDK.
 
-1. The SDK's client uses cancel scopes, which the task that entered them must leave, in order. A run may be read by any task, so
-   a session has a task of its own that enters, waits and leaves. Calls may come from any task.
-2. Ending that task ends all requests at once. Then the session is deleted at the server.
-3. The SDK logs URLs, messages and answers. Its logging is suppressed for our sessions only, not for the host application.
+1. The SDK's client uses cancel scopes, which must be exited in order by the task that entered them. A run may be read by any
+   task, so each session has its own task, which opens the client, waits, and closes it. Calls may come from any task.
+2. Cancelling that task ends all requests at once. Then the session is deleted on the server.
+3. The SDK logs URLs, messages and answers. Its logging is suppressed only for these sessions, not for the host application.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[["MCPTarget", "MCPLimits", MCPBridge], AbstractAsyncContextManager[Any]]
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for connecting to a server. One that is up accepts a connection at once, however long its tools take."""
+"""Timeout for connecting, in seconds. A running server accepts a connection at once, however long its tools take."""
 _DELETE_TIMEOUT = 1.0
-"""Seconds for deleting a session at the server."""
+"""Timeout for deleting a session on the server, in seconds."""
 _OVERHEAD = 64 * 1024
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
 _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
-"""Answers to a POST by servers that expect the older transport's GET (MCP specification, "Backwards compatibility")."""
+"""Statuses of a POST for which the older transport is tried (MCP specification, "Backwards compatibility")."""
 
 
 @dataclass(frozen=True, slots=True)
 class MCPTarget:
-    """An MCP server and the headers it is sent."""
+    """An MCP server and the headers sent to it."""
 
     label: str
     url: str
@@ -56,8 +56,11 @@ class MCPTarget:
     """Whether refused credentials are the caller's, not the operator's."""
 
     def reason(self, error: MCPError) -> str:
-        """Return the message of ``error`` without anything we sent: a server may repeat it, and errors are stored and shown."""
-        if error.message.startswith(_REDIRECT):  # by the SDK, with the new URL, which often has the old path and query
+        """Return the message of ``error`` without the URL and the headers that we sent.
+
+        A server may repeat them in its message, and errors are stored and shown.
+        """
+        if error.message.startswith(_REDIRECT):  # the SDK adds the new URL, which often has the old path and query
             return "it redirects to another origin, which is not followed"
         sent = [self.url, httpx2.URL(self.url).raw_path.decode("ascii"), *self.headers.values()]
         text = error.message
@@ -77,12 +80,12 @@ class MCPLimits:
 
     @property
     def answer_bytes(self) -> int:
-        """An answer may contain a result twice (as text and as structured content), with characters escaped."""
+        """Maximum size of an answer, which may contain a result twice (as text and structured content), with escapes."""
         return 8 * self.output_bytes + _OVERHEAD
 
 
 class OpeningFailed(Exception):
-    """No session could be opened. ``status`` is the server's last one, or 502. The message follows the server's name."""
+    """No session could be opened. ``status`` is the last HTTP status, or 502. The message continues "MCP server 'label':"."""
 
     def __init__(self, reason: str, status: int = UNREACHABLE, *, address_refused: bool = False) -> None:
         super().__init__(reason)
@@ -91,7 +94,7 @@ class OpeningFailed(Exception):
 
 
 class MCPSession:
-    """A session in its task. ``client`` is set once it is open."""
+    """A session that runs in a task of its own. ``client`` is set once it is open."""
 
     client: ClientSession
 
@@ -133,7 +136,7 @@ class MCPSession:
         self.client = self._opened.result()
 
     async def request(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work``, a call of the client. A cancelled caller returns at once, although the SDK then notifies the server."""
+        """Run ``work``, a call of the client. When cancelled, return at once, while the SDK still notifies the server."""
         with quiet():
             task = asyncio.create_task(work)
         self._requests.add(task)
@@ -172,13 +175,13 @@ class MCPSession:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception, so that asyncio does not log one that nobody awaits."""
+    """Retrieve the exception, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 async def open_session(target: MCPTarget, limits: MCPLimits, resolve: Resolve = resolve) -> MCPSession:
-    """Open a session over streamable HTTP, or legacy SSE if the server does not support that. Raises ``OpeningFailed``."""
+    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises ``OpeningFailed``."""
     session = MCPSession(_streamable, target, limits, resolve)
     try:
         await session.open()
@@ -194,12 +197,12 @@ async def open_session(target: MCPTarget, limits: MCPLimits, resolve: Resolve = 
 
 
 def _http(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> httpx2.AsyncClient:
-    """Make a client. It has no read timeout: calls have one, and an event stream may be silent for long."""
+    """Create a client. It has no read timeout: calls have their own, and an event stream may be silent for a long time."""
     return httpx2.AsyncClient(
         transport=_SharedTransport(bridge),
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
         timeout=httpx2.Timeout(limits.timeout, connect=CONNECT_TIMEOUT, read=None),
-        trust_env=False,  # neither proxies nor credentials of the environment
+        trust_env=False,  # ignore proxies and credentials from the environment
     )
 
 
@@ -218,7 +221,7 @@ async def _streamable(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -
 
 
 async def _delete_session(http: httpx2.AsyncClient, url: str, session_id: str) -> None:
-    """Delete the session at the server."""
+    """Delete the session on the server, ignoring failures."""
     try:
         async with asyncio.timeout(_DELETE_TIMEOUT):
             await http.delete(url, headers={SESSION_HEADER: session_id})
@@ -251,7 +254,7 @@ def _client_info() -> Implementation:
 
 
 def _first(error: BaseException | None) -> BaseException | None:
-    """Return the first error in the exception groups of the SDK."""
+    """Return the first error in the SDK's nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

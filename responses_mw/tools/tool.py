@@ -23,7 +23,7 @@ MAX_MCP_TOOLS = 512
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one call. A tool's failure is a result too: the model sees it, and the run goes on."""
+    """The result of one call. A tool's failure is a result too: the model sees it, and the run continues."""
 
     content: str | list[Part]
     """What the model reads: a text, or parts of type ``input_text`` and ``input_image``."""
@@ -41,19 +41,19 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ServedFunction:
-    """A function that is executed here. ``call`` takes the model's arguments and never raises."""
+    """A function that the server executes. ``call`` takes the model's arguments and never raises."""
 
     offered: OfferedFunction
     call: Callable[[str], Awaitable[ToolResult]]
     kind: str
     """The kind of tool, for metrics."""
     server: str = ""
-    """The label of its MCP server if the operator configured it, for metrics: a client's own label is ``_OTHER``."""
+    """The label of its MCP server, for metrics; ``_OTHER`` if the operator did not configure the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolConfig:
-    """The operator's settings of all tools."""
+    """The operator's settings for all tools."""
 
     tools: ToolSettings
     search: SearchSettings
@@ -61,9 +61,9 @@ class ToolConfig:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may use in one run of ``owner``.
+    """The context of a tool in one run of ``owner``.
 
-    ``earlier`` are the items of the chain and of the input. Clients send them back, so they must not grant any right.
+    ``earlier`` holds the items of the history and of the input. Clients can forge them, so they must never grant permissions.
     """
 
     config: ToolConfig
@@ -76,7 +76,7 @@ class ToolContext:
 
 
 class ToolEntry:
-    """One entry of ``tools`` in one run. Opened once, and always closed."""
+    """One entry of ``tools`` in one run. It is opened once and always closed."""
 
     @property
     def sources(self) -> Sequence[Mapping[str, Any]]:
@@ -99,7 +99,7 @@ class ServerToolKind:
     check: Callable[[Tool, str, ToolConfig], Tool]
     """Checks an entry of ``tools`` at a path (``tools[0]``) and returns it without nulls. Raises ``BadRequest``."""
     entry: Callable[[Tool, ToolContext], ToolEntry]
-    """Makes the entry of a checked tool."""
+    """Creates the entry of a checked tool."""
     echo: Callable[[Tool], Tool] = lambda tool: tool
     """Removes secrets from an entry before it is shown or stored."""
 
@@ -113,6 +113,6 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def failure(message: str, *, kind: str = "http_error", code: int = 502) -> ToolResult:
-    """Return the result of a failed MCP call; ``kind`` and ``code`` are those of OpenAI's ``mcp_call.error``."""
+    """Return the result of a failed MCP call; ``kind`` and ``code`` are the type and code in ``mcp_call.error``."""
     error: dict[str, Any] = {"type": kind, "code": code, "message": message}
     return ToolResult(f"The tool failed: {message}", {"error": error}, failed=True)

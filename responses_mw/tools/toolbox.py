@@ -40,7 +40,7 @@ class Tools:
         self._has_logged_search = False
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
-        """Check the entries of ``tools`` that are served here, and the request's ``tool_choice``. Raises ``BadRequest``."""
+        """Check the entries of ``tools`` that the server executes, and the request's ``tool_choice``. Raises ``BadRequest``."""
         checked = [
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._config) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
@@ -49,16 +49,16 @@ class Tools:
         web_search.check_choice(choice, checked, self._config.search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
-            logger.warning("a request offers web_search, and no search.provider is set: the model is not offered the tool")
+            logger.warning("a request offers web_search, but no search.provider is set: the model is not offered the tool")
         return checked
 
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
-        """Return the types of the ``tools`` that the model is not offered because this server is not configured for them."""
+        """Return the types of the ``tools`` that the model is not offered because the server has no configuration for them."""
         is_missing = self._config.search.provider == "none"
         return [tool["type"] for tool in tools if is_missing and tool["type"] in web_search.TYPES]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Return the entries without secrets, to be shown and stored."""
+        """Return the entries without secrets, as they are shown and stored."""
         return [_KIND_OF[tool["type"]].echo(tool) if tool["type"] in _KIND_OF else tool for tool in tools]
 
     def toolbox(
@@ -70,10 +70,10 @@ class Tools:
         owner: str,
         gate: Gate,
     ) -> Toolbox | None:
-        """Return the toolbox of a run of ``owner``, or None if none of its checked ``tools`` is served here.
+        """Return the toolbox of a run of ``owner``, or None if the server executes none of its checked ``tools``.
 
-        ``items`` are everything the model will see, of which ``own`` come from the request. The trace headers among ``headers``
-        are sent to tool servers. Raises ``BadRequest`` for an approval without a request.
+        ``items`` are all items that the model will see; ``own`` are those among them that come from the request. The trace
+        headers among ``headers`` are sent to tool servers. Raises ``BadRequest`` for an approval without an approval request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         listings = SignedListings(self._sealer, owner, items)
@@ -96,10 +96,10 @@ class ForwardedTools(Tools):
 
 
 class Toolbox:
-    """The tools of one run. Opened once, before the first turn, and always closed."""
+    """The tools of one run. It is opened once, before the first turn, and always closed."""
 
     def __init__(self, entries: Sequence[ToolEntry], approved: Mapping[str, Item], gate: Gate) -> None:
-        """``approved`` maps the path of each approval to its approval request, whose call runs first.
+        """``approved`` maps the path of each approval to its approval request. The approved calls run first.
 
         The ``gate`` is awaited before anything is sent to a tool.
         """
@@ -114,7 +114,7 @@ class Toolbox:
         approval is for one call with the arguments that were shown."""
 
     async def open(self) -> None:
-        """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the caller is not accepted."""
+        """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the gate refuses the caller."""
         await self._gate()
         brought: list[list[ServedFunction]] = [[] for _ in self._entries]
 
@@ -133,7 +133,7 @@ class Toolbox:
 
     @property
     def offered(self) -> list[OfferedFunction]:
-        """The functions, under their original names."""
+        """The functions to offer to the model, under their original names."""
         return [served.offered for served in self._served]
 
     @property
@@ -191,9 +191,9 @@ class Toolbox:
 
 
 def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
-    """Map the path of each approval in the request's ``own`` input to its approval request, unless that was already called.
+    """Map the path of each approval in the request's ``own`` input to its approval request. Omit calls already made.
 
-    The client may have made up the approval request too. That grants nothing: the call's permission is still checked.
+    The client may have forged the approval request. That grants nothing: the call's permission is still checked.
     """
     requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
     called = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
@@ -207,14 +207,14 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
         if not item["approve"] or asked in called:
             continue
         if len(approved) == _MAX_APPROVED:
-            raise BadRequest(f"More than {_MAX_APPROVED} calls are approved at a time.", param=where, code="invalid_value")
+            raise BadRequest(f"A request can approve at most {_MAX_APPROVED} calls.", param=where, code="invalid_value")
         called.add(asked)
         approved[where] = requests[asked]
     return approved
 
 
 def _check_servers(labels: Sequence[str]) -> None:
-    """Limit the number of MCP servers, which are all asked for their tools, and refuse duplicates."""
+    """Limit the number of MCP servers, all of which are asked for their tools, and refuse duplicate labels."""
     if len(labels) > _MAX_SERVERS:
         message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
         raise BadRequest(message, param="tools", code="array_above_max_length")
@@ -224,6 +224,6 @@ def _check_servers(labels: Sequence[str]) -> None:
 
 
 def _first(faults: ExceptionGroup[Exception]) -> Exception:
-    """Return one of several errors, preferring the client's own."""
+    """Return one of several errors, preferably one that the client caused."""
     inner = [_first(fault) if isinstance(fault, ExceptionGroup) else fault for fault in faults.exceptions]
     return min(inner, key=lambda fault: fault.status if isinstance(fault, APIError) else 600)

@@ -37,14 +37,14 @@ def check_web_search(tool: Tool, path: str) -> Tool:
 
 
 def can_search(tool: Tool, settings: SearchSettings) -> bool:
-    """Return whether the tool is offered to the model: every search is live, and needs a provider."""
+    """Return whether the tool is offered to the model. A search needs a provider and access to the live web."""
     return settings.provider != "none" and bool(tool.get("external_web_access", True))
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
-    """Refuse a ``tool_choice`` that leaves the model only searches, if this server has no provider. Raises ``BadRequest``.
+    """Refuse a ``tool_choice`` that forces a search, if this server has no provider. Raises ``BadRequest``.
 
-    A search that is merely offered is no reason to refuse a request: some clients always offer it (Codex).
+    A request that merely offers the tool is accepted, because some clients (Codex) always offer it.
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
@@ -55,7 +55,7 @@ def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -
 
 
 def _content_types(value: Any, path: str) -> list[Any]:
-    """Accept images besides text: a search may return none. Images alone would leave nothing to return."""
+    """Accept images only in addition to text: none are returned, so there must be something else to return."""
     kinds = checks.each(checks.among("text", "image"))(value, path)
     if kinds and "text" not in kinds:
         checks.unsupported(path, "only text can be searched.")
@@ -91,9 +91,10 @@ _definition = checks.closed_object(
 
 
 class WebSearch:
-    """The web search of one run, for a checked ``tool``. ``sources`` are all it may cite, including those of ``earlier`` items.
+    """The web search of one run, for a checked ``tool``.
 
-    Searches may run concurrently. Results are numbered over the whole chain; a URL keeps its number.
+    ``sources`` are all that the answer may cite, including the sources in ``earlier`` items. Searches may run concurrently.
+    Results are numbered throughout the history; a URL keeps its number.
     """
 
     def __init__(self, tool: Tool, provider: SearchProvider, earlier: Iterable[Item] = ()) -> None:
@@ -235,7 +236,7 @@ class WebSearchEntry(ToolEntry):
             await self._access.aclose()
 
     async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call ``search.mcp_tool``, a tool of one of the operator's servers, which the operator has approved by naming it."""
+        """Call ``search.mcp_tool``, a tool of one of the operator's servers. The setting itself approves the call."""
         label, _, name = (self._context.config.search.mcp_tool or "").partition("/")
         if self._access is None:
             self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)

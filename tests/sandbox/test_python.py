@@ -203,5 +203,5 @@ def test_it_does_not_start_where_isolation_would_be_weak() -> None:
         command("weak"), env=environment("weak", {"port": 0}), capture_output=True, text=True, timeout=30, check=False
     )
     assert refused.returncode == 1
-    assert "the kernel grants no sufficient isolation" in refused.stderr
+    assert "the kernel does not grant sufficient isolation" in refused.stderr
     assert "allow_weak_isolation" in refused.stderr

@@ -81,7 +81,8 @@ async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(se
     async with aclosing(CodeInterpreter(settings.tools, "cntr_of_yesterday")) as interpreter:
         result = await interpreter.call("6 * 7")
     assert (
-        result.content == "(The container of earlier calls is gone, with its variables and files. This ran in a new one.)\n42"
+        result.content
+        == "(The container of earlier calls is lost, with its variables and files. This code ran in a new one.)\n42"
     )
     assert result.members == {"container_id": interpreter.container_id, "outputs": logs("42")}
     assert interpreter.container_id != "cntr_of_yesterday"

@@ -277,7 +277,7 @@ def test_without_the_sdk_the_tool_is_refused_and_the_extra_named() -> None:
         except Exception as error: print(error)
     """
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "'tools[0].type' is not supported: the extra responses-mw[mcp] is not installed here."
+    assert printed.strip() == "'tools[0].type' is not supported: the extra responses-mw[mcp] is not installed."
 
 
 def test_the_sdk_is_loaded_only_when_it_is_needed() -> None:

@@ -169,7 +169,7 @@ async def test_long_output_is_cut_with_a_remark(plain: str) -> None:
 async def test_an_image_that_is_too_large_is_left_out(plain: str) -> None:
     async with aclosing(connection(plain, output_bytes=20)) as weather:
         result = await weather.call("picture", {})
-    assert result.content == "A pixel:\n[image/png, 32 bytes] left out: it is too large"
+    assert result.content == "A pixel:\n[image/png, 32 bytes] omitted: it is too large"
 
 
 async def test_an_answer_without_end_is_not_taken(plain: str) -> None:
@@ -206,7 +206,7 @@ async def test_a_call_that_takes_too_long_is_ended_and_the_next_one_works(server
         result = await weather.call("sleep", {"seconds": 30})
         assert result.failed
         assert result.members["error"] == {
-            "type": "http_error", "code": 504, "message": "the call took longer than 2 s and was ended"
+            "type": "http_error", "code": 504, "message": "the call took longer than 2 s and was cancelled"
         }  # fmt: skip
         assert (await weather.call("get_weather", {"city": "Oslo"})).content == "Sunny in Oslo."
 

@@ -1,4 +1,4 @@
-"""What separates a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
+"""The isolation of a container from the machine: namespaces, a root directory, a user, limits, and Landlock.
 
 Every function raises ``OSError`` if the kernel refuses. Only the process file system is skipped silently: outer containers
 often forbid mounting it.
@@ -31,7 +31,7 @@ class ResourceLimits(TypedDict):
 
 WORKING_DIRECTORY = "/mnt/data"
 _MAX_INODES = 16_384
-_INIT_PROCESSES = 2  # ours, which count too if all have one user
+_INIT_PROCESSES = 2  # our own, which count too if the container shares our user
 _INSIDE = 1000  # our user in a user namespace; the kernel treats 0 differently
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
@@ -49,14 +49,14 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def checked(result: int) -> None:
-    """Raise the ``OSError`` of a C function that returned -1."""
+    """Raise ``OSError`` with the C library's errno if ``result`` is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def enter_process_namespace(*, as_user: bool) -> None:
-    """Make the next child the first process of a new process namespace; ``as_user``, inside a user namespace."""
+    """Make the next child the first process of a new process namespace, inside a user namespace if ``as_user``."""
     if not as_user:
         checked(libc.unshare(_CLONE_NEWPID))
         return
@@ -68,7 +68,7 @@ def enter_process_namespace(*, as_user: bool) -> None:
 
 
 def enter_root(uid: int | None, disk_bytes: int, packages: list[str]) -> None:
-    """Replace the machine's files, network and host name by new ones.
+    """Replace the machine's files, network and host name with the container's own.
 
     The new root is a file system in memory of at most ``disk_bytes``. Its working and temporary directories belong to ``uid``
     (None: the current user); everything else is read-only.
@@ -125,7 +125,10 @@ def hide() -> None:
 
 
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
-    """Set the limits of each process. ``own_count``: the kernel counts this container's processes separately."""
+    """Set the limits of each process.
+
+    ``own_count``: the kernel counts this container's processes separately. ``own_user``: it has a user of its own.
+    """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_bytes"],
@@ -171,10 +174,10 @@ _RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
 def restrict_files(directory: str, packages: list[str]) -> None:
-    """Permanently allow only to write ``directory`` and to read the system's libraries and programs, with Landlock.
+    """Permanently restrict access with Landlock: write only ``directory``, read only it, programs and libraries.
 
-    From version 4 on, this also forbids TCP ports, and from 6 on signals and abstract sockets to the outside: a second line of
-    defence behind the filter of system calls. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
+    As a second line of defence behind the system call filter, this also forbids TCP from version 4 on, and signals and abstract
+    sockets to the outside from version 6 on. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
     """
     version = landlock_version()
     every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1
@@ -196,7 +199,7 @@ def restrict_files(directory: str, packages: list[str]) -> None:
 
 
 def landlock_version() -> int:
-    """Return the kernel's version of Landlock. Raises ``OSError`` without it."""
+    """Return the kernel's Landlock ABI version. Raises ``OSError`` if Landlock is not available."""
     return _called(_CREATE_RULESET, None, 0, _ASK_VERSION)
 
 
@@ -204,7 +207,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH)
     except FileNotFoundError:
-        return  # not every machine has all of them
+        return  # not every machine has all of these paths
     if not os.path.isdir(path):  # noqa: PTH112
         rights &= _RIGHTS_OF_FILES
     _called(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)

@@ -1,9 +1,9 @@
 """The first processes of a container: one that waits outside, an init inside, and the one that runs the code.
 
 The init is the first process of the container's process namespace: it cannot be signalled from inside, and when it ends, the
-kernel ends all others. It reads its standard input: on each byte it ends the processes that the last call left behind and
-writes the line ``swept``; at the end of the input, which also comes when the service dies, it ends the container. If the
-container ends by itself, the init writes why: ``exit 3``, ``signal 9``, ``memory`` or ``processes`` (that could not be ended).
+kernel ends all others. For each byte on its standard input, it ends the processes that the last call left behind and writes the
+line ``swept``. When its input closes, as it does if the service crashes, the init ends the container. If the container ends for
+another reason, the init writes that reason: ``exit 3``, ``signal 9``, ``memory``, or ``processes`` (some could not be ended).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan(TypedDict):
 
 
 def main(plan: Plan) -> NoReturn:
-    """Start a container and wait for its end."""
+    """Start a container and wait until it has ended."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123
         score.write("1000")  # if the machine runs out of memory, the kernel kills containers first
     if plan["namespaces"]:
@@ -101,7 +101,7 @@ def _run_code(plan: Plan) -> None:
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
-    """Return when the container must end."""
+    """Watch the container until it must end."""
     while True:
         ordered, _, _ = select.select([0], [], [], TICK)
         if ordered and not os.read(0, 1):
@@ -121,14 +121,14 @@ def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
 
 
 def _processes(code: int, *, namespaces: bool) -> list[int]:
-    """Return the container's processes; only ``code`` without a namespace or its process file system."""
+    """Return the container's processes: only ``code`` if there is no namespace or no process file system."""
     if not namespaces:
         return [code]
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"] or [code]  # noqa: PTH208
 
 
 def _resident(pid: int) -> int:
-    """Return the resident bytes, including shared ones; 0 for a process that has ended."""
+    """Return the resident memory in bytes, including shared pages; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 (ten times a second)
             return int(statm.read().split()[1]) * _PAGE
@@ -137,11 +137,11 @@ def _resident(pid: int) -> int:
 
 
 def _sweep(code: int, *, namespaces: bool) -> bool:
-    """End every process but the one that runs the code. Return False if some remain."""
+    """End every process except the one that runs the code. Return False if some remain."""
     if not namespaces:
         return True  # the code cannot start processes
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGSTOP)  # all at once, so that none can fork meanwhile
+        os.kill(-1, signal.SIGSTOP)  # all at once, so that none can fork in the meantime
     for _ in range(_SWEEPS):
         others = [pid for pid in _processes(code, namespaces=namespaces) if pid != code and _resident(pid)]
         if not others:

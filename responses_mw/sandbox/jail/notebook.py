@@ -1,7 +1,7 @@
 """Runs code like a notebook: cell by cell in one namespace. The value of a cell's last expression is its result.
 
 A frame on the channel is a length (four bytes, big-endian) followed by JSON: ``{"nonce", "code"}`` in, ``{"nonce", "result",
-"error", "files"}`` out. The code runs in this process and can write frames too, so it can only lie about itself.
+"error", "files"}`` out. The code runs in this process and can forge frames, but only to misreport its own results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Listing = dict[str, tuple[int, int]]
 
 
 def prepare(directory: str, packages: list[str]) -> None:
-    """Set the environment of the code and its child processes, and where it imports from."""
+    """Set the environment variables of the code and its child processes, and the import path."""
     os.environ.clear()
     os.environ.update(
         HOME=directory,
@@ -86,13 +86,13 @@ class Notebook:
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> tuple[str | None, str | None]:
-        """Run a cell. Return the repr of its last expression (None without a value) and the traceback of its error."""
+        """Run a cell. Return the repr of its last expression and the traceback of its error, each None if there is none."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
             return self._evaluate(*_compiled(code, name)), None
-        except BaseException as error:  # noqa: BLE001 (also SystemExit and KeyboardInterrupt: the notebook continues)
+        except BaseException as error:  # noqa: BLE001 (including SystemExit and KeyboardInterrupt: the notebook continues)
             return None, self._explained(error)
 
     def _evaluate(self, statements: CodeType, expression: CodeType | None) -> str | None:

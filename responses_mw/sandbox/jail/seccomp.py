@@ -1,10 +1,10 @@
-"""A seccomp filter: the system calls that are refused in a container.
+"""The seccomp filter that refuses system calls in a container.
 
-The filter is always installed. With namespaces, it keeps the code from rarely used parts of the kernel. Without them, it is
-what keeps the code from the network and from other processes.
+The filter is always installed. With namespaces, it keeps the code away from rarely used parts of the kernel. Without them, it
+keeps the code away from the network and from other processes.
 
-A filter sees arguments as 64 bits, of which the kernel reads 32 for an int. Only those are compared, because a caller may set
-the others freely. Pointers are never followed.
+A filter sees each argument as 64 bits, but the kernel reads only 32 bits of an int. The filter compares only those, because the
+caller may set the others freely. It cannot follow pointers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # memory that no limit counts
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # System V and POSIX objects: another's can be used, and removed, by its id without ever being opened
+    # System V and POSIX objects: those of other processes can be used and removed by id, without being opened
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -75,15 +75,15 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "mq_timedreceive": (243, 183),
     "mq_notify": (244, 184),
     "mq_getsetattr": (245, 185),
-    # what others do with files that all can read; Landlock does not look at it
+    # reveals what other processes do with shared files; Landlock does not check it
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
-    # a quota of the whole machine's
+    # uses up a quota of the whole machine
     "io_setup": (206, 0),
-    # parts of the kernel that no such code needs, and that had faults
+    # parts of the kernel that the code does not need, and that have had vulnerabilities
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -110,12 +110,12 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "delete_module": (176, 106),
 }
 
-# Without a process namespace: no process can be started (it would outlive the container) or reached, and no file of the same
-# user outside be changed by calls that Landlock does not check.
+# Refused without a process namespace: the code must not start processes (they would outlive the container), reach others, or
+# change the user's files outside by calls that Landlock does not check.
 _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
-    "execve": (59, 221),  # other processes of the user could inspect the new program
+    "execve": (59, 221),  # makes the process dumpable again: other processes of the same user could inspect it
     "execveat": (322, 281),
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -129,7 +129,7 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "sched_setaffinity": (203, 122),
     "ioprio_set": (251, 30),
     "timer_create": (222, 107),  # uses up the user's quota of signals
-    # the machine's named sockets, which a socket of a socketpair reaches without a network namespace
+    # without a network namespace, a socket of a socketpair can reach the machine's named sockets
     "connect": (42, 203),
     "bind": (49, 200),
     "sendmsg": (46, 211),
@@ -144,7 +144,8 @@ _NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
     "fremovexattr": (199, 16),
 }
 
-# There too: programs that copy files or unpack archives expect these to succeed. Nothing in a container depends on them.
+# Without a process namespace, these do nothing and report success: programs that copy files or unpack archives expect that.
+# Nothing in a container depends on their effect.
 _NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -162,7 +163,10 @@ _NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
 
 
 class _Rule(NamedTuple):
-    """A rule for a call that depends on an argument: whether its lower 32 bits, masked, are one of ``values``."""
+    """A rule for a call that depends on an argument.
+
+    The filter answers ``listed`` if the argument's lower 32 bits, masked, are one of ``values``, and ``others`` if not.
+    """
 
     numbers: tuple[int, int]
     argument: int
@@ -185,7 +189,7 @@ _RULES = (
     _Rule((72, 25), 1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY)),  # fcntl
     _Rule((16, 29), 1, (_SOCKET_IOCTLS,), mask=0xFF00),  # ioctl
     _Rule((53, 199), 0, (_AF_UNIX,), _ALLOW, _REFUSE),  # socketpair
-    _Rule((157, 167), 0, (_PR_SCHED_CORE,)),  # prctl: names a process
+    _Rule((157, 167), 0, (_PR_SCHED_CORE,)),  # prctl: takes the id of a process
 )
 _RULES_NAMESPACES = (_Rule(_CLONE, 0, (0,), _ALLOW, _REFUSE, mask=_CLONE_NAMESPACES),)
 _RULES_ALONE = (
@@ -267,7 +271,7 @@ def _decided(rule: _Rule, column: int) -> list[bytes]:
 
 
 def _without_address(sendto: int) -> list[bytes]:
-    """Allow ``sendto`` only as ``send``: with a null address, its fifth argument, in both halves."""
+    """Allow ``sendto`` only without an address: both halves of its fifth argument must be zero."""
     fifth = _ARGUMENTS + _ARGUMENT_BYTES * 4
     return [
         _line(_EQUAL, sendto, 0, 6),

@@ -1,7 +1,7 @@
 """Search providers, one per file.
 
-A module is named after its provider and has a class ``Provider`` made from ``ProviderOptions``. CONTRIBUTING.md tells how to
-add one.
+A module is named after its provider and has a class ``Provider``, which takes ``ProviderOptions``. CONTRIBUTING.md
+explains how to add one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["CallMCP", "Place", "Query", "SearchFailed", "SearchHit", "SearchProv
 def open_provider(
     settings: SearchSettings, http: httpx.AsyncClient, timeout: float, call_mcp: CallMCP | None = None
 ) -> SearchProvider | None:
-    """Open the provider that the settings name, or return None.
+    """Open the provider that the settings name; return None if they name none.
 
-    The caller keeps ``http``. ``call_mcp`` calls the tool that the setting ``mcp_tool`` names.
+    The caller remains responsible for ``http``. ``call_mcp`` calls the tool that the setting ``mcp_tool`` names.
     """
     if settings.provider == "none":
         return None

@@ -1,4 +1,4 @@
-"""What search providers share: the interface, the query and its results, JSON over HTTP, and country names."""
+"""Shared by all search providers: the interface, the query and its results, JSON over HTTP, and country names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CallMCP = Callable[[dict[str, Any]], Awaitable[ToolResult]]
 
 
 class SearchFailed(Exception):
-    """The search failed. The message is shown to the model and the caller: it contains no URL, key or query."""
+    """The search failed. The message is shown to the model and the client, and contains no URL, key or query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One result. Without ``url`` it is a text of the provider's own, which cannot be cited."""
+    """One result. Without a ``url``, it is the provider's own text, which cannot be cited."""
 
     title: str
     url: str
@@ -59,7 +59,7 @@ class SearchHit:
 class Query:
     """One search.
 
-    ``count`` is the number of results wanted, and ``characters`` how much of each one's text is used. ``allowed`` and
+    ``count`` is the maximum number of results, and ``characters`` the maximum length of each one's text. ``allowed`` and
     ``blocked`` are domains, including their subdomains. A ``thorough`` search may be slower or more expensive.
     """
 
@@ -84,7 +84,9 @@ class Query:
 
 class SearchProvider(Protocol):
     async def search(self, query: Query) -> list[SearchHit]:
-        """Return the results, best first. The caller applies all members of ``query`` again, so a provider may ignore them.
+        """Return the results, best first.
+
+        A provider may ignore the filters and limits in ``query``, because the caller applies them again.
 
         Raises ``SearchFailed``.
         """
@@ -92,7 +94,7 @@ class SearchProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProviderOptions:
-    """What a provider is made from. ``url`` and ``key`` are the operator's settings; the ``timeout`` is in seconds."""
+    """The arguments of a provider. ``url`` and ``key`` are the operator's settings; the ``timeout`` is in seconds."""
 
     http: httpx.AsyncClient
     url: str | None
@@ -101,9 +103,9 @@ class ProviderOptions:
     call_mcp: CallMCP | None = None
 
     async def fetch(self, name: str, request: httpx.Request) -> dict[str, Any]:
-        """Return the JSON object that the provider ``name`` answers with. Raises ``SearchFailed``.
+        """Send ``request`` to the provider ``name`` and return the JSON object it answers with. Raises ``SearchFailed``.
 
-        The whole answer must arrive within the timeout, uncompressed, and within ``MAX_ANSWER_BYTES``.
+        The whole answer must arrive within the timeout, uncompressed, and have at most ``MAX_ANSWER_BYTES``.
         """
         request.headers["accept-encoding"] = "identity"
         request.extensions["timeout"] = httpx.Timeout(self.timeout).as_dict()
@@ -111,7 +113,7 @@ class ProviderOptions:
             async with asyncio.timeout(self.timeout):
                 status, body = await _exchange(self.http, request)
         except BodyRefused as error:
-            raise _failed(name, "sent too much, or compressed", str(error)) from None
+            raise _failed(name, "sent an answer that is compressed or too large", str(error)) from None
         except (TimeoutError, httpx.TimeoutException):
             raise _failed(name, "did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -123,7 +125,7 @@ class ProviderOptions:
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
-            raise _failed(name, "sent no JSON object")
+            raise _failed(name, "did not return a JSON object")
         return answer
 
 
@@ -150,7 +152,7 @@ def rows(answer: Any, *path: str) -> list[dict[str, Any]]:
         if answer is None:
             return []
     if not isinstance(answer, list):
-        raise SearchFailed("The search provider sent something else than results.")
+        raise SearchFailed("The search provider did not return results.")
     return [row for row in answer if isinstance(row, dict)]
 
 
@@ -160,7 +162,7 @@ def text(row: dict[str, Any], *names: str) -> str:
 
 
 def plain_host(name: str) -> str:
-    """Return a domain as URLs contain it: ASCII, lower case. Raises ``ValueError`` for an invalid domain."""
+    """Return a domain in the form used in URLs: ASCII, lower case. Raises ``ValueError`` for an invalid domain."""
     return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
 
 
@@ -173,9 +175,9 @@ def _is_within(host: str, domains: tuple[str, ...]) -> bool:
 
 class Country(NamedTuple):
     name: str
-    """In English, as Tavily takes it."""
+    """In English, as Tavily expects it."""
     language: str
-    """The main language, as SearXNG takes it."""
+    """The main language, as SearXNG expects it."""
 
 
 _COUNTRY_TABLE = """

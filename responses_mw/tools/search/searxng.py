@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .provider import COUNTRIES, ProviderOptions, Query, SearchFailed, SearchHit, rows, text
 
-_MAX_SITES = 10  # sites are operators of the query, whose length engines limit
+_MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
 
 
 @dataclass(frozen=True, slots=True)
