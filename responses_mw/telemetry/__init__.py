@@ -1,8 +1,8 @@
 """Spans, metrics and log records. Nothing here runs per token.
 
     context    facts about the current request or job
-    report     log lines and counts made of them; usage: of each owner
-    turn       chat completions: client span, metrics of generative AI, messages by opt-in
+    report     log lines and counts derived from the facts; usage: counts by owner
+    turn       turns of the model: client span, metrics, messages by opt-in
     tracing    all other spans, and propagation of trace context
     metrics    all metrics, for Prometheus and OpenTelemetry; instruments: their kinds
     logs, sdk  set-up for our own commands

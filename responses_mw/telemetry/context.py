@@ -1,8 +1,8 @@
 """Facts about the request or job that the current task works for.
 
-Code that learns a fact calls `annotate`, `begin_run` or `end_run`, and need not know who reads it. The access line, the lines
-of jobs, the warning about a failed run, spans and metrics are made of the facts when the request ends: this module alone knows
-their names.
+Code that learns a fact calls `annotate`, `begin_run` or `end_run`, and need not know who reads it. Access lines, job
+log lines, failed-run warnings, spans and metrics are derived from the facts when the request ends. Only this module knows the
+names of the facts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ENDS = frozenset({"completed", "incomplete", "failed"})
 _FAULTS = frozenset({"failed", "interrupted"})
 _REFUSALS = frozenset({401, 403})
 _HASH_LENGTH, _SHORT = 16, 8
-"""Length from which an owner is a hash, not a word, and how much of it is shown."""
+"""Minimum length of an owner that is a hash, and how many of its characters are shown."""
 _UNKNOWN = ("", None)
 _MAX_TEXT = 128
-"""Maximum characters of a fact that a client or the upstream chooses."""
+"""Maximum length of a fact that a client or the upstream chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ _NO_FAILURE = Failure("", "")
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the upstream's status if it caused the `error`, or else the class."""
+    """Return the upstream's status if it caused the `error`, or else the error's class."""
     status = error.upstream_status if isinstance(error, APIError) else None
     return str(status) if status is not None else type(error).__name__.lstrip("_")
 
@@ -61,10 +61,10 @@ class RequestContext:
     """Facts about one HTTP request, WebSocket message or background job."""
 
     route: str = ""
-    """The template of the path."""
+    """The path's template."""
     request_id: str = ""
     owner: str = ""
-    """The hash that stored objects carry too."""
+    """The hash by which stored objects are assigned to their owner."""
     key: str = ""
     """The name of the caller's API key."""
     response_id: str = ""
@@ -74,29 +74,29 @@ class RequestContext:
     streams: bool | None = None
     """Whether the client asked for a stream; None for a request without a run."""
     stores: bool = False
-    """False where the text of the response must not be recorded anywhere."""
+    """False if the text of the response must not be recorded anywhere."""
     cache: str = ""
     cache_reason: str = ""
     """Why the cache has no answer."""
     outcome: str = ""
-    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client left), `refused` (4xx), `queued`,
-    `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a job); a
-    job's also `requeued` or `lost` (cancelled, or taken by another worker)."""
+    """How the run ended: `completed`, `incomplete`, `failed`, `cancelled` (the client disconnected), `refused` (4xx),
+    `queued`, `repeated` (by an idempotency key) or `interrupted` (the client must resume elsewhere, or Redis failed during a
+    job). A job can also be `requeued` or `lost` (cancelled, or taken by another worker)."""
     failure: Failure | None = None
     turns: int | None = None
     continuations: int = 0
-    """How often the run went on after its upstream or its worker was lost."""
+    """How often the run was continued after its upstream or its worker was lost."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Calls of server-side tools, and those that failed: the model sees the failure, and the run goes on."""
+    """Number of failed calls of server-side tools. The model sees the failure, and the run continues."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     first_token: float | None = None
-    """Seconds until the first read of the answer to the first turn; None for an upstream's error, a compaction or a count."""
+    """Seconds until the first turn's answer was first read; None for an upstream error, a compaction or a token count."""
     stored: bool | None = None
     unstored: str = ""
     """Why the response is not stored."""
     has_left: bool = False
-    """Whether the client left before the answer was complete."""
+    """Whether the client disconnected before the answer was complete."""
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
 
@@ -111,7 +111,7 @@ class RequestContext:
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
-        """Return `error.type` of an answer with this HTTP status; empty if nothing failed on this side."""
+        """Return `error.type` of an answer with this HTTP status; empty if the server did not fail."""
         if status >= 500:
             return str(status)
         return self.failure.kind if self.failure is not None and self.outcome in _FAULTS and status < 400 else ""
@@ -171,7 +171,7 @@ def current_request() -> RequestContext | None:
 
 
 class activated:  # noqa: N801 (a context manager)
-    """Make `request` the current one, also for tasks created inside."""
+    """Make `request` the current one, including for tasks created inside."""
 
     __slots__ = ("_request", "_token")
 
@@ -186,7 +186,7 @@ class activated:  # noqa: N801 (a context manager)
 
 
 class Facts(TypedDict, total=False):
-    """Members of `RequestContext` that are set where they become known."""
+    """Members of `RequestContext` that `annotate` sets as they become known."""
 
     route: str
     owner: str

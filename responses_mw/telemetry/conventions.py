@@ -1,16 +1,16 @@
-"""Names of OpenTelemetry's semantic conventions: no other module spells them.
+"""Names of OpenTelemetry's semantic conventions. No other module spells them out.
 
-- `GenAI`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are those of its main
-  branch in October 2026, status Development: they may change, and then they change here.
-- The rest: semantic conventions 1.44.0, of which messaging is in development too.
-- `Own` are attributes of this server, for which there is no convention.
+- `GenAI`: https://github.com/open-telemetry/semantic-conventions-genai, which has no release. The names are taken from its main
+  branch in October 2026. Their status is Development, so they may change.
+- `Own`: attributes of this server for which there is no convention.
+- The rest: semantic conventions 1.44.0, whose messaging names may change too.
 """
 
 from __future__ import annotations
 
 SCOPE = "responses_mw"
 SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
-"""The schema of generative AI, which is based on that of semantic conventions 1.44.0."""
+"""The generative AI schema, which is based on the schema of semantic conventions 1.44.0."""
 
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"

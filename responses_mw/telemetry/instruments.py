@@ -2,7 +2,7 @@
 
 - Prometheus: a registry of our own, separate from the host application's. `/metrics` shows it without any set-up.
 - OpenTelemetry: the global meter, a no-op where no meter provider is set. Counters are observable instruments, read from the
-  Prometheus metric at export: the SDK takes ten times as long for each addition.
+  Prometheus metric at export, because adding to an SDK counter takes ten times as long.
 - Names and units are OpenTelemetry's. Prometheus names follow from them ("Prometheus and OpenMetrics Compatibility" in
   OpenTelemetry's specification). Dashboards and alerts depend on the names: a test compares them.
 - Labels are fixed for each metric; an attribute that is not given is an empty label, which Prometheus treats as absent.
@@ -103,7 +103,7 @@ class Counter(_Sum):
 
 
 class UpDownCounter(_Sum):
-    """A number of things that exist now."""
+    """A current number of things, which can rise and fall."""
 
     def __init__(self, name: str, unit: str, description: str, labels: Sequence[str] = ()) -> None:
         names = [_prometheus_name(label) for label in labels]
@@ -115,7 +115,7 @@ class UpDownCounter(_Sum):
 
 
 class Gauge:
-    """A measured value, the same from all processes of a deployment."""
+    """A measured value. Among the processes of one server, the highest is shown."""
 
     def __init__(self, name: str, unit: str, description: str) -> None:
         self._metric = prometheus.Gauge(
@@ -143,7 +143,10 @@ class Histogram(Instrument[prometheus.Histogram]):
 
 
 class KnownNames:
-    """Names that may be label values: the first `maximum` admitted of at most `MAX_NAME` characters. Others read `_OTHER`."""
+    """Names that may be label values: the first `maximum` that are admitted.
+
+    Other names, and names of more than `MAX_NAME` characters, become `_OTHER`.
+    """
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum

@@ -1,7 +1,7 @@
 """Log records as text or JSON, with the ids of the request, response and trace. They never hold content of requests.
 
-A path, a model or an error message in a record is chosen by a client or the upstream. Characters that could begin a line or
-steer a terminal are escaped.
+Clients and the upstream choose the paths, models and error messages in records, so characters that could start a line or
+control a terminal are escaped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .context import current_request
 _QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
 """Loggers limited to warnings: at `info` they log every request or their own internals."""
 
-# C0, DEL and C1, the line separators of Unicode, what reverses the direction of a text, and lone surrogates.
+# C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
 WARNING_INTERVAL = 60.0
-"""Seconds between two warnings about a fault that lasts."""
+"""Minimum number of seconds between two warnings about the same fault."""
 
 
 def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
@@ -53,14 +53,16 @@ class WarningLimit:
         return True
 
     def reset(self) -> None:
-        """Let the next warning through: the fault is over."""
+        """Allow the next warning at once, because the fault is over."""
         self._next = float("-inf")
 
 
 class _Formatter(logging.Formatter):
     def __init__(self, format: str | None = None, *, with_messages: bool) -> None:  # noqa: A002 (logging's name)
-        """`with_messages` includes the messages of exceptions, unless a request is not known to be stored. They may quote
-        requests, so it is meant for debugging."""
+        """`with_messages` includes the messages of exceptions, which may quote requests: it is meant for debugging.
+
+        Messages are omitted for requests that are not known to be stored.
+        """
         super().__init__(format)
         self._with_messages = with_messages
 
@@ -136,7 +138,7 @@ def _ids() -> dict[str, str]:
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """Describe an exception, its causes and its members by place and class only."""
+    """Describe an exception, its causes and its members by location and class only."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         yield from _traceback(cause)

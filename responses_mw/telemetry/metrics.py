@@ -30,19 +30,19 @@ _TURN = (GenAI.OPERATION, GenAI.PROVIDER, GenAI.MODEL, SERVER_ADDRESS, SERVER_PO
 _USAGE = (*_TURN, GenAI.MODALITY)
 
 INFERENCE_DURATION = Histogram(GenAIMetric.DURATION, "s", "Duration of a turn of the model.", (*_TURN, ERROR_TYPE), _OPERATION)
-INPUT_TOKENS = Counter(GenAIMetric.INPUT_TOKENS, "{token}", "Input tokens of turns, cached ones included.", _USAGE)
+INPUT_TOKENS = Counter(GenAIMetric.INPUT_TOKENS, "{token}", "Input tokens of turns, including cached ones.", _USAGE)
 CACHED_TOKENS = Counter(GenAIMetric.CACHED_TOKENS, "{token}", "Input tokens that the upstream had cached.", _USAGE)
-OUTPUT_TOKENS = Counter(GenAIMetric.OUTPUT_TOKENS, "{token}", "Output tokens of turns, reasoning included.", _USAGE)
+OUTPUT_TOKENS = Counter(GenAIMetric.OUTPUT_TOKENS, "{token}", "Output tokens of turns, including reasoning.", _USAGE)
 REASONING_TOKENS = Counter(GenAIMetric.REASONING_TOKENS, "{token}", "Output tokens of reasoning.", _USAGE)
 TIME_TO_FIRST_CHUNK = Histogram(
     GenAIMetric.TIME_TO_FIRST_CHUNK, "s", "Time until the answer of a streamed turn begins.", _TURN, _FIRST_CHUNK
 )
 # The convention's metric has a value for each chunk, which would cost as much as sending the chunk.
 TIME_PER_OUTPUT_TOKEN = Histogram(
-    "responses_mw.time_per_output_token", "s", "Mean time per output token of a turn after the first.", _TURN, _PER_TOKEN
+    "responses_mw.time_per_output_token", "s", "Mean time per output token of a turn, without the first.", _TURN, _PER_TOKEN
 )
 MODELS = KnownNames(64)
-"""Clients choose the model's name: only names of models that have answered become label values."""
+"""Clients choose model names, so only names of models that have answered become label values."""
 
 TURNS_ACTIVE = UpDownCounter(
     "responses_mw.upstream.active_requests", "{request}", "Turns of the model in progress at the upstream."
@@ -102,7 +102,7 @@ CACHE_MISSES = Counter(
 UPSTREAM_WAITS = Counter(
     "responses_mw.upstream.waits",
     "{wait}",
-    "Waits within a stream for an upstream that is overloaded or away, by its status (502: no connection).",
+    "Waits within a stream for an overloaded or unavailable upstream, by status (502: no connection).",
     ["status"],
     ["429", "502", "503", "504"],
 )
@@ -113,9 +113,9 @@ CACHE_LOOKUPS = Counter(
 # -- of background responses and the state -----------------------------------------------------------------------------------
 
 QUEUE_DEPTH = Gauge("responses_mw.queue.depth", "{job}", "Background responses waiting for a worker, in the whole deployment.")
-QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest of them has waited.")
+QUEUE_AGE = Gauge("responses_mw.queue.age", "s", "Time that the oldest waiting background response has waited.")
 JOBS_RUNNING = UpDownCounter("responses_mw.jobs.running", "{job}", "Background responses running in this process.")
-LEASES_LOST = Counter("responses_mw.leases.lost", "{lease}", "Background responses whose worker was lost or too late.")
+LEASES_LOST = Counter("responses_mw.leases.lost", "{lease}", "Background responses whose worker lost its lease.")
 JOBS_RETRIED = Counter(
     "responses_mw.jobs.retried",
     "{job}",
@@ -126,14 +126,14 @@ JOBS_RETRIED = Counter(
 CONTINUATIONS = Counter(
     "responses_mw.continuations",
     "{continuation}",
-    "Turns that went on after they broke off, by reason and by what the client had seen.",
+    "Turns continued after an interruption, by reason and by what the client had seen.",
     ["reason", "phase"],
     [(reason, phase) for reason in ("broken", "timeout", "worker") for phase in ("nothing", "reasoning", "text", "call")],
 )
 CONTINUATION_PAUSE = Histogram(
     "responses_mw.continuation.pause",
     "s",
-    "Time from the moment a turn broke off at the upstream until another answer to it began.",
+    "Time from an interruption at the upstream until another answer to the turn began.",
     (),
     _REQUEST,
 )
@@ -141,7 +141,7 @@ EVENTS_APPENDED = Counter("responses_mw.events.appended", "{event}", "Events app
 RESPONSES = Counter(
     "responses_mw.responses",
     "{response}",
-    "Responses that ended, by status and by the way in which they were asked for.",
+    "Responses that ended, by status and kind of request.",
     ["status", "kind"],
     [(status, kind) for status in STATUSES for kind in ("json", "stream", "websocket", "background")],
 )
@@ -152,8 +152,8 @@ UNSTORED = Counter(
     ["reason"],
     UNSTORED_REASONS,
 )
-REDIS_MEMORY_USED = Gauge("responses_mw.redis.memory.used", "By", "Memory that Redis uses; of a cluster, its fullest primary.")
-REDIS_MEMORY_MAX = Gauge("responses_mw.redis.memory.max", "By", "Memory that it may use (maxmemory); 0 for no limit.")
+REDIS_MEMORY_USED = Gauge("responses_mw.redis.memory.used", "By", "Memory used by Redis; in a cluster, by the fullest primary.")
+REDIS_MEMORY_MAX = Gauge("responses_mw.redis.memory.max", "By", "Maximum memory of Redis (maxmemory); 0 if there is no limit.")
 REDIS_DURATION = Histogram(
     DB.DURATION,
     "s",
@@ -172,14 +172,14 @@ STATE_ERRORS = Counter(
 # -- of the process ---------------------------------------------------------------------------------------------------------
 
 EVENT_LOOP_LAG = Histogram(
-    "responses_mw.event_loop.lag", "s", "How late the event loop runs what is due, sampled.", (), _ROUND_TRIP
+    "responses_mw.event_loop.lag", "s", "Delay of scheduled callbacks in the event loop, sampled.", (), _ROUND_TRIP
 )
 
-# -- of the process, for Prometheus alone: OpenTelemetry has resource attributes for it ----------------------------------------
+# -- of the process, only for Prometheus: OpenTelemetry has resource attributes for this ---------------------------------------
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many bytes this process may use: the limit of its container, or else the memory of the machine."""
+    """Return how many bytes this process may use: its container's limit or the machine's memory, whichever is lower."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
     files = (groups / "memory.max", groups / "memory" / "memory.limit_in_bytes")  # control groups, version 2 and 1
     texts = [file.read_text().strip() for file in files if file.exists()]

@@ -1,4 +1,4 @@
-"""Log lines and counts made of facts about requests and jobs, and the warning about a failed run."""
+"""Log lines and counts derived from the facts about requests and jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _MAX_MESSAGE = 500
 def log_facts(
     to: logging.Logger, subject: str, facts: Mapping[str, Any], named: Mapping[str, Any] = {}, level: int = logging.INFO
 ) -> None:
-    """Log `subject` and the facts: as `name=value` in text, as members in JSON. The subject has those in `named` already."""
+    """Log `subject` and the facts, as `name=value` in text or as members in JSON.
+
+    `named` holds facts that `subject` already states in words. They are added only in JSON.
+    """
     if not to.isEnabledFor(level):
         return
     shown = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
@@ -44,13 +47,13 @@ def count_response(request: RequestContext, kind: str) -> None:
     if request.unstored in UNSTORED_REASONS:
         UNSTORED.add(1, {"reason": request.unstored})
     if request.owner and (request.usage or request.outcome in ("completed", "incomplete")):
-        USAGE.count(request.owner, request.usage)  # not of refused and failed requests: their owners may be made up
+        USAGE.count(request.owner, request.usage)  # not for refused and failed requests, whose owners may be forged
 
 
 def report_failure(request: RequestContext, **more: Any) -> None:
     """Log a warning if the run of `request` failed. `more` are further facts.
 
-    The text of the error, which may quote the request, is logged at `debug` alone, and never if the response is not stored.
+    The text of the error, which may quote the request, is logged only at `debug`, and never if the response is not stored.
     """
     failure = request.failure
     if not request.has_failed or failure is None:
@@ -66,8 +69,8 @@ def report_continuation(
 ) -> None:
     """Count and log that a response was continued.
 
-    `reason` is what broke off: the upstream (`broken` or `timeout`) or the `worker` of a background response. `phase` is what
-    the client had seen, `tokens` how many tokens of it were kept, and `pause` how many seconds it waited.
+    `reason` is what failed: the upstream (`broken` or `timeout`) or the `worker` of a background response. `phase` is what the
+    client had seen, `tokens` is how many tokens of that were kept, and `pause` is how many seconds the client waited.
     """
     CONTINUATIONS.add(1, {"reason": reason, "phase": phase})
     if pause is not None:
@@ -77,11 +80,11 @@ def report_continuation(
     get_current_span().add_event(
         "responses_mw.continuation", {f"responses_mw.continuation.{name}": value for name, value in facts.items()}
     )
-    log_facts(logger, f"response {response_id} goes on", facts)
+    log_facts(logger, f"response {response_id} continued", facts)
 
 
 def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", kind: str = "") -> None:
-    """Log the end of a job that another process than its worker has written."""
+    """Log the end of a job that was recorded by a process other than its worker."""
     request = RequestContext(owner=owner, response_id=response_id, outcome=outcome)
     request.failure = Failure(code, kind or code) if code else None
     log_facts(logger, f"job {response_id} ended without its worker", request.facts())
@@ -90,7 +93,7 @@ def report_lost_job(response_id: str, owner: str, outcome: str, code: str = "", 
 
 
 def _shown(value: Any) -> str:
-    """Return a value quoted where it could be mistaken for another fact."""
+    """Return a value as text, quoted if it could be mistaken for another fact."""
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)

@@ -19,11 +19,11 @@ _OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"
 
 
 def set_up_sdk() -> None:
-    """Export traces and metrics as the variables say.
+    """Export traces and metrics as the environment variables specify.
 
-    An OTLP endpoint alone is enough: both are then sent there by HTTP. Nothing is set up without an endpoint or exporter, with
-    `OTEL_SDK_DISABLED`, or where `opentelemetry-instrument` did it before; that command also supports what this does not, such
-    as configuration files. Raises `RuntimeError` for an exporter that is not installed.
+    An OTLP endpoint is enough: both are then sent to it over HTTP. Nothing is set up without an endpoint or exporter, with
+    `OTEL_SDK_DISABLED`, or if `opentelemetry-instrument` has done so already. That command supports more features, such as
+    configuration files. Raises `RuntimeError` for an exporter that is not installed.
     """
     traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
     is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"

@@ -1,7 +1,7 @@
 """Metrics of several processes of one server, combined through the files of prometheus_client's multiprocess mode.
 
-The mode is on where PROMETHEUS_MULTIPROC_DIR names a directory when the package is imported. The sums of processes that have
-ended stay in it, so that no counter goes down.
+The mode is on if PROMETHEUS_MULTIPROC_DIR names a directory when the package is imported. The counts of processes that have
+ended remain in the directory, so that no counter goes down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIVE = re.compile(r"gauge_live[a-z]+_([0-9]+)\.db")
 
 
 def is_shared() -> bool:
-    """Return whether the metrics of this process are also shown by others."""
+    """Return whether this process shares its metrics with other processes."""
     return DIRECTORY in os.environ
 
 
@@ -34,7 +34,7 @@ def forget_process(pid: int, directory: str) -> None:
 
 
 def shared_registry(own: prometheus.CollectorRegistry) -> prometheus.CollectorRegistry:
-    """Return a registry of the metrics of all processes, with the information about the build that `own` has."""
+    """Return a registry with the metrics of all processes and the build information in `own`."""
     registry = prometheus.CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     registry.register(_Rest(own))
@@ -42,7 +42,7 @@ def shared_registry(own: prometheus.CollectorRegistry) -> prometheus.CollectorRe
 
 
 class _Rest(Collector):
-    """Metrics that the files lack: information that is the same in all processes, and the sums of their process metrics."""
+    """Metrics that are not in the files: build information, and the process metrics of all processes combined."""
 
     def __init__(self, own: prometheus.CollectorRegistry) -> None:
         self._own = own
@@ -58,7 +58,7 @@ def _processes() -> list[int]:
 
 
 def _summed(processes: Iterable[int]) -> Iterable[Metric]:
-    """Return the process metrics: the sum of each, and the earliest start."""
+    """Return the process metrics: sums over the processes, and the earliest start time."""
     families: dict[str, Metric] = {}
     for pid in processes:
         for family in prometheus.ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Spans and the propagation of their context. Without a tracer provider all of it does nothing.
+"""Spans and the propagation of their context. Without a tracer provider, nothing here has an effect.
 
     POST /v1/responses            server; child of the caller's traceparent
     ├── EVALSHA commit            client; a round trip to Redis with one of our scripts
@@ -8,7 +8,7 @@
     process responses             consumer; a job, linked to the span that queued it, with the children of a request
 
 The span of a turn is never the current span: turns run in async generators, and the consumer of a generator would see its
-context between two items. It is propagated explicitly, by its headers.
+context between two items. It is propagated explicitly, in headers.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS
 from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
 
 RequestSpan: TypeAlias = Span
-"""The span of a request, for the ASGI middleware, which does not know OpenTelemetry."""
+"""The span of a request, for the ASGI middleware, which does not import OpenTelemetry."""
 
 TRACER = get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
 _DESTINATION = "responses"
-"""The queue of background responses, as spans name it."""
+"""The name of the queue of background responses in spans."""
 
 
 def is_tracing() -> bool:
-    """Whether a tracer provider is set, by our command or by the host application."""
+    """Return whether a tracer provider is set, by our command or by the host application."""
     return not isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 
 def is_measuring() -> bool:
-    """Whether a meter provider is set. Those of the API package record nothing."""
+    """Return whether a meter provider is set. The API package's own providers record nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def captures_content(*, stores: bool) -> bool:
-    """Whether spans may hold texts: by the conventions' opt-in, and never those of a response that is not stored."""
+    """Return whether spans may contain texts: only with the conventions' opt-in, and only if the response is stored."""
     opt_in = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
     return stores and opt_in in ("true", "span_only", "span_and_event")
 
 
 def with_trace_context(headers: Mapping[str, str], span: Span | None = None) -> dict[str, str]:
-    """Return `headers` with the trace context replaced by that of `span`, by default the current one."""
+    """Return `headers` with the trace context of `span`, by default the current span."""
     span = span or get_current_span()
     carrier = dict(headers)
     if span.get_span_context().is_valid and is_tracing():
         carrier.pop("tracestate", None)  # injected again unless it is empty
-        propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it passes as other headers do
+        propagate.inject(carrier, set_span_in_context(span, Context()))  # no baggage: it is forwarded like other headers
     return carrier
 
 
@@ -102,7 +102,7 @@ def mark_failed(span: Span, kind: str) -> None:
 
 @contextmanager
 def ending(span: Span) -> Iterator[None]:
-    """End `span` on exit, marked as failed by an exception."""
+    """End `span` on exit, and mark it as failed if an exception is raised."""
     try:
         yield
     except Exception as error:
@@ -115,7 +115,7 @@ def ending(span: Span) -> Iterator[None]:
 def start_request_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any] | None = None) -> Span:
     """Start the span of a request whose `headers` have names in lower case.
 
-    It is a server span, or an internal one where the host application has a span for the same request.
+    It is a server span, or an internal one if the host application has a span for the same request.
     """
     if get_current_span().get_span_context().is_valid:
         return TRACER.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
@@ -168,7 +168,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 
 @contextmanager
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
-    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links it to what queued the job."""
+    """Trace a job that runs in this task, in a trace of its own. `link_to_request` links it to the request that queued it."""
     attributes = _messaging("process", response_id)
     span = TRACER.start_span(f"process {_DESTINATION}", Context(), SpanKind.CONSUMER, attributes)
     JOBS_RUNNING.add(1)
@@ -181,7 +181,7 @@ def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
 
 
 def link_to_request(headers: Mapping[str, str]) -> None:
-    """Link the current span to the trace context in `headers`, which is that of `queueing_span`."""
+    """Link the current span to the span of `queueing_span`, whose trace context is in `headers`."""
     span = get_current_span()
     if span.is_recording():
         linked = get_current_span(extract_context(headers)).get_span_context()
@@ -225,7 +225,7 @@ def measure_round_trip(operation: str, seconds: float, error: Exception | None =
 
 @contextmanager
 def measured_embedding(model: str) -> Iterator[None]:
-    """Measure an embedding by the configured `model`."""
+    """Measure the duration of an embedding by the configured `model`."""
     attributes, began = {GenAI.OPERATION: "embeddings", GenAI.MODEL: model}, time.perf_counter()
     try:
         yield
@@ -248,7 +248,7 @@ class ToolCallSpan:
     """
 
     def __init__(self, name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str) -> None:
-        """`label` is that of the MCP server. `kind` and `server` are labels of the metric: neither may be a client's choice."""
+        """`label` is the MCP server's. `kind` and `server` are labels of the metric, so clients must not choose them."""
         self._name = name
         self._arguments = arguments
         self._described = {GenAI.TOOL_CALL_ID: call_id, Own.MCP_SERVER: label}

@@ -1,6 +1,6 @@
-"""The span and the metrics of a turn of the model, by OpenTelemetry's conventions for generative AI.
+"""The span and the metrics of a turn of the model, following OpenTelemetry's conventions for generative AI.
 
-Messages are recorded by opt-in only, in the format of `gen_ai.input.messages`.
+Messages are recorded only by opt-in, in the format of `gen_ai.input.messages`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REQUEST_ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamServer:
-    """The server asked. `provider` is its kind, one of a few. `address` is None for an application in this process."""
+    """The server of a turn. `provider` is one of a few kinds. `address` is None for an application in this process."""
 
     provider: str
     address: str | None = None
@@ -90,7 +90,7 @@ class TurnSpan:
         return with_trace_context(headers, self._span)
 
     def answer_started(self, first_chunk: Mapping[str, Any]) -> None:
-        """Record the first read of the answer. `first_chunk` names the completion and its model."""
+        """Record the first read of the answer. `first_chunk` contains the completion's id and model."""
         self._first_read = time.perf_counter()
         names = {GenAI.RESPONSE_ID: first_chunk.get("id"), GenAI.RESPONSE_MODEL: first_chunk.get("model")}
         self._result = {name: value for name, value in names.items() if isinstance(value, str)}
@@ -101,12 +101,12 @@ class TurnSpan:
             request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
-        """Record the complete answer, which the document holds by now."""
+        """Record the complete answer, which is in the document by now."""
         if self._is_ended:
             return
         duration = time.perf_counter() - self._started
         MODELS.admit(self._model)
-        # The sum ends where a turn's usage is not known.
+        # Once a turn's usage is unknown, the document's usage is null: count 0, not a negative number.
         used = tuple(max(now - before, 0) for now, before in zip(_usage(self._document), self._usage_before, strict=True))
         self._measure(duration, used)
         if self._span.is_recording():
@@ -117,18 +117,18 @@ class TurnSpan:
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """Record that there is no complete answer."""
+        """Record that the turn failed with `error`."""
         if self._is_ended:
             return
         kind = kind_of_error(error)
         mark_failed(self._span, kind)
         attributes = self._metric_attributes()
         INFERENCE_DURATION.record(time.perf_counter() - self._started, {**attributes, ERROR_TYPE: kind})
-        self._count_tokens(attributes, (0, 0, 0, 0))  # so that `rate()` sees the first ones
+        self._count_tokens(attributes, (0, 0, 0, 0))  # so that `rate()` sees the first increase
         self._break_off()
 
     def close(self) -> None:
-        """End a turn that neither finished nor failed. It was cancelled, which is no failure: its client left."""
+        """End a turn that neither finished nor failed. It was cancelled by its client, which is not a failure."""
         if not self._is_ended:
             self._result[ERROR_TYPE] = "cancelled"
             self._break_off()
@@ -159,7 +159,7 @@ class TurnSpan:
             TIME_PER_OUTPUT_TOKEN.record((duration - to_first) / (tokens_out - 1), attributes)
 
     def _count_tokens(self, attributes: Mapping[str, str | int], used: Sequence[int]) -> None:
-        """Count tokens. The upstream does not say of what kind those of its input are."""
+        """Count tokens. The upstream does not report the modality of input tokens."""
         for (counter, modality), tokens in zip(_COUNTERS, used, strict=True):
             counter.add(tokens, {**attributes, GenAI.MODALITY: modality})
 

@@ -1,4 +1,4 @@
-"""Usage of each owner that this process has counted and not yet written to Redis. Owners are too many for metric labels."""
+"""Usage by owner, counted by this process and not yet written to Redis. There are too many owners for metric labels."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import islice
 from typing import Any
 
 MAX_OWNERS = 10_000
-"""Maximum number of owners that are counted separately. Further ones share ``OTHERS``."""
+"""Maximum number of owners that are counted separately. All others are counted as ``OTHERS``."""
 OTHERS = "_OTHER"
 
 
 @dataclass(slots=True)
 class OwnerUsage:
-    """The responses of an owner and their tokens. Answers of the cache have none."""
+    """The number of an owner's responses and of their tokens. Cached answers count without tokens."""
 
     responses: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that the upstream had cached; they are among the input tokens."""
+    """Input tokens that the upstream had cached. They are included in ``input_tokens``."""
     output_tokens: int = 0
 
     def count(self, usage: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class OwnerUsage:
 
 
 class UsageMeter:
-    """Counts for the whole process, as the metrics do."""
+    """Counts usage for the whole process, like the metrics."""
 
     def __init__(self) -> None:
         self._owners: dict[str, OwnerUsage] = {}
@@ -48,7 +48,7 @@ class UsageMeter:
         self._owners.setdefault(owner, OwnerUsage()).count(usage)
 
     def take(self, maximum: int = MAX_OWNERS) -> dict[str, OwnerUsage]:
-        """Remove and return what was counted, of up to ``maximum`` owners."""
+        """Remove and return the counts of up to ``maximum`` owners."""
         taken = dict(islice(self._owners.items(), maximum))
         for owner in taken:
             del self._owners[owner]
