@@ -1,1 +1,1 @@
-"""Benchmarks of responses_mw: `python -m benchmarks.run`. See README.md beside this file."""
+"""Benchmarks of responses_mw, run by `python -m benchmarks.run`. See README.md in this directory."""

@@ -1,4 +1,4 @@
-"""Background responses: one replica runs them all, followers read a part of them at another; its cost, and their lag."""
+"""Measures background responses: one replica runs all of them, and followers read some of them at another replica."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from benchmarks.load import PROMPT, percentile
 from benchmarks.processes import Server, machine_cpu_seconds, running, usage
 from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
 
-SECRET = "a secret that both replicas of the benchmark have"
+SECRET = "a secret that both replicas of the benchmark share"
 RAMP_SECONDS = 8.0
 SETTLING_SECONDS = 2.0
 TOKENS_PER_SECOND = 5
@@ -25,7 +25,7 @@ TOKENS_PER_SECOND = 5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the replicas used for a token, and how late (ms) a follower saw one after it had been sent, while all ran."""
+    """CPU of the replicas per token, and a follower's lag behind the upstream in ms, while all responses ran."""
 
     writer_cpu_us_per_token: float
     reader_cpu_us_per_follower_token: float
@@ -33,12 +33,12 @@ class Figures:
     lag_p99_ms: float
     failed: int
     shares: dict[str, float]
-    """The CPU of each process while all ran, in percent of one core."""
+    """CPU of each process while all responses ran, in percent of one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The processes; the load is this one."""
+    """The measured processes, apart from the load, which is this process."""
 
     upstream: Server
     writer: Server
@@ -46,14 +46,14 @@ class Scene:
     valkey: int
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each has used so far."""
+        """Return the CPU time that each process has used so far."""
         pids = {"upstream": self.upstream.pid, "worker": self.writer.pid, "reader": self.reader.pid, "Valkey": self.valkey}
         used = {name: usage(pid).cpu_seconds for name, pid in pids.items()}
         return used | {"load": time.process_time(), "machine": machine_cpu_seconds()}
 
 
 def measure_background(streams: int, followers: int, tokens: int) -> Figures:
-    """`streams` responses of 5 tokens/s each at once; the first `followers` of them are followed at another replica."""
+    """Run `streams` responses of 5 tokens/s each at once, and follow the first `followers` of them at another replica."""
     with contextlib.ExitStack() as stack:
         pid, redis = stack.enter_context(valkey())
         pace = f"--tokens-per-second={TOKENS_PER_SECOND}"
@@ -65,13 +65,13 @@ def measure_background(streams: int, followers: int, tokens: int) -> Figures:
 
 
 def replica_flags(upstream: str, redis: str) -> tuple[str, ...]:
-    """What the replicas of one deployment have in common."""
+    """Return the flags that all replicas of a deployment share."""
     return (f"--upstream={upstream}", f"--redis={redis}", f"--auth.secret-keys={SECRET}", "--server.log-level=error")
 
 
 @contextlib.contextmanager
 def valkey(*options: str) -> Iterator[tuple[int, str]]:
-    """A Valkey in memory, with further `options`: its process id and URL."""
+    """Run a Valkey in memory with additional `options`, and yield its process id and URL."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "socket"
         command = [get_binary_path(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder, *options]
@@ -85,7 +85,7 @@ def valkey(*options: str) -> Iterator[tuple[int, str]]:
 async def _measure(scene: Scene, streams: int, followers: int, tokens: int) -> Figures:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(scene.reader.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as client:
-        await _run_all(client, 5, 5, 5, ramp=0.5)  # what a process imports and allocates once is not what is measured
+        await _run_all(client, 5, 5, 5, ramp=0.5)  # a warm-up: one-time imports and allocations are not measured
         before = scene.cpu_seconds()
         sampling = asyncio.create_task(_shares(scene, tokens / TOKENS_PER_SECOND))
         lags, failed = await _run_all(client, streams, followers, tokens)
@@ -102,7 +102,7 @@ async def _measure(scene: Scene, streams: int, followers: int, tokens: int) -> F
 
 
 async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
-    """The CPU of each process from the moment when all run until the first of them, which last so many seconds, ends."""
+    """Return the CPU of each process while all responses run. Each response takes `seconds`."""
     settled = RAMP_SECONDS + SETTLING_SECONDS
     await asyncio.sleep(settled)
     before = scene.cpu_seconds()
@@ -113,7 +113,7 @@ async def _shares(scene: Scene, seconds: float) -> dict[str, float]:
 async def _run_all(
     client: aiohttp.ClientSession, streams: int, followers: int, tokens: int, ramp: float = RAMP_SECONDS
 ) -> tuple[list[int], int]:
-    """The lags that the followers saw while all ran, in microseconds, and how many of the responses did not complete."""
+    """Return the followers' lags while all responses ran, in microseconds, and the number of incomplete responses."""
     seen: list[tuple[int, int]] = []
     all_run = monotonic_us() + int((ramp + SETTLING_SECONDS) * 1e6)
 

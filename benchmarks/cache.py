@@ -1,7 +1,7 @@
-"""What the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
+"""Measures what the cache costs and saves, over HTTP on one machine: `python -m benchmarks.cache [--quick]`.
 
-Real processes: a Valkey in memory, a paced upstream, a server of embeddings without a model, and `responses-mw serve`. Of a
-request, the time is that from its sending to its last byte, as one connection that is kept open sees it.
+It runs real processes: a Valkey in memory, a paced upstream, an embeddings server without a model, and `responses-mw serve`. A
+request's time is measured from sending it to the last byte of its answer, on a connection that stays open.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEARCHES = 200
 
 @dataclass(slots=True)
 class Cost:
-    """Of one kind of request: the milliseconds of each to the last byte, and the server's CPU in seconds."""
+    """The times of one kind of request in milliseconds, and the server's CPU time for all of them in seconds."""
 
     times: list[float] = field(default_factory=list)
     cpu: float = 0.0
@@ -57,18 +57,18 @@ class Cost:
 
     @property
     def ms(self) -> float:
-        """The median."""
+        """Median time in milliseconds."""
         return statistics.median(self.times)
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds for each."""
+        """CPU time per request in microseconds."""
         return self.cpu * 1e6 / len(self.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """Of searches without HTTP: milliseconds (median), and how many found what comparing with all finds."""
+    """Searches without HTTP: median milliseconds, and how many agreed with an exhaustive search."""
 
     ms: float
     right: int
@@ -76,7 +76,7 @@ class Searched:
 
 @contextlib.contextmanager
 def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
-    """The URL of a Valkey, an upstream, a server of embeddings, and ours."""
+    """Yield the URL of a Valkey, and an upstream, an embeddings server and our server."""
     with contextlib.ExitStack() as stack:
         _, redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
@@ -91,7 +91,7 @@ def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
 
 
 async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str, **members: Any) -> float:
-    """Milliseconds to the last byte of the answer, of which the header must tell `told`."""
+    """Return the milliseconds to the last byte of the answer. Its cache header must start with `told`."""
     body = {"model": MODEL, "input": question, "max_output_tokens": TOKENS, "store": False, "cache": cache, **members}
     begun = time.perf_counter()
     async with http.post("/v1/responses", json=body) as response:
@@ -99,12 +99,15 @@ async def ask(http: aiohttp.ClientSession, question: str, cache: Any, told: str,
         took = (time.perf_counter() - begun) * 1000
         response.raise_for_status()
         header = response.headers.get("x-responses-cache", "none")
-    assert header.startswith(told), f"{header} in place of {told}"
+    assert header.startswith(told), f"{header} instead of {told}"
     return took
 
 
 async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, Cost]:
-    """In rounds of so many requests of each kind, or of a tenth: a shared machine has another speed from second to second."""
+    """Measure each kind of request in rounds of `repeats` requests, or of a tenth of that for requests to the upstream.
+
+    The rounds are needed because the speed of a shared machine changes from second to second.
+    """
     async with aiohttp.ClientSession(ours.url) as http:
 
         async def asked(texts: list[str], cache: Any, told: str, **members: Any) -> AsyncIterator[float]:
@@ -116,7 +119,7 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
         reading = {"mode": "semantic", "no_store": True}
         one, near = "What is a cache for?", ["what is a cache for"] * repeats
         await ask(http, one, "semantic", "miss", **streamed)
-        for _ in range(20):  # what a process imports and allocates once is not what is measured
+        for _ in range(20):  # a warm-up: one-time imports and allocations are not measured
             await ask(http, one, "exact", "exact")
             await ask(http, "Explain what a cache is for", reading, "", **streamed)
         costs: dict[str, Cost] = defaultdict(Cost)
@@ -127,11 +130,11 @@ async def measure(ours: Server, embeddings: Server, repeats: int) -> dict[str, C
             await costs["exact hit, stream"].add(ours, asked([one] * repeats, "exact", "exact", **streamed))
             await costs["exact hit, JSON"].add(ours, asked([one] * repeats, "exact", "exact"))
             await costs["semantic hit, JSON"].add(ours, asked(near, reading, "semantic"))
-            await costs["the first of its answer"].add(ours, asked(others, reading, "semantic"))
-            await costs["embedding of the one"].add(embeddings, embedded(embeddings, near))
-            await costs["embedding of the others"].add(embeddings, embedded(embeddings, others))
-            await costs["JSON of 1 token"].add(ours, asked(new, "off", "none", **short))
-            await costs["the same, an exact miss"].add(ours, asked(new, "exact", "miss", **short))
+            await costs["semantic hit, first of entry"].add(ours, asked(others, reading, "semantic"))
+            await costs["embedding, one question"].add(embeddings, embedded(embeddings, near))
+            await costs["embedding, many questions"].add(embeddings, embedded(embeddings, others))
+            await costs["JSON of 1 token, no cache"].add(ours, asked(new, "off", "none", **short))
+            await costs["JSON of 1 token, exact miss"].add(ours, asked(new, "exact", "miss", **short))
         return costs
 
 
@@ -146,12 +149,12 @@ async def embedded(server: Server, texts: list[str]) -> AsyncIterator[float]:
 
 
 def other(number: int) -> str:
-    """A question that was answered before, not quite as it was asked then; the first of these were evicted since."""
+    """Return a variant of a cached question. The first questions are skipped, because they have been evicted since."""
     return question(FILLED_AT_ONCE + number).lower().rstrip("?")
 
 
 async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -> Searched:
-    """Keeps so many answers in the partition that the server's requests lie in, as the server would; then searches in it."""
+    """Store `entries` answers in the partition of the server's requests, as the server would, and measure searches in it."""
     settings = Settings(upstream={"url": upstream.url}, cache={"embedding_url": embeddings.url, "embedding_model": "hashing"})
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
@@ -189,7 +192,7 @@ UNSEALED = Sealer()
 
 
 def question(number: int) -> str:
-    """One of many that have few words in common, as those of people have."""
+    """Return one of many questions that have few words in common, like real ones."""
     digest = hashlib.blake2b(str(number).encode(), digest_size=12).digest()
     syllables = [CONSONANTS[byte % 16] + VOWELS[byte // 16 % 4] for byte in digest]
     words = ["".join(syllables[start : start + 3]) for start in range(0, 12, 3)]
@@ -200,7 +203,7 @@ CONSONANTS, VOWELS = "bcdfghjklmnprtvz", "aeiu"
 
 
 async def searched(found: Scan, key: Key, entries: int) -> Searched:
-    """Searches in a filled partition."""
+    """Measure searches in a filled partition."""
     kept = decode_vectors([encode_vector(unit_vector(embed(question(number)))) for number in range(entries)], DIMENSIONS)
     times, right, threshold = [], 0, Settings().cache.threshold
     for number in range(SEARCHES + 1):
@@ -209,7 +212,7 @@ async def searched(found: Scan, key: Key, entries: int) -> Searched:
         await found.nearest(key, asked, threshold)
         times.append((time.perf_counter() - begun) * 1000)
         near = await found.nearest(key, asked, 0.0)
-        # No product of matrices: it wakes threads of BLAS, which spin while the next search is timed.
+        # Not a matrix product: that wakes threads of BLAS, which would spin while the next search is timed.
         expected = np.sort(np.vecdot(kept, asked))[::-1][: len(near)]
         similar = np.asarray([one.similarity for one in near])
         right += bool(number and len(near) and np.allclose(similar, expected, atol=1e-4))
@@ -221,21 +224,21 @@ def report(costs: dict[str, Cost], entries: int, alone: Searched) -> None:
     for name, one in costs.items():
         print(f"{name:30}{one.ms:10.2f}{one.cpu_us:10.0f}")
     exact, stream = costs["exact hit, stream"], costs["streamed, no cache"]
-    semantic = costs["semantic hit, JSON"].ms - costs["embedding of the one"].ms
-    first = costs["the first of its answer"].ms - costs["embedding of the others"].ms
-    missed = costs["the same, an exact miss"].ms - costs["JSON of 1 token"].ms
+    semantic = costs["semantic hit, JSON"].ms - costs["embedding, one question"].ms
+    first = costs["semantic hit, first of entry"].ms - costs["embedding, many questions"].ms
+    missed = costs["JSON of 1 token, exact miss"].ms - costs["JSON of 1 token, no cache"].ms
     print(f"an exact hit takes {exact.ms:.2f} ms (at most 2)")
-    print(f"a streamed answer of {TOKENS} tokens costs {stream.cpu_us / exact.cpu_us:.0f} times its CPU (at least 20)")
+    print(f"a streamed answer of {TOKENS} tokens takes {stream.cpu_us / exact.cpu_us:.0f} times the CPU of a hit (at least 20)")
     print(f"a semantic hit among {entries} entries takes {semantic:.2f} ms more than the embedding (at most 3)")
-    print(f"the first of each answer takes {first:.2f} ms more than the embedding (at most 3)")
-    print(f"a search alone takes {alone.ms:.2f} ms; {alone.right} of {SEARCHES} found what comparing with all finds")
-    print(f"an exact miss that is then kept adds {missed:.2f} ms to a request")
+    print(f"the first semantic hit of an entry takes {first:.2f} ms more than the embedding (at most 3)")
+    print(f"a search alone takes {alone.ms:.2f} ms; {alone.right} of {SEARCHES} agree with an exhaustive search")
+    print(f"an exact miss whose answer is then stored adds {missed:.2f} ms to a request")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
-    parser.add_argument("--quick", action="store_true", help="a short round: to see that all works")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model of embeddings would take")
+    parser.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that an embedding model would take")
     options = parser.parse_args()
     repeats, entries = (5, 500) if options.quick else (100, ENTRIES)
     with servers(options.delay) as (redis, upstream, embeddings, ours):

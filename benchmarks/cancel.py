@@ -1,4 +1,4 @@
-"""Cancelling: how long after the request, made at another replica, the upstream's connection is closed."""
+"""Measures how soon the upstream's connection is closed after a cancel at another replica."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ PREFILL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Times in ms from the sending of the request to the upstream's lost connection, and to the answer."""
+    """Times in ms from sending the cancel to the closing of the upstream's connection, and to the answer."""
 
     median_ms: float
     longest_ms: float
@@ -28,7 +28,7 @@ class Figures:
 
 
 class _Watched(Connection):
-    """An upstream's connection that tells the time when it is lost. What is asked is the number of the response."""
+    """An upstream's connection that records when it is lost. The prompt is the number of the response."""
 
     def __init__(
         self, wheels: tuple[Wheel, float], asked: dict[int, asyncio.Event], lost: dict[int, asyncio.Future[int]]
@@ -50,7 +50,7 @@ class _Watched(Connection):
 
 
 def measure_cancel(responses: int) -> Figures:
-    """So many responses are cancelled one after the other, in turn in mid-answer and while the upstream is still silent."""
+    """Cancel `responses` one at a time, alternately in mid-answer and while the upstream is still silent."""
     return uvloop.run(_measure(responses))
 
 
@@ -79,7 +79,7 @@ async def _measure(responses: int) -> Figures:
 async def _cancel(
     client: aiohttp.ClientSession, number: int, asked: asyncio.Event, lost: asyncio.Future[int]
 ) -> tuple[int, int, bool]:
-    """Microseconds until the connection was closed and until the answer came, and whether that was what it must be."""
+    """Return the microseconds until the connection was closed and until the answer, and whether the answer was right."""
     body = {"model": MODEL, "input": str(number), "max_output_tokens": TOKENS, "background": True}
     async with client.post("/v1/responses", json=body) as answer:
         path = f"/v1/responses/{(await answer.json())['id']}"

@@ -1,8 +1,8 @@
-"""What a long chain costs in a Valkey on loopback: to read 10 and 500 turns of 2 kB, and to fork (python -m benchmarks.chain).
+"""Measures long chains in a Valkey on loopback: reading 10 and 500 turns of 2 kB, and forking (`python -m benchmarks.chain`).
 
-A cold read is that of a process that never saw the chain; a warm one that of a process that read it before its newest turn.
-What neither can go below: the bare command whose answer has the same bytes, and the decoding of their JSON in one piece.
-The texts are made of a thousand words of random letters, as long as English ones: a megabyte of them is compressed to a third.
+A cold read is made by a process that has never read the chain, a warm read by one that read it before its newest turn. The
+lower bound for both is the bare command that returns the same bytes, plus decoding their JSON in one piece. The texts consist
+of a thousand words of random letters, as long as English words, which compress to a third of their size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = ["".join(random.choices("etaoinshrdlu", k=length)) for length in (1, 2, 
 
 
 def _text() -> str:
-    return " ".join(random.choices(WORDS, k=400))[:1650]  # with ids and names 2 kB of JSON a turn
+    return " ".join(random.choices(WORDS, k=400))[:1650]  # 2 kB of JSON per turn, including ids and names
 
 
 def _message(ids: RunIds, role: str, text: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _message(ids: RunIds, role: str, text: str) -> dict[str, Any]:
 
 
 async def _turn(state: State, parent: str | None) -> str:
-    """Stores one response on top of ``parent``; returns its id."""
+    """Store a response that continues ``parent``, and return its id."""
     chain = await state.responses.chain(parent, OWNER) if parent else Chain.new()
     ids = RunIds(chain.tag)
     given = [_message(ids, "user", "Go on.")]
@@ -53,7 +53,7 @@ async def _ms(call: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _reads(client: Client, tips: list[str]) -> dict[str, float]:
-    """The median times of every kind of read in ms, taken in turn: what drifts on the machine hits all alike."""
+    """Return the median time of each kind of read in ms. They alternate, so that changes on the machine affect all equally."""
     cold = State(client, bounds=Bounds(recent_bytes=0))
     address = response_address(tips[0])
     assert address is not None
@@ -93,16 +93,14 @@ async def main() -> None:
         for _ in range(TURNS):
             tips.append(await _turn(state, tips[-1] if tips else None))
         ms = await _reads(client, tips)
-        print(f"medians of {REPEATS}, on loopback; a turn has 2 kB")
+        print(f"medians of {REPEATS} reads on loopback; each turn has 2 kB")
         print(f"{SHORT} turns, cold:  {ms['short']:.2f} ms")
         print(f"{TURNS} turns, warm: {ms['warm']:.2f} ms: {ms['warm'] - ms['short']:+.2f} (at most 1)")
         print(f"{TURNS} turns, cold: {ms['cold']:.2f} ms: {ms['cold'] - ms['short']:+.2f}")
         floor = ms["bytes"] + ms["json"]
-        print(
-            f"  the bare command {ms['bytes']:.2f} ms, its JSON in one piece {ms['json']:.2f} ms: {floor:.2f} ms is the floor"
-        )
+        print(f"  the bare command {ms['bytes']:.2f} ms, decoding in one piece {ms['json']:.2f} ms: lower bound {floor:.2f} ms")
         forks = await _fork_bytes(state, tips[TURNS // 2])
-        print(f"a fork of it costs {forks / 1000:.1f} kB of Redis's memory, with its own turn of 2 kB")
+        print(f"a fork takes {forks / 1000:.1f} kB of Redis's memory, including its own turn of 2 kB")
         await state.aclose()
 
 

@@ -1,6 +1,6 @@
-"""What watches a server that is observed: an OTLP receiver (HTTP, protobuf), and a scraper of its admin port's metrics.
+"""Observes a server: an OTLP receiver (HTTP, protobuf) that also scrapes the metrics of the server's admin port.
 
-It decodes all that it is sent, counts it, and tells the counts to whoever asks by GET. Run it by
+It decodes and counts what it receives, and returns the counts on GET. Run it with
 `python -m benchmarks.collector --port 4318 --scrape http://127.0.0.1:9090/metrics`.
 """
 
@@ -23,12 +23,12 @@ COUNTS: Counter[str] = Counter()
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """One connection of an exporter."""
+    """Handles one connection of an exporter."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Takes in an export."""
+        """Count the spans or metrics of an export."""
         body = self.rfile.read(int(self.headers["content-length"]))
         if self.path == "/v1/traces":
             traces = ExportTraceServiceRequest.FromString(body)
@@ -39,11 +39,11 @@ class Receiver(BaseHTTPRequestHandler):
         self._answer(b"", "application/x-protobuf")
 
     def do_GET(self) -> None:
-        """Tells what came so far."""
+        """Return the counts so far."""
         self._answer(json.dumps(COUNTS).encode(), "application/json")
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
     def _answer(self, body: bytes, content_type: str) -> None:
         self.send_response(200)
@@ -54,7 +54,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def scrape(url: str) -> None:
-    """Read the metrics periodically, as soon as the server has started."""
+    """Scrape the metrics periodically, once the server has started."""
     while True:
         wait = START_SECONDS
         with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
@@ -65,10 +65,10 @@ def scrape(url: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="An OTLP receiver that counts what it is sent, and scrapes a server.")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="An OTLP receiver that counts what it receives, and scrapes a server.")
     parser.add_argument("--port", type=int, default=4318)
-    parser.add_argument("--scrape", metavar="URL", help="metrics to read besides")
+    parser.add_argument("--scrape", metavar="URL", help="metrics to scrape")
     options = parser.parse_args()
     if options.scrape:
         threading.Thread(target=scrape, args=(options.scrape,), daemon=True).start()

@@ -1,7 +1,7 @@
-"""A server of embeddings that needs no model: ``python -m benchmarks.embeddings --port N``.
+"""An embeddings server that needs no model: ``python -m benchmarks.embeddings --port N``.
 
-A vector is the hashed counts of a text's words and of its runs of letters (feature hashing). Texts that share their letters are
-near, whatever they mean: for a cache, this is as hard as it gets.
+A vector contains the hashed counts of a text's words and letter sequences (feature hashing). Texts with similar letters have
+similar vectors, whatever they mean, which is the hardest case for a cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def features(text: str) -> list[str]:
 
 
 def embed(text: str, dimensions: int = DIMENSIONS) -> list[float]:
-    """The vector of ``text``."""
+    """Return the unit vector of ``text``."""
     vector = np.zeros(dimensions)
     for feature in features(text):
         digest = int.from_bytes(hashlib.blake2b(feature.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
@@ -40,7 +40,7 @@ def embed(text: str, dimensions: int = DIMENSIONS) -> list[float]:
 
 
 async def app(scope: Scope, receive: Receive, send: Send, *, delay: float = 0.0) -> None:
-    """``POST /v1/embeddings`` of one text or of a list, answered ``delay`` seconds later than could be."""
+    """Answer ``POST /v1/embeddings`` for one text or a list of texts, after ``delay`` seconds."""
     if scope["type"] != "http":
         return
     asked = orjson.loads(await Request(scope, receive).body() or b"{}")
@@ -57,9 +57,9 @@ async def app(scope: Scope, receive: Receive, send: Send, *, delay: float = 0.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.embeddings", description="A server of embeddings.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embeddings", description="An embeddings server.")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model would take for each request")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model would take per request")
     options = parser.parse_args()
     application = functools.partial(app, delay=options.delay)
     uvicorn.run(application, port=options.port, interface="asgi3", log_level="warning", access_log=False, lifespan="off")

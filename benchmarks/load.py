@@ -1,7 +1,7 @@
-"""Concurrent clients that cost little: raw protocols that read no more of an answer than the figures need.
+"""Concurrent clients with little overhead: raw protocols that read only as much of an answer as the figures need.
 
-Run it against any server: `python -m benchmarks.load http://127.0.0.1:8080 --api responses --streams 50`. The texts of
-the tokens must come from `benchmarks.upstream`, since they carry the times that they were sent.
+Run them against any server: `python -m benchmarks.load http://127.0.0.1:8080 --api responses --streams 50`. Its upstream must
+be `benchmarks.upstream`, because the tokens' texts are the times at which they were sent.
 """
 
 import argparse
@@ -28,12 +28,12 @@ PROMPT = "Count the microseconds."
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What tells an answer's progress in one of the two APIs, without parsing it."""
+    """How to recognize an answer's progress in one of the two APIs without parsing it."""
 
     path: str
-    opening: bytes  # stands in the first event
-    ending: bytes  # stands in the terminal event of a stream that went well
-    completed: Callable[[dict[str, Any]], bool]  # whether an answer without a stream went well
+    opening: bytes  # part of the first event
+    ending: bytes  # part of the terminal event of a successful stream
+    completed: Callable[[dict[str, Any]], bool]  # whether an answer that is not streamed was successful
 
 
 APIS = {
@@ -54,17 +54,17 @@ APIS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The load: `streams` clients at once, each asking `repeat` times, one after the other, for `tokens` tokens."""
+    """The load: `streams` concurrent clients, each of which requests `tokens` tokens `repeat` times in a row."""
 
     streams: int
     tokens: int
     repeat: int = 1
     stream: bool = True
     ramp: float = 0.0  # seconds over which the clients start
-    timeout: float = 60.0  # seconds after which what is still open counts as failed
+    timeout: float = 60.0  # seconds after which open answers count as failed
 
     def body(self, api: str) -> bytes:
-        """The request's JSON in the shape of the named API."""
+        """Return the request's JSON for the named API."""
         limit = "max_output_tokens" if api == "responses" else "max_tokens"
         body: dict[str, Any] = {"model": MODEL, limit: self.tokens, "stream": self.stream}
         if api == "responses":
@@ -77,21 +77,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median and the 99th percentile of some figures, in milliseconds; not a number where there were none."""
+    """Median and 99th percentile in milliseconds; NaN if there are no values."""
 
     median: float
     p99: float
 
     @classmethod
     def of_us(cls, values: list[int]) -> "Spread":
-        """The spread of `values`, which are microseconds."""
+        """Return the spread of `values` in microseconds."""
         ordered = sorted(values)
         return cls(percentile(ordered, 0.5) / 1000, percentile(ordered, 0.99) / 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a load saw. `lag` is a token's arrival minus its send time; the other spreads count from the request."""
+    """The results of a load. `lag` is measured from sending a token to receiving it, the other spreads from the request."""
 
     answers: int
     failed: int
@@ -106,14 +106,14 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """The report that `python -m benchmarks.load` printed."""
+        """Parse the report that `python -m benchmarks.load` printed."""
         fields = json.loads(text)
         spreads = {name: Spread(**value) for name, value in fields.items() if isinstance(value, dict) and "p99" in value}
         return cls(**(fields | spreads))
 
 
 class Exchange:
-    """One request's answer as it comes in: its times in microseconds, its tokens' lags, and how it failed, if it did."""
+    """One request and its answer: its times and its tokens' lags in microseconds, and its failure, if any."""
 
     def __init__(self, api: Api, plan: Plan) -> None:
         self.failure: str | None = "timed out"
@@ -128,7 +128,7 @@ class Exchange:
         self._went_well = False
 
     def feed(self, body: bytes) -> None:
-        """Take in a piece of the body."""
+        """Process a piece of the body."""
         self._buffer += body
         if not self._plan.stream:
             return
@@ -138,7 +138,7 @@ class Exchange:
             self._read(events, monotonic_us())
 
     def finish(self, status: int) -> None:
-        """Take in the end of the answer."""
+        """Process the end of the answer, which had this HTTP `status`."""
         tokens = len(self.lags)
         if status != 200:
             self.end(f"status {status}")
@@ -153,7 +153,7 @@ class Exchange:
             self.end(None)
 
     def end(self, failure: str | None) -> None:
-        """Note how the exchange ended; only the first end counts."""
+        """Record how the exchange ended. Only the first call has an effect."""
         if not self.done.done():
             self.failure, self.ended = failure, monotonic_us()
             self.done.set_result(None)
@@ -169,7 +169,7 @@ class Exchange:
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection: one exchange at a time."""
+    """A client's connection, which carries one exchange at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def start(self, request: bytes, exchange: Exchange) -> None:
-        """Send `request`; `exchange` takes in its answer."""
+        """Send `request` and pass its answer to `exchange`."""
         self._exchange = exchange
         if self._transport.is_closing():
             self._end("connection lost")
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """A plan's clients against one server."""
+    """The clients of a plan, which load one server."""
 
     def __init__(self, url: str, api: str, plan: Plan) -> None:
         """`url` is the server's, like `http://127.0.0.1:8080`; `api` is a key of `APIS`."""
@@ -225,7 +225,7 @@ class Load:
         self._exchanges: list[Exchange] = []
 
     async def run(self) -> Report:
-        """Run the plan to its end or its timeout; failures are counted, not raised."""
+        """Run the plan until it ends or times out. Failures are counted, not raised."""
         started, cpu = time.monotonic(), time.process_time()
         pause = self._plan.ramp / self._plan.streams
         clients = [asyncio.create_task(self._client(number * pause)) for number in range(self._plan.streams)]
@@ -279,21 +279,21 @@ class Load:
 
 
 def percentile(ordered: list[int], share: float) -> float:
-    """The nearest-rank percentile of values in ascending order; not a number when there are none."""
+    """Return the nearest-rank percentile of values in ascending order; NaN if there are none."""
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
 
 def main() -> None:
-    """The command line: prints the report as JSON."""
-    parser = argparse.ArgumentParser(description="Concurrent streams against a server; prints a report as JSON.")
+    """Run the command line, which prints the report as JSON."""
+    parser = argparse.ArgumentParser(description="Load a server with concurrent clients, and print a report as JSON.")
     parser.add_argument("url")
     parser.add_argument("--api", choices=sorted(APIS), default="responses")
-    parser.add_argument("--streams", type=int, default=50, help="clients at once")
-    parser.add_argument("--tokens", type=int, default=100, help="of each answer")
-    parser.add_argument("--repeat", type=int, default=1, help="answers that each client asks for, one after the other")
+    parser.add_argument("--streams", type=int, default=50, help="number of concurrent clients")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens per answer")
+    parser.add_argument("--repeat", type=int, default=1, help="consecutive answers that each client requests")
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ramp", type=float, default=0.0, help="seconds over which the clients start")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds")
+    parser.add_argument("--timeout", type=float, default=60.0, help="timeout of the whole load in seconds")
     options = vars(parser.parse_args())
     url, api = options.pop("url"), options.pop("api")
     raise_open_files()

@@ -1,4 +1,4 @@
-"""One measured load: what its client saw, beside what the kernel accounted to the server and the upstream meanwhile."""
+"""Measures a load: what its clients saw, and what the server and the upstream used meanwhile according to the kernel."""
 
 import dataclasses
 import statistics
@@ -12,13 +12,13 @@ from benchmarks.load import Plan, Report
 from benchmarks.processes import Server, machine_cpu_seconds, usage
 
 SAMPLE_SECONDS = 0.5
-# How long after the plan's own timeout the load's process may still live.
+# Seconds that the load's process may take to exit after the plan's timeout.
 EXIT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The figures of one round, or the medians of many. Shares of CPU are in percent of one core."""
+    """The figures of one round, or the medians of several. CPU shares are in percent of one core."""
 
     cpu_us_per_token: float
     cpu_us_per_answer: float
@@ -39,9 +39,9 @@ class Measurement:
 
 
 def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tuple[Measurement, Report]:
-    """Run `plan` against `server` (None: against the upstream itself) in a process of its own.
+    """Run `plan` against `server` (None: against the upstream itself) in a separate process.
 
-    Raises `RuntimeError` when the load itself fails; failed answers are figures, not errors.
+    Raises `RuntimeError` if the load itself fails. Failed answers are counted, not raised.
     """
     watched = server or upstream
     before, upstream_before = usage(watched.pid), usage(upstream.pid)
@@ -71,7 +71,7 @@ def measure(server: Server | None, upstream: Server, api: str, plan: Plan) -> tu
 
 
 def run_load(server: Server, api: str, plan: Plan) -> tuple[Report, int]:
-    """The report of the plan against `server`, and the server's highest resident memory meanwhile, in bytes."""
+    """Run `plan` against `server`. Return its report and the server's maximum resident memory meanwhile, in bytes."""
     options = dataclasses.asdict(plan)
     flags = ["--stream" if options.pop("stream") else "--no-stream"]
     flags += [f"--{name}={value}" for name, value in options.items()]
@@ -92,9 +92,9 @@ def run_load(server: Server, api: str, plan: Plan) -> tuple[Report, int]:
 
 
 def combine(rounds: Sequence[Measurement]) -> Measurement:
-    """The medians of the rounds; answers and failures are added up.
+    """Return the medians over the rounds. Answers and failures are added up.
 
-    Memory is the highest: what the first round made the process allocate is still there for the later ones to use.
+    For memory, return the maximum: later rounds reuse what the process allocated in the first one.
     """
     ways: dict[str, Callable[[list[float]], float]] = {"answers": sum, "failed": sum, "memory_kb_per_stream": max}
     names = [field.name for field in dataclasses.fields(Measurement)]
@@ -102,5 +102,5 @@ def combine(rounds: Sequence[Measurement]) -> Measurement:
 
 
 def per(amount: float, number: float) -> float:
-    """`amount / number`; not a number when there is nothing to divide by."""
+    """Return `amount / number`, or NaN if `number` is 0."""
     return amount / number if number else float("nan")

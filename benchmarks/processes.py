@@ -1,4 +1,4 @@
-"""Starting, awaiting, observing and surely ending the processes of a benchmark."""
+"""Start, await, observe and reliably end the processes of a benchmark."""
 
 import atexit
 import contextlib
@@ -21,7 +21,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 RESERVATIONS = 100
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# What of a process's clocks is asked for (include/linux/posix-timers.h): the time that its threads ran.
+# The clock to read of a process (include/linux/posix-timers.h): the time that its threads ran.
 CPUCLOCK_SCHED = 2
 
 
@@ -30,7 +30,7 @@ _reservations: deque[socket.socket] = deque()
 
 @atexit.register
 def _release() -> None:
-    """Close what is left: a socket that is collected open gives a warning."""
+    """Close the remaining sockets, because collecting an open socket gives a warning."""
     while _reservations:
         _reservations.pop().close()
 
@@ -44,13 +44,13 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The base URL, without a path."""
         return f"http://127.0.0.1:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and its descendants have used so far, by the kernel's own accounting."""
+    """What a process and its descendants have used so far, according to the kernel."""
 
     cpu_seconds: float
     rss_bytes: int
@@ -58,10 +58,10 @@ class Usage:
 
 @contextlib.contextmanager
 def running(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run `python -m module *arguments --port <a free one>` as a server until the block ends; `environment` adds to ours.
+    """Run `python -m module *arguments --port <a free one>` as a server until the block ends.
 
-    The block begins when `GET /v1/models` answers 200. Raises `RuntimeError`, with what the process wrote, when that
-    takes over `START_SECONDS` or the process exits.
+    `environment` is added to the current environment. The block begins once `GET /v1/models` returns 200. Raises `RuntimeError`
+    with the output of the process if that takes longer than `START_SECONDS` or if the process exits.
     """
     port = free_port()
     with tempfile.TemporaryFile() as output:
@@ -83,7 +83,7 @@ def running(module: str, *arguments: str, environment: Mapping[str, str] | None 
 
 
 def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether `GET /v1/models` answered 200 in time, and the process still lives."""
+    """Wait for `GET /v1/models`. Return whether it returned 200 before the timeout and the end of the process."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
@@ -96,7 +96,7 @@ def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End the process by SIGTERM; what is left of its session after `STOP_SECONDS` by SIGKILL."""
+    """End the process with SIGTERM, and after at most `STOP_SECONDS` the rest of its session with SIGKILL."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -106,15 +106,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def usage(pid: int) -> Usage:
-    """What the process `pid` and its living descendants use, and its dead and awaited ones did.
+    """Return the usage of the process `pid` and its descendants, including the CPU time of ended and awaited children.
 
-    CPU time is that of the processes' own clocks, to the nanosecond. `/proc/<pid>/stat` counts ticks of 10 ms: whom a tick
-    finds at work gets all of it, and work that a timer begins is found too often, or never.
+    CPU times of running processes are read from their own clocks, in nanoseconds. `/proc/<pid>/stat` would be too coarse: it
+    assigns each tick of 10 ms to the process that happens to run, so work started by a timer is counted too often or never.
     """
     tree = descendants(pid)
     seconds = ticks = pages = 0.0
     for process, fields in tree.items():
-        with contextlib.suppress(OSError):  # it ended just now
+        with contextlib.suppress(OSError):  # it has just ended
             seconds += time.clock_gettime(~process << 3 | CPUCLOCK_SCHED)
         ticks += sum(int(field) for field in fields[13:15])  # of awaited children
         pages += int(fields[21])
@@ -122,13 +122,13 @@ def usage(pid: int) -> Usage:
 
 
 def machine_cpu_seconds() -> float:
-    """The CPU time that the whole machine has used so far; what a hypervisor took away counts as used."""
+    """Return the CPU seconds that the whole machine has used so far, including time taken by a hypervisor."""
     user, nice, system, _idle, _iowait, *rest = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     return sum(map(int, (user, nice, system, *rest))) / CLOCK_TICKS
 
 
 def descendants(pid: int) -> dict[int, Sequence[bytes]]:
-    """The fields of `/proc/<pid>/stat` after the name, of the process and all that descend from it, by their pids."""
+    """Return the fields of `/proc/<pid>/stat` after the name, by pid, for the process and its descendants."""
     processes: dict[int, Sequence[bytes]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -140,10 +140,10 @@ def descendants(pid: int) -> dict[int, Sequence[bytes]]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on, and that stays free until a process that is slow to start gets there.
+    """Return a TCP port of 127.0.0.1 that nothing listens on, and that stays free until a slow process uses it.
 
-    It is none that the system gives to connections. No other caller gets it, in whatever process: a UDP socket with the same
-    number stays open.
+    It is outside the range that the system assigns to connections. A UDP socket with the same number stays open, so that no
+    other caller gets the port, even in another process.
     """
     while True:
         port = random.randrange(10_000, 30_000)
@@ -162,7 +162,7 @@ def free_port() -> int:
 
 
 def raise_open_files() -> None:
-    """Let this process and its children open as many files as the system allows: each stream takes a socket or two."""
+    """Let this process and its children open as many files as the system allows. Each stream takes one or two sockets."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

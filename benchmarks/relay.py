@@ -1,7 +1,7 @@
-"""The bare relay that responses_mw is compared with: Starlette and httpx in their textbook form, no translation.
+"""The bare relay that responses_mw is compared with: Starlette and httpx in textbook style, without translation.
 
-`--transport httpx` is httpx's own transport, `--transport aiohttp` the same code over `httpx_aiohttp`. Everything else
-(uvicorn, uvloop, httptools, no access log) is as in `responses-mw serve`.
+`--transport httpx` uses httpx's own transport, `--transport aiohttp` uses `httpx_aiohttp`. Everything else (uvicorn, uvloop,
+httptools, no access log) is the same as in `responses-mw serve`.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-# Neither may queue streams, of which a thousand are open at once. aiohttp says "no limit" by 0, and takes its own
-# default of 100 for None.
+# Neither may queue streams, because a thousand are open at once. For aiohttp, 0 means no limit, and None means its default of
+# 100.
 TRANSPORTS: dict[str, Callable[[], httpx.AsyncBaseTransport]] = {
     "httpx": lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),
     "aiohttp": lambda: AiohttpTransport(limits=httpx.Limits(max_connections=0)),
@@ -26,7 +26,7 @@ TRANSPORTS: dict[str, Callable[[], httpx.AsyncBaseTransport]] = {
 
 
 def create_app(upstream: str, transport: str) -> Starlette:
-    """An app that relays GET and POST of every path to `upstream`, over the named transport."""
+    """Create an app that relays GET and POST for every path to `upstream`, over the named transport."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -38,7 +38,7 @@ def create_app(upstream: str, transport: str) -> Starlette:
 
 
 async def relay(request: Request) -> StreamingResponse:
-    """Send the request on and stream the answer back."""
+    """Forward the request and stream the answer back."""
     client: httpx.AsyncClient = request.app.state.client
     outgoing = client.build_request(
         request.method,
@@ -56,8 +56,8 @@ async def relay(request: Request) -> StreamingResponse:
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="A bare relay by Starlette and httpx.")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="A bare relay based on Starlette and httpx.")
     parser.add_argument("--upstream", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--transport", choices=sorted(TRANSPORTS), default="httpx")

@@ -16,7 +16,7 @@ import orjson
 from benchmarks.processes import raise_open_files
 from benchmarks.scenarios import SCENARIOS, Bench, Figure, Outcome
 
-# How the columns are headed; two lines each.
+# The headings of the columns, of two lines each.
 HEADS = {
     "cpu_us_per_token": ("CPU/token", "us"),
     "cpu_us_per_answer": ("CPU/answer", "us"),
@@ -39,7 +39,7 @@ PACKAGES = ("responses-mw", "starlette", "uvicorn", "uvloop", "httptools", "http
 
 
 def table(outcome: Outcome) -> str:
-    """The outcome's rows under its columns."""
+    """Format the outcome's rows as a table."""
     lines = [("", *(HEADS[name][line] for name in outcome.columns)) for line in (0, 1)]
     for subject, measurement in outcome.rows.items():
         lines.append((subject, *(cell(name, getattr(measurement, name)) for name in outcome.columns)))
@@ -51,14 +51,14 @@ def table(outcome: Outcome) -> str:
 
 
 def cell(name: str, value: float) -> str:
-    """A figure as a table shows it."""
+    """Format a figure for a table."""
     if math.isnan(value):
         return "-"
     return f"{value:.0f}" if name in WHOLE else f"{value:.1f}"
 
 
 def sentence(figure: Figure) -> str:
-    """A figure and how it stands to its limit."""
+    """Format a figure and whether it meets its limit."""
     text = f"{figure.name}: {figure.value:.2f} {figure.unit}".rstrip()
     if figure.limit is None:
         return text
@@ -66,7 +66,7 @@ def sentence(figure: Figure) -> str:
 
 
 def machine() -> dict[str, str | int | None]:
-    """What the figures depend on besides the code."""
+    """Describe what the figures depend on besides the code."""
     versions: dict[str, str | int | None] = {name: metadata.version(name) for name in PACKAGES}
     return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()} | versions
 
@@ -81,17 +81,17 @@ def run(name: str, bench: Bench) -> Outcome:
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
-    """Leave by an exception, so that every process that was started is ended."""
+    """Exit by an exception, so that every process that was started is ended."""
     sys.exit(128 + signum)
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure responses_mw beside a bare relay.")
-    parser.add_argument("--quick", action="store_true", help="one short round of each: to see that all works")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Compare responses_mw with a bare relay.")
+    parser.add_argument("--quick", action="store_true", help="one short round of each scenario, as a smoke test")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each subject (default 3)")
-    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="may be given again; default: all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="may be repeated; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
     raise_open_files()
@@ -103,7 +103,7 @@ def main() -> None:
     outcomes: dict[str, Outcome] = {}
     for name in options.scenario or list(SCENARIOS):
         outcomes[name] = run(name, bench)
-        if options.json:  # after each, so that what was measured outlives a scenario that breaks
+        if options.json:  # after each, so that a scenario that fails does not lose the others' figures
             document = {"machine": machine(), "scenarios": outcomes}
             options.json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
 

@@ -1,6 +1,6 @@
-"""The scenarios: each a function of a `Bench` that gives an `Outcome`; `@scenario` enters it under its name.
+"""The scenarios. Each is a function that takes a `Bench` and returns an `Outcome`; `@scenario` registers it under its name.
 
-What a scenario reports is its docstring's first line. The limits are the project's targets.
+The first line of its docstring is printed as its title. The limits are the project's targets.
 """
 
 import contextlib
@@ -24,9 +24,10 @@ OBSERVED = "responses-mw, observed"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: the API that the load speaks to it, and the command that serves it (none: the upstream).
+    """What is measured: the API that the load uses, and the command of the server (empty: the upstream itself).
 
-    An `observed` one sends spans and metrics to a collector, and has its admin port read."""
+    An `observed` subject sends spans and metrics to a collector, which also scrapes its admin port.
+    """
 
     api: str
     command: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ COMPARED = (DIRECT, RELAY, AIOHTTP_RELAY, OURS)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that the project has a target for: at most `limit`, where there is one."""
+    """A figure derived from measurements. `limit` is its target maximum, if it has one."""
 
     name: str
     value: float
@@ -55,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a scenario gives: the measured rows, which of their columns tell something, and the figures drawn from them."""
+    """The result of a scenario: the measured rows, the relevant columns, and the figures derived from them."""
 
     rows: dict[str, Measurement]
     columns: Sequence[str]
@@ -63,10 +64,10 @@ class Outcome:
 
 
 class Bench:
-    """Runs plans against subjects, in interleaved rounds, so that what drifts on the machine hits all alike."""
+    """Runs plans against subjects in interleaved rounds, so that changes on the machine affect all subjects equally."""
 
     def __init__(self, *, rounds: int, quick: bool, note: Callable[[str], None]) -> None:
-        """`quick` shortens every load; `note` is told what goes on."""
+        """`quick` shortens every load; `note` is called with progress messages."""
         self.quick = quick
         self._rounds = rounds
         self._note = note
@@ -80,7 +81,11 @@ class Bench:
         first_byte_delay: float = 0,
         together: bool = False,
     ) -> dict[str, Measurement]:
-        """The medians of the rounds of each subject, all in front of one upstream of that pace; `together`: all at a time."""
+        """Return each subject's medians over the rounds. All use one upstream.
+
+        `tokens_per_second` is the rate of each stream, where 0 is full speed. `first_byte_delay` is in seconds. `together`
+        measures all subjects at the same time.
+        """
         pace = (f"--tokens-per-second={tokens_per_second}", f"--first-byte-delay={first_byte_delay}")
         with contextlib.ExitStack() as stack:
             upstream = stack.enter_context(running("benchmarks.upstream", *pace))
@@ -113,7 +118,7 @@ class Bench:
 
 
 def warm_up(plan: Plan) -> Plan:
-    """A short load of the plan's kind: what a process imports and allocates once is not what is measured."""
+    """Return a short load of the plan's kind, so that one-time imports and allocations are not measured."""
     return Plan(streams=5, tokens=10, repeat=2, stream=plan.stream)
 
 
@@ -122,14 +127,14 @@ SHARES = ("cpu_share", "upstream_cpu_share", "load_cpu_share", "machine_cpu_shar
 
 
 def scenario(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
-    """Enter `run` into `SCENARIOS` under its name."""
+    """Register `run` in `SCENARIOS` under its name."""
     SCENARIOS[run.__name__.replace("_", "-")] = run
     return run
 
 
 @scenario
 def steady(bench: Bench) -> Outcome:
-    """CPU per streamed token at 50 streams of 40 tokens/s each, which leaves the machine room."""
+    """CPU per streamed token at 50 streams of 40 tokens/s each, which does not saturate the machine."""
     plan = Plan(streams=50, tokens=120 if bench.quick else 400, ramp=1.0)
     rows = bench.compare(plan, tokens_per_second=40)
     columns = ("cpu_us_per_token", "tokens_per_second", *SHARES, "first_token_ms", "lag_ms", "lag_p99_ms", "failed")
@@ -138,18 +143,18 @@ def steady(bench: Bench) -> Outcome:
 
 @scenario
 def observed(bench: Bench) -> Outcome:
-    """CPU per answer with spans, metrics and the admin port, and without: two servers at once, each with 50 streams."""
-    # Spans and metrics cost CPU per answer, not per token. Two processes of the same program differ by 3 %, so that what they
-    # add is measured with short answers, and compared with the CPU of long ones.
+    """CPU per answer with and without spans, metrics and the admin port: two servers at once, each with 50 streams."""
+    # Spans and metrics cost CPU per answer, not per token. Because two processes of the same program differ by 3 %, their cost
+    # is measured with short answers, and compared with the CPU of long ones.
     steady = Plan(streams=50, tokens=120 if bench.quick else 400, ramp=1.0)
     long = bench.compare(steady, (OURS,), tokens_per_second=40)[OURS]
-    # A round is longer than the minute after which metrics are exported by default.
+    # A round takes longer than the default export interval of metrics, which is a minute.
     short = Plan(streams=50, tokens=50, repeat=2 if bench.quick else 50, ramp=1.0, timeout=150)
     rows = bench.compare(short, (OURS, OBSERVED), tokens_per_second=40, together=True)
     added = rows[OBSERVED].cpu_us_per_answer - rows[OURS].cpu_us_per_answer
     figures = [
-        Figure("CPU of an answer, above unobserved", added, "us"),
-        Figure(f"in percent of an answer of {steady.tokens} tokens", added / long.cpu_us_per_answer * 100, "%", 5),
+        Figure("additional CPU per answer", added, "us"),
+        Figure(f"additional CPU, share of an answer of {steady.tokens} tokens", added / long.cpu_us_per_answer * 100, "%", 5),
     ]
     columns = ("cpu_us_per_token", "cpu_us_per_answer", "cpu_share", "machine_cpu_share", "lag_ms", "lag_p99_ms", "failed")
     return Outcome(rows, columns, figures)
@@ -157,7 +162,7 @@ def observed(bench: Bench) -> Outcome:
 
 @scenario
 def flat_out(bench: Bench) -> Outcome:
-    """CPU per streamed token at 50 streams as fast as they go; who is slow gets many tokens in one read."""
+    """CPU per streamed token at 50 streams at full speed, where a slow reader gets many tokens in one read."""
     plan = Plan(streams=50, tokens=400 if bench.quick else 1500, timeout=120)
     rows = bench.compare(plan)
     return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", *SHARES, "failed"), [cpu_ratio(rows)])
@@ -165,17 +170,17 @@ def flat_out(bench: Bench) -> Outcome:
 
 @scenario
 def first_token(bench: Bench) -> Outcome:
-    """Time to first token above direct, over single streams one after the other."""
+    """Time to first token, compared with direct, for one stream at a time."""
     plan = Plan(streams=1, tokens=5, repeat=50 if bench.quick else 300)
     rows = bench.compare(plan, tokens_per_second=1000)
     added = rows[OURS].first_token_ms - rows[DIRECT].first_token_ms
     columns = ("first_event_ms", "first_token_ms", "first_token_p99_ms", "answer_ms", "failed")
-    return Outcome(rows, columns, [Figure("time to first token above direct (median)", added, "ms", 2.0)])
+    return Outcome(rows, columns, [Figure("additional time to first token, compared with direct (median)", added, "ms", 2.0)])
 
 
 @scenario
 def crowd(bench: Bench) -> Outcome:
-    """1,000 streams of 5 tokens/s each at once: failures, token lag, memory of a stream."""
+    """1,000 concurrent streams of 5 tokens/s each: failures, token lag, memory per stream."""
     plan = Plan(streams=1000, tokens=60 if bench.quick else 100, ramp=8.0, timeout=180)
     rows = bench.compare(plan, tokens_per_second=5)
     ours = rows[OURS]
@@ -183,7 +188,7 @@ def crowd(bench: Bench) -> Outcome:
     figures = [
         Figure("failed streams", ours.failed, "", 0),
         Figure("token lag (99th percentile)", ours.lag_p99_ms, "ms", 50),
-        Figure("memory of a stream", ours.memory_kb_per_stream, "kB", 80),
+        Figure("memory per stream", ours.memory_kb_per_stream, "kB", 80),
         cpu_ratio(rows),
     ]
     return Outcome(rows, (*columns, "lag_ms", "lag_p99_ms", "failed"), figures)
@@ -191,11 +196,11 @@ def crowd(bench: Bench) -> Outcome:
 
 @scenario
 def create(bench: Bench) -> Outcome:
-    """CPU of an answer without a stream: 4 clients, one request of 20 tokens after the other."""
+    """CPU per answer without streaming: 4 clients, each with one request of 20 tokens at a time."""
     plan = Plan(streams=4, tokens=20, repeat=100 if bench.quick else 500, stream=False)
     rows = bench.compare(plan)
     ratio = rows[OURS].cpu_us_per_answer / rows[RELAY].cpu_us_per_answer
-    figure = Figure("CPU of an answer, ratio to the bare relay", ratio, "")
+    figure = Figure("CPU per answer, ratio to the bare relay", ratio, "")
     return Outcome(rows, ("cpu_us_per_answer", *SHARES, "answer_ms", "failed"), [figure])
 
 
@@ -210,23 +215,23 @@ def slow_model(bench: Bench) -> Outcome:
 
 @scenario
 def background(bench: Bench) -> Outcome:
-    """1,000 background streams of 5 tokens/s each, 300 of them followed at another replica: CPU of the first one, lag."""
+    """1,000 background streams of 5 tokens/s each, 300 of them followed at another replica: CPU of the worker, lag."""
     plan = Plan(streams=1000, tokens=60 if bench.quick else 150, ramp=8.0, timeout=180)
     rows = bench.compare(plan, (RELAY,), tokens_per_second=5)
     measured = measure_background(streams=plan.streams, followers=300, tokens=plan.tokens)
     ratio = measured.writer_cpu_us_per_token / rows[RELAY].cpu_us_per_token
-    # A thousand streams are too many for httpx's pool. The relay at its best is the harder measure.
+    # A thousand streams are too many for httpx's pool, so also compare with the relay at its best, which is harder.
     few = bench.compare(Plan(streams=50, tokens=120, ramp=1.0), (RELAY,), tokens_per_second=40)
     ratio_to_few = measured.writer_cpu_us_per_token / few[RELAY].cpu_us_per_token
     figures = [
         Figure("failed responses", measured.failed, "", 0),
-        Figure("CPU of a token in the worker", measured.writer_cpu_us_per_token, "us"),
-        Figure("CPU of a token in the worker, ratio to the bare relay", ratio, "", 0.7),
-        Figure("CPU of a token in the worker, ratio to the bare relay's with 50 streams", ratio_to_few, "", 0.7),
-        Figure("CPU of a follower's token in the other replica", measured.reader_cpu_us_per_follower_token, "us"),
+        Figure("CPU per token in the worker", measured.writer_cpu_us_per_token, "us"),
+        Figure("CPU per token in the worker, ratio to the bare relay", ratio, "", 0.7),
+        Figure("CPU per token in the worker, ratio to the bare relay with 50 streams", ratio_to_few, "", 0.7),
+        Figure("CPU per token of a follower in the other replica", measured.reader_cpu_us_per_follower_token, "us"),
         Figure("a follower's lag (median)", measured.lag_ms, "ms"),
         Figure("a follower's lag (99th percentile)", measured.lag_p99_ms, "ms", 150),
-        *(Figure(f"CPU while all ran: {name}", share, "%") for name, share in measured.shares.items()),
+        *(Figure(f"CPU while all responses ran: {name}", share, "%") for name, share in measured.shares.items()),
     ]
     return Outcome(rows, ("cpu_us_per_token", "tokens_per_second", *SHARES, "lag_ms", "lag_p99_ms", "failed"), figures)
 
@@ -238,13 +243,13 @@ def cancel(bench: Bench) -> Outcome:
     figures = [
         Figure("failed cancels", measured.failed, "", 0),
         Figure("time to the answer (median)", measured.answer_ms, "ms"),
-        Figure("time to the upstream's closed connection (median)", measured.median_ms, "ms", 300),
-        Figure("time to the upstream's closed connection (longest)", measured.longest_ms, "ms", 1000),
+        Figure("time until the upstream's connection is closed (median)", measured.median_ms, "ms", 300),
+        Figure("time until the upstream's connection is closed (maximum)", measured.longest_ms, "ms", 1000),
     ]
     return Outcome({}, (), figures)
 
 
 def cpu_ratio(rows: dict[str, Measurement], limit: float | None = None) -> Figure:
-    """The CPU of a token as a share of the bare httpx relay's."""
+    """Return the CPU per token, relative to the bare httpx relay."""
     ratio = rows[OURS].cpu_us_per_token / rows[RELAY].cpu_us_per_token
-    return Figure("CPU of a token, ratio to the bare relay", ratio, "", limit)
+    return Figure("CPU per token, ratio to the bare relay", ratio, "", limit)

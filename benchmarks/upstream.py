@@ -1,8 +1,8 @@
-"""A paced Chat Completions upstream: streams as vLLM does, and costs little enough to share a machine with what it feeds.
+"""A paced Chat Completions upstream that streams like vLLM, and uses little enough CPU to run beside the server under test.
 
-Its HTTP is a bare `asyncio.Protocol`; one timer serves all streams. Each token is one socket write, and its text is the
-time of that write: microseconds of the monotonic clock, which all processes of a machine share. A reader's clock
-minus the text is the token's lag. Run it by `python -m benchmarks.upstream --port 8000 --tokens-per-second 40`.
+Its HTTP server is a bare `asyncio.Protocol`, and one timer serves all streams. Each token is one socket write. Its text is the
+time of that write, in microseconds of the monotonic clock, which all processes of a machine share. So a token's lag is the
+reader's time minus the text. Run it with `python -m benchmarks.upstream --port 8000 --tokens-per-second 40`.
 """
 
 import argparse
@@ -21,27 +21,27 @@ MODEL = "bench"
 TOKEN = b"@%015d "
 STAMPED_DELTA = re.compile(rb'"(?:delta|content)": ?"@(\d{15}) ')
 DEFAULT_TOKENS = 100
-# Streams whose turns fall into the same tick share a wake-up; a shorter one costs the machine more than it tells.
+# Streams that are due in the same tick share a wake-up. A shorter tick would cost CPU without improving the figures.
 TICK_SECONDS = 0.001
 
 
 def monotonic_us() -> int:
-    """Microseconds of the clock that stamps the tokens; comparable between processes of one machine."""
+    """Return the time of the clock that stamps the tokens, in microseconds. All processes of a machine share it."""
     return time.monotonic_ns() // 1000
 
 
 def chunked(body: bytes) -> bytes:
-    """`body` as one chunk of HTTP's chunked transfer encoding."""
+    """Encode `body` as one chunk of HTTP's chunked transfer encoding."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
 def sse(data: dict[str, Any]) -> bytes:
-    """`data` as one server-sent event, in the bytes that vLLM would send."""
+    """Encode `data` as one server-sent event, formatted like vLLM's."""
     return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
 
 
 class Stream:
-    """One streamed answer: a token at each turn, then the finish chunk, the usage and `[DONE]`."""
+    """One streamed answer: a token per turn, then the finish chunk, the usage and `[DONE]`."""
 
     def __init__(self, transport: asyncio.WriteTransport, request: dict[str, Any], tokens: int) -> None:
         self.paused = False
@@ -61,7 +61,7 @@ class Stream:
 
     @property
     def waiting(self) -> bool:
-        """Whether the next turn may send a token: some are left, and the reader is there and keeps up."""
+        """Whether the next turn may send a token: tokens are left, and the reader is connected and keeps up."""
         return self._left > 0 and not self.paused and not self._transport.is_closing()
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class Stream:
         self._transport.write(head + chunked(self._chunk({"role": "assistant", "content": ""})))
 
     def send_token(self) -> None:
-        """Send the next token, and after the last one the end of the answer."""
+        """Send the next token. After the last one, also send the end of the answer."""
         self._transport.write(self._before + TOKEN % monotonic_us() + self._after)
         self._left -= 1
         if self._left == 0:
@@ -88,19 +88,19 @@ class Stream:
 
 
 class Wheel:
-    """Gives every stream its turns, all by one timer.
+    """Gives all streams their turns with one timer.
 
     All streams have the same interval, so appending a stream's next turn keeps the queue in order.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
-        """`tokens_per_second` is the pace of each stream; 0 is as fast as the readers take it."""
+        """`tokens_per_second` is the rate of each stream; 0 is as fast as the readers accept tokens."""
         self.interval = 1 / tokens_per_second if tokens_per_second else 0.0
         self._turns: deque[tuple[float, Stream]] = deque()
         self._armed = False
 
     def add(self, stream: Stream) -> None:
-        """Give `stream` a turn in every interval from now on, as long as it waits for one."""
+        """Give `stream` a turn in every interval from now on, while it is waiting for turns."""
         if stream.waiting:
             self._turns.append((time.monotonic() + self.interval, stream))
             self._arm()
@@ -131,7 +131,7 @@ class Wheel:
 
 
 class Connection(asyncio.Protocol):
-    """One client's HTTP/1.1 connection: requests one after the other."""
+    """One client's HTTP/1.1 connection, which carries one request at a time."""
 
     def __init__(self, wheel: Wheel, first_byte_delay: float) -> None:
         self._wheel = wheel
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._path == b"/v1/models":
             self._send_json({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
-        elif self._body == b"{}":  # it asks whether its credential is good
+        elif self._body == b"{}":  # a check of the credential
             self._send_json({"error": {"message": "no messages"}}, HTTPStatus.BAD_REQUEST)
         elif self._path == b"/v1/chat/completions":
             self._complete(json.loads(self._body))
@@ -200,12 +200,12 @@ class Connection(asyncio.Protocol):
 
 
 def usage(tokens: int) -> dict[str, int]:
-    """The usage of an answer of `tokens` tokens."""
+    """Return the usage of an answer of `tokens` tokens."""
     return {"prompt_tokens": 10, "total_tokens": 10 + tokens, "completion_tokens": tokens}
 
 
 def completion(request: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The answer to `request` when it asks for no stream."""
+    """Return the answer to a `request` without streaming."""
     text = (TOKEN % monotonic_us()).decode() * tokens
     message = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
     return {
@@ -221,8 +221,8 @@ def completion(request: dict[str, Any], tokens: int) -> dict[str, Any]:
 async def serve(port: int, tokens_per_second: float, first_byte_delay: float) -> None:
     """Serve on 127.0.0.1 until cancelled.
 
-    `tokens_per_second` is the pace of each stream (0: as fast as possible); `first_byte_delay` is how many seconds an
-    answer waits before its status line.
+    `tokens_per_second` is the rate of each stream (0: as fast as possible). `first_byte_delay` is the delay of each answer's
+    status line in seconds.
     """
     wheel = Wheel(tokens_per_second)
     loop = asyncio.get_running_loop()
@@ -232,10 +232,10 @@ async def serve(port: int, tokens_per_second: float, first_byte_delay: float) ->
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="A paced Chat Completions upstream.")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--tokens-per-second", type=float, default=0, help="of each stream; 0 is as fast as possible")
+    parser.add_argument("--tokens-per-second", type=float, default=0, help="rate of each stream; 0 is as fast as possible")
     parser.add_argument("--first-byte-delay", type=float, default=0, help="seconds before the status line")
     options = parser.parse_args()
     uvloop.run(serve(options.port, options.tokens_per_second, options.first_byte_delay))

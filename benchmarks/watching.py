@@ -1,4 +1,4 @@
-"""What a server is started with to be observed, and the collector that observes it."""
+"""Runs the collector that observes a server, and provides the server's options for it."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from benchmarks.processes import free_port, running
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a server is started with to be watched; with nothing, it is not."""
+    """The options with which a server is started to be observed. By default, it is not observed."""
 
     flags: Sequence[str] = ()
     environment: Mapping[str, str] | None = None
@@ -19,7 +19,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watching() -> Iterator[Watched]:
-    """Runs a collector. Raises `RuntimeError` in the end if no spans, metrics or scrapes came: nothing was measured then."""
+    """Run a collector. Raises `RuntimeError` on exit if it has no spans, metrics or scrapes: nothing was observed then."""
     admin = free_port()
     with running("benchmarks.collector", f"--scrape=http://127.0.0.1:{admin}/metrics") as collector:
         yield Watched([f"--server.admin-port={admin}"], {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})

@@ -1,7 +1,7 @@
-"""WebSockets against server-sent events: what a token costs the server, and how late it is. `python -m benchmarks.websocket`.
+"""Compares WebSockets with server-sent events: the server's CPU per token, and the lag. `python -m benchmarks.websocket`.
 
-Both ways the same clients (aiohttp) ask for the same answers at the same pace; of the WebSockets there are also many that are
-open and do nothing.
+In both cases, the same clients (aiohttp) request the same answers at the same rate. One plan has many more WebSockets open than
+it uses.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ BODY = {"model": MODEL, "input": PROMPT, "store": False, "max_output_tokens": TO
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the server used, and how late (ms) a client saw a token after the upstream had sent it."""
+    """What the server used, and the clients' lag behind the upstream in ms."""
 
     cpu_us_per_token: float
     lag_ms: float
     lag_p99_ms: float
     failed: int
     memory_kb: float
-    """What the server grew by, for each connection that is open."""
+    """Growth of the server's resident size per open connection."""
 
 
 async def by_sse(client: aiohttp.ClientSession, seen: list[int]) -> bool:
-    """One streamed answer; whether it went well."""
+    """Request one streamed answer. Return whether it was complete."""
     async with client.post("/v1/responses", json={**BODY, "stream": True}) as answer:
         last = b""
         async for data in answer.content.iter_any():
@@ -46,7 +46,7 @@ async def by_sse(client: aiohttp.ClientSession, seen: list[int]) -> bool:
 
 
 async def by_websocket(socket: aiohttp.ClientWebSocketResponse, seen: list[int]) -> bool:
-    """One answer on a connection; whether it went well."""
+    """Request one answer on a connection. Return whether it was complete."""
     await socket.send_str(json.dumps({"type": "response.create", **BODY}))
     async for message in socket:
         data: bytes = message.data.encode()
@@ -63,13 +63,13 @@ def _note(data: bytes, seen: list[int]) -> None:
 
 @contextlib.asynccontextmanager
 async def sockets(client: aiohttp.ClientSession, count: int) -> AsyncIterator[list[aiohttp.ClientWebSocketResponse]]:
-    """So many open connections, without compression."""
+    """Yield `count` open connections."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(client.ws_connect("/v1/responses", max_msg_size=0)) for _ in range(count)]
 
 
 async def measure(ours: Server, *, websockets: int) -> Figures:
-    """`STREAMS` answers at once: each on one of so many open WebSockets, or without any over HTTP."""
+    """Measure `STREAMS` concurrent answers, each on one of `websockets` open WebSockets, or over HTTP if there are none."""
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(ours.url, timeout=timeout, connector=connector) as client:
         memory = usage(ours.pid).rss_bytes
@@ -89,7 +89,7 @@ async def measure(ours: Server, *, websockets: int) -> Figures:
 
 
 def main() -> None:
-    """Measures by turns and prints."""
+    """Measure all plans twice, alternating, and print the figures."""
     raise_open_files()
     with (
         running("benchmarks.upstream", f"--tokens-per-second={TOKENS_PER_SECOND}") as upstream,
@@ -108,7 +108,7 @@ def main() -> None:
             print(
                 f"{name:20}{figures.cpu_us_per_token:8.1f} us/token, lag {figures.lag_ms:.1f} ms, "
                 f"p99 {figures.lag_p99_ms:.1f} ms, {figures.failed} failed, "
-                f"{figures.memory_kb:.0f} kB a connection, {time.monotonic() - began:.0f} s"
+                f"{figures.memory_kb:.0f} kB per connection, {time.monotonic() - began:.0f} s"
             )
 
 

@@ -1,14 +1,14 @@
-"""Responses while processes are killed, stalled, drained or away and keys are damaged; afterwards the rules are checked.
+"""Creates responses while processes are killed, stalled or drained and keys are damaged, then checks what clients saw.
 
     scripts/chaos                                    100 jobs and 50 foreground requests, 60 seconds of faults
     scripts/chaos --seed 7 --faults drain stall_valkey
-    scripts/chaos --jobs 24 --seconds 8              the short form, which is in the tests
+    scripts/chaos --jobs 24 --seconds 8              the short form, which is one of the tests
 
-Real processes: three replicas and a Valkey with an append-only file. The chat server is in this process; it goes away as a
-process does. The seed determines the sequence of faults and of requests, not how they coincide.
+It runs real processes: three replicas and a Valkey with an append-only file. The chat server runs in this process, and closes
+its connections like a process that ends. The seed determines the sequence of faults and of requests, but not their timing.
 
-Each job is followed by a client that continues at another replica whenever its stream breaks; some are cancelled or deleted by
-another client. Foreground requests, streams and JSON in turns, take longer than a draining replica waits.
+Each job is followed by a client that continues at another replica whenever its stream is interrupted. Another client cancels or
+deletes some of the jobs. Foreground requests alternate between streams and JSON, and take longer than a replica drains.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .jobs import Jobs
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> int:
-    """Return the exit status."""
+    """Run the jobs, requests, faults and checks. Return the exit status."""
     deployment, loop = Deployment(folder, arguments.seed), asyncio.get_running_loop()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle connection may close at any moment
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle connection may be closed at any moment
     try:
         async with asyncio.timeout(60):
             await deployment.start()
@@ -49,14 +49,14 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
         await deployment.end()
     print(f"seed {arguments.seed}, {loop.time() - began:.0f} s")
     print(f"injected: {dict(deployment.injected)}")
-    print(f"checked:  {dict(deployment.checked)}; jobs by their end: {dict(jobs.ends)}")
+    print(f"checked:  {dict(deployment.checked)}; outcomes of jobs: {dict(jobs.ends)}")
     print(f"answers continued: {deployment.upstream.continued}")
     print(f"problems: {len(deployment.problems)}", *deployment.problems, sep="\n  ")
     return 1 if deployment.problems else 0
 
 
 async def _play(jobs: Jobs, foreground: Foreground, faults: Faults, arguments: argparse.Namespace) -> None:
-    with suppress(TimeoutError):  # what has not finished is reported
+    with suppress(TimeoutError):  # unfinished responses are reported later
         async with asyncio.timeout(arguments.seconds + arguments.patience), asyncio.TaskGroup() as group:
             group.create_task(faults.cause(arguments.seconds))
             for number in range(arguments.jobs):
@@ -73,11 +73,11 @@ async def _play(jobs: Jobs, foreground: Foreground, faults: Faults, arguments: a
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100, help="background responses; half as many foreground requests")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for which there are faults")
-    parser.add_argument("--patience", type=float, default=60.0, help="time after which all must be settled")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds during which faults are caused")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds after which all responses must have ended")
     parser.add_argument("--faults", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--keep", action="store_true", help="keep the logs of the processes, and say where they are")
+    parser.add_argument("--keep", action="store_true", help="keep the processes' logs, and print their directory")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     if arguments.keep:

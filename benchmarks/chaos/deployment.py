@@ -1,4 +1,4 @@
-"""What faults happen to: a chat server in this process, and processes of Valkey and of replicas."""
+"""The targets of faults: a chat server in this process, and processes of Valkey and of replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
 
 class Target:
-    """Something that has one fault at a time. A fault has ended when its effects should be over."""
+    """A target of faults, which has one fault at a time. A fault counts as ended once its effects should be over."""
 
     def __init__(self) -> None:
         self.busy = asyncio.Lock()
@@ -39,19 +39,19 @@ class Target:
 
 
 class Upstream(Target):
-    """A chat server in this process: an answer is 30 tokens in 1.5 seconds, or 80 if the question is long.
+    """A chat server in this process. It answers with 30 tokens in 1.5 seconds, or with 80 in 4 seconds to a long question.
 
-    Like vLLM, it continues a message and shows prompts. There, a character is a token.
+    Like vLLM, it can continue a message, and converts between prompts and tokens. In prompts, each character is a token.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.port = free_port()
         self.asked: Counter[str] = Counter()
-        """How often each question was asked and not refused, without the requests to continue an answer."""
+        """How often each question was asked and not refused, excluding requests to continue an answer."""
         self.continued = 0
         self.overload: int | None = None
-        """The status of an overload, while there is one."""
+        """The HTTP status of all answers during an overload; None otherwise."""
 
     def start(self) -> None:
         config = uvicorn.Config(self, port=self.port, log_level="error", lifespan="off", ws="none")
@@ -59,7 +59,7 @@ class Upstream(Target):
         self.serving = asyncio.create_task(self.server.serve())
 
     async def end(self) -> None:
-        """Close all connections as the end of a process does."""
+        """Close all connections abruptly, like a process that ends."""
         self.server.should_exit = self.server.force_exit = True
         await self.serving
         for connection in list(self.server.server_state.connections):
@@ -71,7 +71,7 @@ class Upstream(Target):
             body += message["body"]
         body += message.get("body", b"")
         if status := self.overload:
-            await asyncio.sleep(2 * PAUSE)  # a stream has its status by then
+            await asyncio.sleep(2 * PAUSE)  # by then, a stream has sent its status
             await _send_json(send, {"error": {"message": "overloaded"}}, status, (b"retry-after", b"1"))
         elif scope["path"] == "/tokenize":
             await _send_json(send, {"tokens": [ord(letter) for letter in _prompt(orjson.loads(body))]})
@@ -79,7 +79,7 @@ class Upstream(Target):
             await _send_json(send, {"prompt": "".join(map(chr, orjson.loads(body)["tokens"]))})
         elif not scope["path"].endswith("/chat/completions"):
             await _send_json(send, {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]})
-        elif body == b"{}":  # it asks whether its credential is good
+        elif body == b"{}":  # a check of the credential
             await _send_json(send, {"error": {"message": "no messages"}}, 400)
         else:
             await self._answer(orjson.loads(body), send)
@@ -133,14 +133,14 @@ async def _send_json(send: Send, content: Any, status: int = 200, *headers: tupl
 
 
 class Process(Target):
-    """A process that is started again on the same port."""
+    """A process that can be restarted on the same port."""
 
     def __init__(self, command: list[str], port: int, log: Path) -> None:
         super().__init__()
         self.command, self.port, self.log = command, port, log
         self.process: subprocess.Popen[bytes] | None = None
         self.drained = 0.0
-        """When it was last told to stop, in the time of the event loop."""
+        """When it last received SIGTERM, as event loop time."""
 
     @property
     def url(self) -> str:
@@ -169,7 +169,7 @@ class Process(Target):
             os.kill(self.process.pid, number)
 
     async def end(self, number: int = signal.SIGKILL) -> int:
-        """Return the exit status."""
+        """End the process with the signal `number`, and return its exit status."""
         assert self.process is not None
         self.send(number)
         self.send(signal.SIGCONT)
@@ -177,7 +177,7 @@ class Process(Target):
 
 
 class Deployment:
-    """Three replicas in front of the chat server, with one Valkey; and what was found out about it."""
+    """Three replicas in front of the chat server, one Valkey, and the results of the checks."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._seed = seed
@@ -195,7 +195,7 @@ class Deployment:
         settings = {
             "upstream": f"http://127.0.0.1:{self.upstream.port}",
             "redis": f"redis://127.0.0.1:{self.valkey.port}",
-            "auth.secret-keys": "a secret that all the replicas of the deployment have",
+            "auth.secret-keys": "a secret that all replicas of the deployment share",
             "port": str(port),
             "jobs.lease": str(LEASE),
             "server.drain-timeout": str(DRAIN),
@@ -220,7 +220,7 @@ class Deployment:
         return sum((target.begun for target in (self.upstream, self.valkey, *self.replicas)), Counter())
 
     def check_logs(self) -> None:
-        """Look for tracebacks."""
+        """Report a problem for each replica whose log contains a traceback."""
         for replica in self.replicas:
             if b"Traceback" in replica.log.read_bytes():
                 self.problems.append(f"{replica.log.name} has a traceback")

@@ -1,4 +1,4 @@
-"""The faults."""
+"""Causes faults in the deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .deployment import LEASE, Deployment, Process, Target, Upstream
 from .jobs import Jobs
 
 SETTLE = 3.0
-"""Seconds after a fault for which its effects are expected."""
+"""Seconds after a fault during which its effects are accepted."""
 WEIGHTS = {
     "kill": 2,
     "stall": 2,
@@ -29,7 +29,7 @@ WEIGHTS = {
 
 
 class Faults:
-    """Causes each fault at what it concerns."""
+    """Causes random faults, each at a target that it applies to."""
 
     def __init__(self, deployment: Deployment, jobs: Jobs, names: list[str]) -> None:
         self._deployment = deployment
@@ -37,7 +37,7 @@ class Faults:
         self._names = names
 
     async def cause(self, seconds: float) -> None:
-        """Cause faults for so many seconds."""
+        """Cause faults for `seconds` seconds."""
         loop, draw = asyncio.get_running_loop(), self._deployment.draw("faults")
         end, weights = loop.time() + seconds, [WEIGHTS[name] for name in self._names]
         async with asyncio.TaskGroup() as group:
@@ -97,7 +97,7 @@ class Faults:
         upstream.overload = None
 
     async def damage_job(self, _: Process, amount: float) -> None:
-        """Put a value of the wrong type at a key of one of the latest jobs."""
+        """Store a value of the wrong type at a key of one of the latest jobs."""
         sound = [job for job in self._jobs.jobs[-10:] if not (job.damaged or job.deleted)]
         if sound:
             job = sound[int(amount * len(sound))]
@@ -117,7 +117,7 @@ class Faults:
         keys = sorted(key for key in client.scan_iter("rmw:{q1p?}:*", count=1000) if not key.endswith(b":clock"))
         if keys:
             key, kept = keys[int(amount * len(keys))], b"kept"
-            with suppress(redis.ResponseError):  # it has just gone
+            with suppress(redis.ResponseError):  # the key has just been removed
                 client.rename(key, kept)
             client.set(key, "damage")
             await asyncio.sleep(2)

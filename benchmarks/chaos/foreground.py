@@ -1,4 +1,4 @@
-"""The clients of foreground responses, and the rules for what they see."""
+"""The clients of foreground responses, and the checks of what they see."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ RETRIED = {429, 502, 503}
 
 
 class Foreground:
-    """Requests, each sent until it is served."""
+    """Foreground requests. Each is retried until it is served."""
 
     def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
         self._deployment = deployment
         self._client = client
         self.stored: dict[str, dict[str, Any]] = {}
-        """The responses that said `store: true`."""
+        """Responses that reported `store: true`."""
         self.unstored: set[str] = set()
-        """Those that said `store: false`, and whose replica had the time to undo a commit."""
+        """Responses that reported `store: false`, and whose replica had enough time to undo a commit."""
 
     async def ask(self, number: int) -> None:
         """Send a foreground request until it is served."""
@@ -49,7 +49,7 @@ class Foreground:
             return False
         except httpx.HTTPError as error:
             data += f" ({error!r})".encode()
-        faults = set(self._faults(replica, "begun") - before) - {"damage_job", "damage_queue"}  # these are no excuse
+        faults = set(self._faults(replica, "begun") - before) - {"damage_job", "damage_queue"}  # these must not affect it
         problems = _faults_of_answer(body, status, data, whole, faults, replica.drained - began)
         self._deployment.problems += [f"{body['input']} (stream: {body['stream']}): {problem}" for problem in problems]
         self._deployment.checked["drained foreground requests"] += "drain" in faults and began < replica.drained
@@ -58,7 +58,7 @@ class Foreground:
         return status == 200
 
     def _faults(self, replica: Process, state: str) -> Counter[str]:
-        """Count the faults that have `begun` or `ended` and concern a request to the replica."""
+        """Count the faults that have `begun` or `ended` and may affect a request to the replica."""
         targets = (replica, self._deployment.valkey, self._deployment.upstream)
         return sum((getattr(target, state) for target in targets), Counter())
 
@@ -69,7 +69,7 @@ class Foreground:
         restarts = replica.restarts
         while self._deployment.valkey.begun != self._deployment.valkey.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-        if replica.restarts == restarts:  # else what was to be undone is lost with it
+        if replica.restarts == restarts:  # otherwise, its pending undo is lost
             self.unstored.add(document["id"])
 
     async def check(self) -> None:
@@ -80,7 +80,7 @@ class Foreground:
             document = answer.json() if answer.status_code == 200 else None
             if answer.status_code not in (200, 404) or document != self.stored.get(response_id):
                 told = "true" if response_id in self.stored else "false"
-                self._deployment.problems.append(f"{response_id} said store: {told}, GET says {answer.status_code}")
+                self._deployment.problems.append(f"{response_id} reported store: {told}, but GET returns {answer.status_code}")
 
 
 def _document(data: bytes) -> dict[str, Any]:
@@ -95,11 +95,14 @@ def _document(data: bytes) -> dict[str, Any]:
 def _faults_of_answer(
     body: dict[str, Any], status: int, data: bytes, whole: bool, faults: set[str], before_drain: float
 ) -> list[str]:
-    """Check a foreground answer, during which there were `faults`; `before_drain`: seconds from its request to a SIGTERM."""
+    """Return the problems of a foreground answer.
+
+    `faults` happened during it. `before_drain` is the time from its request to a SIGTERM in seconds.
+    """
     if not whole:
         is_young = "stall" in faults or before_drain < 2  # its connection may not have been accepted yet
         is_refused = "drain" in faults and is_young and not status
-        return [] if "kill" in faults or is_refused else [f"the answer breaks off ({faults}): {data[-200:]!r}"]
+        return [] if "kill" in faults or is_refused else [f"the answer was interrupted ({faults}): {data[-200:]!r}"]
     if status != 200:
         error = orjson.loads(data).get("error", {})
         is_openai = error.keys() >= {"message", "type", "param", "code"}

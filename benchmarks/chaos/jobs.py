@@ -1,4 +1,4 @@
-"""The clients of background responses, and the rules for what they see."""
+"""The clients of background responses, and the checks of what they see."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Job:
     response_id: str
     question: str
     events: list[bytes] = field(default_factory=list)
-    """What its follower has read."""
+    """The frames that its follower has read."""
     cancelled: dict[str, Any] | None = None
     """The answer to its cancellation."""
     deleted: bool = False
     damaged: str = ""
-    """Which of its keys was damaged."""
+    """The damaged one of its keys, if any."""
     followed: bool = False
-    """Whether its follower has come to the end."""
+    """Whether its follower has read the stream to its end."""
 
 
 class Jobs:
-    """Jobs that are created, followed, perhaps cancelled or deleted."""
+    """Creates and follows jobs, and cancels or deletes some of them."""
 
     def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
         self._deployment = deployment
@@ -49,7 +49,7 @@ class Jobs:
                 answer = await self._client.post(draw.choice(self._deployment.replicas).url, json=body)
                 if answer.status_code == 200:
                     break
-            question += "+"  # whether that one was created is not known: this is another
+            question += "+"  # it is unknown whether that job was created, so ask a different question
             await asyncio.sleep(0.2)
         job = Job(answer.json()["id"], question)
         self.jobs.append(job)
@@ -60,7 +60,7 @@ class Jobs:
         job.followed = True
 
     async def end_early(self, job: Job, draw: random.Random) -> None:
-        """Cancel or delete a job, perhaps."""
+        """Cancel or delete a job, or do neither."""
         what = draw.choices(["", "cancel", "delete"], [8, 2, 1])[0]
         if not what:
             return
@@ -79,7 +79,7 @@ class Jobs:
         self._deployment.checked[what] += 1
 
     async def follow(self, job: Job, draw: random.Random) -> bool:
-        """Return whether the stream came to an end. It continues after what has been read."""
+        """Read the stream from where the last call stopped. Return whether it has reached its end."""
         params = {"stream": "true"} | ({"starting_after": str(len(job.events) - 1)} if job.events else {})
         url = f"{draw.choice(self._deployment.replicas).url}/{job.response_id}"
         with suppress(httpx.HTTPError):
@@ -94,7 +94,7 @@ class Jobs:
 
     @property
     def ends(self) -> Counter[str]:
-        """How many jobs ended with which status or error."""
+        """The number of jobs by final status or error message."""
         ended = [job for job in self.jobs if job.followed and job.events and not (job.deleted or job.damaged)]
         documents = [event(job.events[-1])["response"] for job in ended]
         return Counter((one["error"] or {}).get("message") or one["status"] for one in documents)
@@ -124,15 +124,15 @@ class Jobs:
         events = [event(frame) for frame in job.events]
         problems = []
         if [one["sequence_number"] for one in events] != list(range(len(events))):
-            problems.append("is deleted, and its follower read numbers that are not contiguous")
+            problems.append("is deleted, but its follower read numbers that are not contiguous")
         if any(one["type"] in TERMINAL for one in events[:-1]):
-            problems.append("is deleted, and its follower read something after the end")
+            problems.append("is deleted, but its follower read events after the terminal event")
         if (await self._get(job.response_id)).status_code != 404:
-            problems.append("is deleted, and found")
+            problems.append("is deleted, but GET still returns it")
         return problems
 
     async def _check_damaged(self, job: Job) -> list[str]:
-        """Check that it has ended, or says that it is damaged."""
+        """Check that the job has ended or reports the damage."""
         answer = await self._get(job.response_id)
         if answer.status_code == 404 and job.deleted:
             return []
@@ -143,7 +143,7 @@ class Jobs:
         return [f"({job.damaged} is damaged) answers GET with {answer.status_code}: {answer.text[:200]}"]
 
     def unfinished(self) -> list[str]:
-        """Return what is left of jobs, also of those whose creation has failed for its client."""
+        """Return what is left of jobs, including those whose creation failed for the client."""
         client = self._deployment.redis
         damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
         records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))
@@ -154,10 +154,10 @@ class Jobs:
         for key in set(client.scan_iter("rmw:*", count=1000)) - damaged:
             record = key.replace(b":k:", b":r:")
             if record != key:
-                problems.append(f"{key!r} is left, its response is {states.get(record, 'gone')}")
+                problems.append(f"{key!r} still exists, its response is {states.get(record, 'missing')}")
             if client.ttl(key) == -1 and not key.startswith(b"rmw:{q1p"):
                 problems.append(f"{key!r} never expires")
-        return problems + [f"the follower of {job.response_id} reads on" for job in self.jobs if not job.followed]
+        return problems + [f"the follower of {job.response_id} is still reading" for job in self.jobs if not job.followed]
 
 
 def _faults_of_job(job: Job, log: list[dict[str, Any]], document: dict[str, Any], asked: int) -> list[str]:
@@ -166,17 +166,17 @@ def _faults_of_job(job: Job, log: list[dict[str, Any]], document: dict[str, Any]
         problems.append("has a log that is not contiguous")
     ends = [one["type"] for one in log if one["type"] in TERMINAL]
     if len(ends) != 1 or log[-1]["type"] != ends[0]:
-        problems.append(f"has the ends {ends} in its log")
+        problems.append(f"has the terminal events {ends} in its log")
     elif log[-1]["response"] != document:
-        problems.append("has another document in its last event")
+        problems.append("has a different document in its last event")
     if job.cancelled is not None and job.cancelled != document:
-        problems.append(f"had another document in the answer to its cancellation, which was {job.cancelled['status']}")
+        problems.append(f"had a different document in the answer to its cancellation, with status {job.cancelled['status']}")
     if [event(frame) for frame in job.events] != log:
-        problems.append("was read by its follower with other events than the log has")
+        problems.append("has different events in its log than its follower read")
     words = "".join(one["delta"] for one in log if one["type"] == "response.output_text.delta")
     text = "".join(part["text"] for item in document["output"] for part in item.get("content", []))
     if words != text or (document["status"] == "completed" and len(words.split()) != WORDS):
-        problems.append(f"is {document['status']} with the text {text!r}, its events with {words!r}")
+        problems.append(f"is {document['status']} with the text {text!r}, but its events have {words!r}")
     is_early = document["status"] == "failed" and not document["output"] and asked < MAX_ATTEMPTS
     if is_early and "lost" not in document["error"]["message"]:  # its workers were killed
         problems.append(f"failed without output, asked {asked} times: {document['error']}")
