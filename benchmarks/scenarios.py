@@ -220,7 +220,7 @@ def background(bench: Bench) -> Outcome:
     rows = bench.compare(plan, (RELAY,), tokens_per_second=5)
     measured = measure_background(streams=plan.streams, followers=300, tokens=plan.tokens)
     ratio = measured.writer_cpu_us_per_token / rows[RELAY].cpu_us_per_token
-    # A thousand streams are too many for httpx's pool, so also compare with the relay at its best, which is harder.
+    # A thousand streams are too many for httpx's pool. The relay at its best is a harder target.
     few = bench.compare(Plan(streams=50, tokens=120, ramp=1.0), (RELAY,), tokens_per_second=40)
     ratio_to_few = measured.writer_cpu_us_per_token / few[RELAY].cpu_us_per_token
     figures = [

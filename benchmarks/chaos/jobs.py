@@ -143,7 +143,7 @@ class Jobs:
         return [f"({job.damaged} is damaged) answers GET with {answer.status_code}: {answer.text[:200]}"]
 
     def unfinished(self) -> list[str]:
-        """Return what is left of jobs, including those whose creation failed for the client."""
+        """Return problems with unfinished jobs and leftover keys, including jobs whose creation failed for the client."""
         client = self._deployment.redis
         damaged = {job.damaged.encode() for job in self.jobs if job.damaged}
         records = list(client.scan_iter("rmw:*:r:*", count=1000, _type="HASH"))

@@ -130,7 +130,7 @@ class RequestContext:
         return {name: value for name, value in attributes.items() if value}
 
     def facts(self) -> dict[str, Any]:
-        """Return the known facts for logs, without content of the request."""
+        """Return the known facts for logs, without any content of the request."""
         details_in, details_out = (self.usage.get(f"{way}_tokens_details") or {} for way in ("input", "output"))
         failure = self.failure or _NO_FAILURE
         facts: dict[str, Any] = {

@@ -48,7 +48,7 @@ class Instrument(Generic[Metric]):
         self._known: dict[tuple[tuple[str, str | int], ...], Metric] = {}  # the same series, by attributes as they are given
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
-        """Return the series to record to, with the attributes that it has."""
+        """Return the series to record to, and its attributes."""
         if not self._labels:
             return self._metric, attributes
         given = tuple(attributes.items())

@@ -38,7 +38,7 @@ def log_facts(
 def count_response(request: RequestContext, kind: str) -> None:
     """Count the response of `request`, if it has one.
 
-    `kind` is how it was asked for: `json`, `stream`, `websocket`, or `background` for a job, which always has one.
+    `kind` is how it was requested: `json`, `stream`, `websocket`, or `background` for a job, which always has one.
     """
     makes_response = request.streams is not None or kind == "background"
     if not makes_response or request.outcome not in STATUSES:

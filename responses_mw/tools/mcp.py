@@ -35,7 +35,7 @@ _MAX_NAMES = 1000
 _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16_384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
 _VISIBLE = re.compile(r"[\t\x20-\x7e]*")
-# Set by the connection, its transport or the protocol, or hop-by-hop.
+# Headers that the connection, its transport or the protocol sets, and hop-by-hop headers.
 _RESERVED_HEADERS = PER_REQUEST_HEADERS | {
     CONTAINER_OWNER_HEADER,
     "accept",

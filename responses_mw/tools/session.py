@@ -53,7 +53,7 @@ class MCPTarget:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     allow_private: bool = False
     credentials_of_caller: bool = True
-    """Whether refused credentials are the caller's, not the operator's."""
+    """Whether the caller, not the operator, is responsible for refused credentials."""
 
     def reason(self, error: MCPError) -> str:
         """Return the message of ``error`` without the URL and the headers that we sent.

@@ -20,7 +20,7 @@ from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolRe
 TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
-"""Number of results, and maximum characters of each, by ``search_context_size``."""
+"""Number of results and their maximum length in characters, by ``search_context_size``."""
 _MAX_QUERY = 2_000
 _MAX_TITLE = 300
 _MAX_URL = 2_048

@@ -127,7 +127,7 @@ def hide() -> None:
 def limit(limits: ResourceLimits, *, own_count: bool, own_user: bool) -> None:
     """Set the limits of each process.
 
-    ``own_count``: the kernel counts this container's processes separately. ``own_user``: it has a user of its own.
+    ``own_count``: the kernel counts this container's processes separately. ``own_user``: the container has its own user.
     """
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
@@ -174,10 +174,11 @@ _RIGHTS_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
 def restrict_files(directory: str, packages: list[str]) -> None:
-    """Permanently restrict access with Landlock: write only ``directory``, read only it, programs and libraries.
+    """Permanently restrict file access with Landlock.
 
-    As a second line of defence behind the system call filter, this also forbids TCP from version 4 on, and signals and abstract
-    sockets to the outside from version 6 on. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
+    Only ``directory`` can be written. It, the ``packages``, and the system's libraries and programs can be read. As a second
+    line of defence behind the system call filter, this also forbids TCP from ABI version 4 on, and signals and abstract sockets
+    to the outside from version 6 on. Needs ``no_new_privs``. Raises ``OSError`` without Landlock.
     """
     version = landlock_version()
     every_right = (1 << _KNOWN_RIGHTS.get(version, 16)) - 1

@@ -57,7 +57,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # memory that no limit counts
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # System V and POSIX objects: those of other processes can be used and removed by id, without being opened
+    # System V and POSIX objects: other processes' objects can be used and removed by id, without being opened
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
