@@ -1,10 +1,10 @@
-"""Load on a running deployment: streams, some of them in the background, and what their clients saw.
+"""Put load on a running deployment: open streams, some of them background responses, and report what the clients saw.
 
     pip install httpx
     python deploy/load.py                                             20 streams at a time for 30 s
     python deploy/load.py --streams 200 --seconds 120 --background 10 --url https://responses.example.com --model my-model
 
-The credential is OPENAI_API_KEY's. Ends with status 1 if any response failed.
+OPENAI_API_KEY sets the credential. The exit status is 1 if any response did not complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients saw; times in seconds."""
+    """What the clients saw. Times are in seconds."""
 
     first_events: list[float] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ async def main(given: argparse.Namespace) -> int:
 
 
 async def ask_until(client: httpx.AsyncClient, body: dict[str, object], end: float, seen: Seen) -> None:
-    """One client: a request after the other, at least one."""
+    """Send one request after another until `end`, at least one."""
     while True:
         try:
             seen.ends[await ask(client, body, seen)] += 1
@@ -66,9 +66,9 @@ async def ask_until(client: httpx.AsyncClient, body: dict[str, object], end: flo
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, object], seen: Seen) -> str:
-    """One response; how it ended: its last event, or the HTTP status of a refusal."""
+    """Request one response. Returns how it ended: its terminal event, "interrupted", or the HTTP status of a refusal."""
     begun = time.monotonic()
-    event, tokens = "broken off", 0
+    event, tokens = "interrupted", 0
     async with client.stream("POST", "/v1/responses", json=body) as answer:
         if answer.is_error:
             await asyncio.sleep(float(answer.headers.get("retry-after", 0.5)))
@@ -85,7 +85,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, object], seen: Seen) ->
                     seen.first_tokens.append(time.monotonic() - begun)
     seen.tokens += tokens
     seen.durations.append(time.monotonic() - begun)
-    return event if event in _ENDS else "broken off"
+    return event if event in _ENDS else "interrupted"
 
 
 def tell(model: str, seen: Seen, seconds: float) -> None:
@@ -99,13 +99,13 @@ def tell(model: str, seen: Seen, seconds: float) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Load on a running deployment of responses-mw.")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="where it serves, without /v1")
-    parser.add_argument("--model", help="not set: the first that is listed")
+    parser = argparse.ArgumentParser(description="Put load on a running deployment of responses-mw.")
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the deployment, without /v1")
+    parser.add_argument("--model", help="model name (default: the first that is listed)")
     parser.add_argument("--input", default="Tell me a story of a lighthouse.")
     parser.add_argument("--streams", type=int, default=20, help="streams at a time")
-    parser.add_argument("--background", type=int, default=0, help="how many of them are background responses that are followed")
-    parser.add_argument("--seconds", type=float, default=30, help="no request is begun later")
+    parser.add_argument("--background", type=int, default=0, help="how many of the streams are background responses")
+    parser.add_argument("--seconds", type=float, default=30, help="seconds after which no new request is sent")
     return parser.parse_args()
 
 

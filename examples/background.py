@@ -16,11 +16,11 @@ for event in stream:
     elif event.type == "response.output_text.delta":
         text += event.delta
         if len(text) > 20:
-            break  # the connection is lost; the response goes on
+            break  # the connection is lost; the response continues
 stream.close()
 print(f"lost the stream after event {seen}: {text}")
 
-# Any replica can resume it, after the last event that was seen.
+# Any replica can resume it after the last event that the client has seen.
 for event in client.responses.retrieve(response_id, stream=True, starting_after=seen):
     if event.type == "response.output_text.delta":
         text += event.delta

@@ -24,6 +24,6 @@ print("fork:", answer.output_text)
 items = client.responses.input_items.list(second.id, order="asc")
 print("the model was given", [item.type for item in items])
 
-client.responses.delete(first.id)  # what continues it keeps working
+client.responses.delete(first.id)  # responses that continue it keep working
 again = client.responses.create(model=MODEL, input="What is my favourite colour?", previous_response_id=second.id)
 print("after the delete:", again.output_text)

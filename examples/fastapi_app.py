@@ -15,13 +15,13 @@ app = FastAPI()
 
 @app.get("/v1/models")
 def models() -> dict[str, Any]:
-    """Requests that never reach the model, such as GET of a response, are verified by calling this."""
+    """List the models. The middleware calls this to verify requests that do not reach the model, such as GET of a response."""
     return {"object": "list", "data": [{"id": "parrot", "object": "model", "owned_by": "me"}]}
 
 
 @app.post("/v1/chat/completions")
 def chat(body: dict[str, Any]) -> dict[str, Any]:
-    """Your model. It may answer as a whole, like here, or as a stream of chunks."""
+    """Answer as your model. It may return a complete answer, as here, or a stream of chunks."""
     said = body["messages"][-1]["content"]
     message = {"role": "assistant", "content": f"You said: {said}"}
     return {
@@ -33,6 +33,6 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Without `upstream`, chat requests go to the application that is wrapped. To call another server, set it:
-# Settings(upstream={"url": "http://vllm:8000"}). What is not set here comes from the environment (RESPONSES_MW_REDIS_URL, ...).
+# Without `upstream.url`, chat requests go to the wrapped application. To call another server, set it:
+# Settings(upstream={"url": "http://vllm:8000"}). Other settings come from the environment (RESPONSES_MW_REDIS_URL, ...).
 app.add_middleware(ResponsesMiddleware, settings=Settings(upstream={"dialect": "openai"}))

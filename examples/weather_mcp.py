@@ -7,7 +7,7 @@ server = MCPServer("weather")
 
 @server.tool()
 def get_weather(city: str) -> str:
-    """The weather in a city."""
+    """Return the weather in a city."""
     return f"It is sunny in {city}."
 
 

@@ -1,4 +1,4 @@
-"""Two turns over one WebSocket. With `store=False` the first is kept in the connection only, and can be continued there."""
+"""Make several responses over one WebSocket. With `store=False`, only the connection remembers them and can continue them."""
 
 import os
 

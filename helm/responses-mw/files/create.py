@@ -1,4 +1,4 @@
-"""helm test: a real answer from the model behind, by way of the Service; then it is read again and continued."""
+"""helm test: request a real answer from the model through the Service, then read it again and continue it."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def create(client: httpx.Client, model: str, **given: str) -> dict:
     if response["status"] not in ("completed", "incomplete"):
         sys.exit(f"{response['id']} is {response['status']}: {response.get('error')}")
     if not response["store"]:
-        sys.exit(f"{response['id']} was answered but not stored: Redis is away or full")
+        sys.exit(f"{response['id']} was answered but not stored: Redis is unavailable or full")
     return response
 
 
@@ -30,7 +30,7 @@ with httpx.Client(base_url=URL, headers=headers, timeout=300, trust_env=False) a
     first = create(client, model, input="Say hello.")
     read = answered(client, "GET", f"/v1/responses/{first['id']}")
     if read["output"] != first["output"]:
-        sys.exit(f"{first['id']} was read otherwise than it was answered")
+        sys.exit(f"{first['id']} was answered with other output than is stored")
     second = create(client, model, input="Say it again.", previous_response_id=first["id"])
     for response in (second, first):
         answered(client, "DELETE", f"/v1/responses/{response['id']}")

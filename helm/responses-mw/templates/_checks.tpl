@@ -1,4 +1,4 @@
-{{/* What a schema cannot say: which values need one another. Every rendering begins with it (configmap.yaml). */}}
+{{/* Checks that a schema cannot express: which values require others. Every rendering begins with them (configmap.yaml). */}}
 {{- define "responses-mw.checks" -}}
 {{- $values := .Values -}}
 {{- if not $values.upstream.url -}}
@@ -7,13 +7,13 @@
 {{- include "responses-mw.checkSecrets" . -}}
 {{- include "responses-mw.checkTryout" . -}}
 {{- if and $values.prompts.files $values.prompts.existingConfigMap -}}
-{{- fail "prompts.existingConfigMap takes the place of prompts.files" -}}
+{{- fail "prompts.existingConfigMap replaces prompts.files: set only one of them" -}}
 {{- end -}}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
 {{- fail "ingress.enabled needs ingress.hosts" -}}
 {{- end -}}
 {{- if and $values.httpRoute.enabled (not $values.httpRoute.parentRefs) -}}
-{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it belongs to" -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway to attach it to" -}}
 {{- end -}}
 {{- if and $values.autoscaling.enabled (gt (int $values.autoscaling.minReplicas) (int $values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas must not exceed autoscaling.maxReplicas" -}}
@@ -30,10 +30,10 @@
 {{- end -}}
 {{- end -}}
 {{- if and $values.sandbox.token $values.sandbox.existingSecret -}}
-{{- fail "sandbox.existingSecret takes the place of sandbox.token" -}}
+{{- fail "sandbox.existingSecret replaces sandbox.token: set only one of them" -}}
 {{- end -}}
 {{- if hasPrefix "unix:" $values.redis.url -}}
-{{- fail "redis.url must be a server's: a socket is not shared by pods" -}}
+{{- fail "redis.url must be the URL of a server: pods cannot share a socket" -}}
 {{- end -}}
 {{- end }}
 
@@ -44,13 +44,13 @@
 {{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or secretRefs.redis.url; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
 {{- end -}}
 {{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
-{{- fail "existingSecret takes the place of redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
+{{- fail "existingSecret replaces redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
 {{- end -}}
 {{- $held := fromYaml (include "responses-mw.secrets" .) -}}
 {{- range $group, $settings := $values.secretRefs -}}
 {{- range $name, $_ := $settings -}}
 {{- if hasKey $held (include "responses-mw.variable" (list $group $name)) -}}
-{{- fail (printf "secretRefs.%s.%s takes the place of the same secret in these values" $group $name) -}}
+{{- fail (printf "secretRefs.%s.%s replaces the same secret in these values: set only one of them" $group $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -60,10 +60,10 @@
 {{- $values := .Values -}}
 {{- if $values.tryout.enabled -}}
 {{- if or $values.redis.url $values.existingSecret $values.secretRefs.redis -}}
-{{- fail "tryout.enabled brings a Valkey of its own: leave out redis.url, existingSecret and secretRefs.redis" -}}
+{{- fail "tryout.enabled starts its own Valkey: leave out redis.url, existingSecret and secretRefs.redis" -}}
 {{- end -}}
 {{- if or (gt (int (include "responses-mw.replicas" .)) 1) $values.autoscaling.enabled $values.worker.enabled -}}
-{{- fail "tryout.enabled is for one replica: each has a Valkey of its own. Set redis.url for replicaCount, autoscaling and worker" -}}
+{{- fail "tryout.enabled is for one replica: each would have its own Valkey. Set redis.url for replicaCount, autoscaling and worker" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* The container of a proxy or a worker; in: as for the pod. */}}
+{{/* The container of a proxy or a worker. In: the same as for the pod. */}}
 {{- define "responses-mw.container" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
@@ -111,7 +111,7 @@ httpGet:
 {{- end }}
 {{- end }}
 
-{{/* A Valkey for this one pod, of a try-out. It keeps its data as long as the pod lives. */}}
+{{/* The Valkey in the pod of a try-out. It keeps its data as long as the pod exists. */}}
 {{- define "responses-mw.valkey" -}}
 image: {{ .Values.tryout.image | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}

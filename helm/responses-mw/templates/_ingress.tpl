@@ -1,4 +1,4 @@
-{{/* The annotations by which an Ingress neither buffers streams nor cuts them. */}}
+{{/* The annotations that keep an Ingress from buffering or cutting streams. */}}
 {{- define "responses-mw.streaming" -}}
 {{- if eq .Values.ingress.streaming "nginx" -}}
 nginx.ingress.kubernetes.io/proxy-buffering: "off"
@@ -9,7 +9,7 @@ nginx.ingress.kubernetes.io/proxy-send-timeout: "3600"
 nginx.ingress.kubernetes.io/proxy-body-size: 32m
 nginx.ingress.kubernetes.io/proxy-next-upstream: error
 {{- if .Values.ingress.nginxSnippet }}
-{{- /* ingress-nginx sets Connection to its variable; without "upgrade" in it no server changes the protocol. */}}
+{{- /* ingress-nginx sets Connection to this variable; without "upgrade" in it, no server switches protocols. */}}
 nginx.ingress.kubernetes.io/configuration-snippet: |
   if ($request_method != GET) {
     set $connection_upgrade "";

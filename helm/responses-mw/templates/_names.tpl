@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* At most 40 characters: what is put behind it must fit into 63. */}}
+{{/* At most 40 characters: a name with a suffix must fit into 63. */}}
 {{- define "responses-mw.fullname" -}}
 {{- $name := include "responses-mw.name" . -}}
 {{- if .Values.fullnameOverride -}}
@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The metadata of an object. In: root, and what it has: name or suffix (of the release's name), component, labels, annotations. */}}
+{{/* The metadata of an object. In: root and, if it has them, name or suffix (to the release's name), component, labels, annotations. */}}
 {{- define "responses-mw.metadata" -}}
 name: {{ .name | default (printf "%s%s" (include "responses-mw.fullname" .root) (.suffix | default "")) }}
 namespace: {{ .root.Release.Namespace }}
@@ -47,7 +47,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 responses-mw/observed: "true"
 {{- end }}
 
-{{/* Selects the metrics of this release, by labels that the Prometheus operator sets for what a ServiceMonitor selects. */}}
+{{/* Selects the metrics of this release, by the labels that the Prometheus operator sets for the targets of a ServiceMonitor. */}}
 {{- define "responses-mw.metrics" -}}
 namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname" . }}-admin"
 {{- end }}
@@ -76,8 +76,8 @@ namespace="{{ .Release.Namespace }}", service="{{ include "responses-mw.fullname
 {{- end }}
 
 {{/*
-What makes pods begin anew when a secret changes. In: root, held (whether the values hold a secret that the pod has). Not a checksum:
-whoever may read Deployments, but not Secrets, could try passwords against it until one fits.
+Makes pods restart when a secret changes. In: root, held (whether the values hold a secret that the pod has). It is not a checksum:
+anyone who may read Deployments, but not Secrets, could guess passwords until one matches it.
 */}}
 {{- define "responses-mw.secretRevision" -}}
 {{- $told := include "responses-mw.value" .root.Values.secretRevision -}}
@@ -86,7 +86,7 @@ responses-mw/secret-revision: {{ . | quote }}
 {{- end -}}
 {{- end }}
 
-{{/* The secret that this release has already under a name and key, or a new one. Where charts are only rendered it is new each time. */}}
+{{/* The secret that this release already has under a name and key, or a new one. If the chart is only rendered, it is always new. */}}
 {{- define "responses-mw.kept" -}}
 {{- $data := (lookup "v1" "Secret" .namespace .secret).data | default dict -}}
 {{- with get $data .key -}}

@@ -1,4 +1,4 @@
-{{/* The pod of a proxy or a worker. In: root, component, arguments, grace (seconds), resources; true for what it has: preStop, http. */}}
+{{/* The pod of a proxy or a worker. In: root, component, arguments, grace (seconds), resources, and the flags preStop and http. */}}
 {{- define "responses-mw.pod" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}

@@ -1,4 +1,4 @@
-{{/* A setting's value as an environment variable has it. Helm reads every number as a float: 1073741824 must not become 1.07e+09. */}}
+{{/* A setting's value in the form of an environment variable. Helm reads every number as a float: 1073741824 must not become 1.07e+09. */}}
 {{- define "responses-mw.value" -}}
 {{- if kindIs "string" . -}}
 {{- . -}}
@@ -11,7 +11,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* The server's settings that are no secrets, as NAME: "value". */}}
+{{/* The server's settings that are not secrets, as NAME: "value". */}}
 {{- define "responses-mw.settings" -}}
 {{- $settings := dict "upstream" (dict "url" .Values.upstream.url) -}}
 {{- $server := dict "admin_host" "0.0.0.0" "admin_port" .Values.adminPort -}}
@@ -55,7 +55,7 @@ RESPONSES_MW_{{ first . | upper }}_{{ last . | upper }}
 {{- .Values.prompts.existingConfigMap | default (ternary "" (printf "%s-prompts" (include "responses-mw.fullname" .)) (empty .Values.prompts.files)) -}}
 {{- end }}
 
-{{/* Whether the secret key is made here: not empty, if so. */}}
+{{/* Not empty if the chart generates the secret key. */}}
 {{- define "responses-mw.makesKeys" -}}
 {{- if not (or .Values.existingSecret .Values.secretKeys (hasKey (.Values.secretRefs.auth | default dict) "secret_keys")) -}}
 yes
@@ -102,8 +102,8 @@ RESPONSES_MW_TOOLS_CONNECTORS: {{ toJson . | quote }}
 {{- end }}
 
 {{/*
-The ports of all that is configured: those that the URLs name, or their scheme's. 6379 is always one: a URL may be in a Secret that we
-do not see, and the master that Sentinels name has a port of its own.
+The ports of all configured servers: the ports in the URLs, or their schemes' defaults. 6379 is always included: a URL may be in a
+Secret that the chart cannot read, and the master that the Sentinels name may listen on this port.
 */}}
 {{- define "responses-mw.ports" -}}
 {{- $cache := .Values.settings.cache | default dict -}}
