@@ -56,9 +56,14 @@ async def get(admin: httpx.AsyncClient, path: str) -> httpx.Response:
 async def test_a_replica_is_ready_when_redis_upstream_and_worker_are(
     serve: Serve, upstream: ScriptedUpstream, redis_url: str, port: int
 ) -> None:
-    app = create_app(
-        make_settings(upstream__url=serve(upstream), redis__url=redis_url, auth__secret_keys=[SECRET], server__admin_port=port)
+    settings = make_settings(
+        upstream__url=serve(upstream),
+        redis__url=redis_url,
+        redis__timeout=20,
+        auth__secret_keys=[SECRET],
+        server__admin_port=port,
     )
+    app = create_app(settings)
     async with client(port) as admin:
         async with lifespan(app):
             assert (await get(admin, "/livez")).text == "ok\n"

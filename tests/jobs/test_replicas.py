@@ -378,7 +378,7 @@ async def test_a_job_of_another_key_waits_for_a_replica_that_has_it(
     await asyncio.sleep(0.5)
     assert (await get(strange, response_id))["status"] in RUNNING
     upstream.stream(*HELLO)
-    assert (await ended(replica(jobs__lease=0.3), response_id))["output_text"] == "Hello"
+    assert (await ended(replica(jobs__lease=0.6), response_id))["output_text"] == "Hello"
     assert len(upstream.requests) == 1
 
 

@@ -39,6 +39,7 @@ async def open_state() -> AsyncIterator[OpenState]:
     async with AsyncExitStack() as stack:
 
         def open_state(url: str, *, patience: float = 2.0, owner_bytes: int = 0, **options: Any) -> State:
+            options.setdefault("timeout", 20.0)  # a busy machine takes its time
             state = State(connect(url, **options), patience=patience, owner_bytes=owner_bytes)
             stack.push_async_callback(state.aclose)
             return state
