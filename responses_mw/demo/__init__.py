@@ -1,4 +1,4 @@
-"""A demo without a model: a rule-based upstream, our server in front of it, and a tour by the ``openai`` client.
+"""A demo without a model: a rule-based upstream, our server in front of it, and a tour with the ``openai`` client.
 
 tour        the steps of the tour, each with its checks
 servers     the servers that the tour uses

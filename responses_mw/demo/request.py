@@ -1,6 +1,6 @@
-"""The body of ``POST /v1/chat/completions`` as far as the demo models use it, and the errors for an invalid one.
+"""The part of the ``POST /v1/chat/completions`` body that the demo models use, and the errors for an invalid body.
 
-Unknown fields are ignored, as by vLLM.
+Unknown fields are ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_MODEL_LEN = 4096  # tokens of prompt and answer together
 
 
 class RequestError(Exception):
-    """A request that is refused, with an HTTP ``status`` and vLLM's error object as ``body``."""
+    """The request is refused. ``status`` is the HTTP status, ``body`` is vLLM's error object."""
 
     def __init__(
         self, message: str, *, status: int = 400, error_type: str = "BadRequestError", param: str | None = None
@@ -88,7 +88,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def schema_to_fill(self) -> dict[str, Any]:
-        """The requested schema; an empty one leaves the shape to the model."""
+        """The requested schema. It is empty if the request has none, so the model chooses the shape."""
         return (self.json_schema and self.json_schema.json_schema) or {}
 
 
@@ -121,13 +121,13 @@ class ChatRequest(BaseModel):
 
     @property
     def answer_limit(self) -> int:
-        """The maximum number of tokens of the answer: the request's limit, or what the prompt leaves."""
+        """The maximum number of tokens in the answer: the request's limit, or what the prompt leaves if that is less."""
         limit = self.max_completion_tokens or self.max_tokens or MAX_MODEL_LEN
         return min(limit, MAX_MODEL_LEN - self.prompt_tokens)
 
     @property
     def thinks(self) -> bool:
-        """Whether the answer begins with reasoning: the model reasons, and the request has not turned it off."""
+        """Whether the answer begins with reasoning: the model can reason, and the request has not turned it off."""
         is_on = (self.chat_template_kwargs or {}).get("enable_thinking", True)
         return self.model == "demo-thinker" and self.reasoning_effort != "none" and bool(is_on)
 

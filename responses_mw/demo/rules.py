@@ -1,4 +1,4 @@
-"""What the demo models say: a list of rules, each of which replies to a conversation or leaves it to the next.
+"""What the demo models say: a list of rules, each of which replies to a conversation or passes it to the next.
 
 Each reply has a thought, which ``demo-thinker`` sends as reasoning.
 """
@@ -50,7 +50,7 @@ def last_user_text(request: ChatRequest) -> str:
 
 
 def make_forced_call(request: ChatRequest) -> Reply | None:
-    """Call the tool that ``tool_choice`` names, or any if it requires one."""
+    """Call the tool that ``tool_choice`` names, or any tool if it is "required"."""
     if isinstance(request.tool_choice, NamedTool):
         named = request.tool_choice.function.name
         tools = [tool for tool in request.offered_tools if tool.function.name == named]
@@ -62,16 +62,19 @@ def make_forced_call(request: ChatRequest) -> Reply | None:
 
 
 def make_wanted_call(request: ChatRequest) -> Reply | None:
-    """Call the tools whose name or description shares words with the user's text, unless they have just answered."""
+    """Call the tools that fit the user's text, unless the last message is a tool's result."""
     tools = _wanted_tools(request)
     if not tools or request.messages[-1].role == "tool":
         return None
     names = " and ".join(tool.function.name for tool in tools)
-    return _call(request, tools, f"The user's words fit {names}. I call, and wait for what comes back.")
+    return _call(request, tools, f"The user's words fit {names}. I call and wait for the result.")
 
 
 def _wanted_tools(request: ChatRequest) -> list[Tool]:
-    """Return each tool whose name shares a word with the user's text, else the one whose description shares the most."""
+    """Return the tools whose names share a word with the user's text, only the first if calls must not be parallel.
+
+    If there are none, return the tool whose description shares the most words.
+    """
     said = _keywords(last_user_text(request))
     by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
     if by_name:
@@ -105,7 +108,7 @@ def answer_from_results(request: ChatRequest) -> Reply | None:
 
 
 def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
-    """Return name and result of each tool that answered at the end of the conversation, in order."""
+    """Return the name and result of each tool message at the end of the conversation, in order."""
     names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
     results = []
     for message in reversed(request.messages):
@@ -116,7 +119,7 @@ def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
 
 
 def _in_words(result: str) -> str:
-    """Format a JSON object as "key value, key value", and leave anything else unchanged."""
+    """Format a JSON object as "key value, key value" and other JSON as a string. Strip the final periods of plain text."""
     try:
         value = json.loads(result)
     except ValueError:
@@ -130,7 +133,7 @@ def _in_words(result: str) -> str:
 
 
 def fill_format(request: ChatRequest) -> Reply | None:
-    """Fill the schema of ``response_format``, or an object of our own, with values from the text."""
+    """Fill the schema of ``response_format`` with values from the text. For ``json_object``, return the text and its values."""
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -138,11 +141,11 @@ def fill_format(request: ChatRequest) -> Reply | None:
     text = SourceText("\n".join([last_user_text(request), *results]))
     if wanted.type == "json_schema":
         return Reply(
-            "I look in the text for the values that the schema wants.",
+            "I look in the text for the values that the schema requires.",
             _json(Values(wanted.schema_to_fill, text).fill()),
         )
     found = {"text": text.text, "names": text.names, "numbers": text.numbers}
-    return Reply("The user wants JSON. I put into it what the text has.", _json(found))
+    return Reply("The user wants JSON. I fill it with what the text contains.", _json(found))
 
 
 def _json(value: object) -> str:
@@ -153,7 +156,7 @@ def _json(value: object) -> str:
 
 
 def recall(request: ChatRequest) -> Reply | None:
-    """Answer "What is my ...?" from an earlier "my ... is ..." of the user."""
+    """Answer "What is my ...?" if the user said "my ... is ..." earlier."""
     asked = re.search(r"\bmy ([\w ]+?)\s*\?", last_user_text(request), re.IGNORECASE)
     if asked is None:
         return None
@@ -199,7 +202,7 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def count(request: ChatRequest) -> Reply | None:
-    """Count, as in "Count to 20": an answer of any length."""
+    """Count, as in "Count to 20" or "Count from 5 to 1"."""
     found = re.search(r"\bcount (?:from (\d{1,4}) )?to (\d{1,4})\b", last_user_text(request), re.IGNORECASE)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The servers of the tour: a model and an MCP server in threads, a Valkey, and two replicas of ours in processes."""
+"""The servers of the tour: the demo upstream and an MCP server in threads, a Valkey, and two responses-mw processes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _END_SECONDS = 5.0
 
 
 class ServerFailed(Exception):
-    """A server did not start; the message says why."""
+    """A server did not start. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurServer:
-    """``responses-mw serve``, and an ``openai`` client that talks to it."""
+    """A running ``responses-mw serve``, and an ``openai`` client that talks to it."""
 
     url: str
     client: openai.OpenAI
@@ -51,7 +51,7 @@ class OurServer:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two replicas that share a Redis. ``client`` talks to the one that stays; ``kill_other`` kills that of ``other``."""
+    """Two replicas that share a Redis. ``client`` talks to one, ``other`` to the other, which ``kill_other`` kills."""
 
     client: openai.OpenAI
     other: openai.OpenAI
@@ -61,7 +61,7 @@ class Deployment:
 
 @contextmanager
 def deployment(upstream: str, host: str, port: int | None) -> Iterator[tuple[OurServer, Deployment]]:
-    """Start the replica at ``host`` and ``port``, another on a free port, their Valkey and an MCP server.
+    """Run a replica at ``host`` and ``port``, another on a free port, their Valkey and an MCP server until the block ends.
 
     Raises `ServerFailed`.
     """
@@ -116,7 +116,7 @@ def _served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str, str] | None = None) -> Iterator[OurServer]:
-    """Run ``responses-mw serve`` at ``host`` and ``port`` (0: a free one; None: 8080 if it is free) until the block ends.
+    """Run ``responses-mw serve`` at ``host`` and ``port`` (0: any free port; None: 8080 if free) until the block ends.
 
     ``settings`` are environment variables. Raises `ServerFailed` if it exits early or does not answer within 30 s.
     """
@@ -134,7 +134,7 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
         )
         try:
             url = f"http://{_reachable(host)}:{port}"
-            with openai.DefaultHttpxClient(trust_env=False) as http:  # no proxies of the environment
+            with openai.DefaultHttpxClient(trust_env=False) as http:  # ignore proxies set in the environment
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0, http_client=http)
                 _wait_until_it_answers(client, process, output)
                 yield OurServer(url, client, process)
@@ -144,7 +144,7 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
 
 def _free_port(host: str, port: int | None) -> int:
     """Return ``port``, or any free one for 0. None prefers the usual port. Raises `ServerFailed` if ``port`` is taken."""
-    # Below the range that the system takes ports of connections from, so the port is still free when the server gets there.
+    # This range is below the ports that the system assigns to connections, so the port is still free when the server binds it.
     usual = [_USUAL_PORT] if port is None else []
     candidates = [port] if port else [*usual, *random.sample(range(10_000, 30_000), 100)]
     for candidate in candidates:
@@ -164,7 +164,7 @@ def _reachable(host: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without settings of a real deployment."""
+    """Return this process's environment without proxies and without the settings of a real deployment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
     return kept | {"NO_PROXY": "*", "no_proxy": "*"}
 

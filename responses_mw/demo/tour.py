@@ -1,4 +1,4 @@
-"""The tour: calls of the official ``openai`` client to ``responses-mw``, printed and checked step by step."""
+"""The tour: calls from the official ``openai`` client to ``responses-mw``, printed and checked step by step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PACE = 0.02  # seconds per token: slow enough to see answers stream
 
 
 class CheckFailed(Exception):
-    """A check failed. The message is the expectation."""
+    """A check failed. The message says what was expected."""
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Start the servers, run the tour, and stop them, unless ``once`` after Ctrl-C only. Return the exit status."""
+    """Start the servers, run the tour and return the exit status. Unless ``once``, keep the servers running until Ctrl-C."""
     _end_on_signals()
     try:
         with demo_upstream(PACE) as upstream, deployment(upstream, host, port) as (ours, site):
@@ -112,7 +112,7 @@ def reasoning_model(site: Deployment) -> str:
     _expect("400" in response.output_text, f"400 in the answer, not “{response.output_text}”")
     tokens = response.usage.output_tokens_details.reasoning_tokens if response.usage else 0
     _expect(tokens > 0, "the usage to count reasoning tokens")
-    return f"the thoughts are an item of their own, and {tokens} tokens of the usage"
+    return f"the reasoning is a separate item, and {tokens} tokens of the usage"
 
 
 WEATHER_TOOL: FunctionToolParam = {
@@ -152,7 +152,7 @@ def function_call(site: Deployment) -> str:
     follow_up = site.client.responses.create(model="demo", tools=[WEATHER_TOOL], input=conversation)
     print(f"   answer   {follow_up.output_text}")
     _expect("21" in follow_up.output_text, "the temperature that the function gave, 21, in the answer")
-    return "the model called, our function answered, the model used its answer"
+    return "the model called our function and used its result"
 
 
 class Person(BaseModel):
@@ -256,7 +256,7 @@ def resumed_after_a_kill(site: Deployment) -> str:
     print()
     _expect(numbers == list(range(len(numbers))), "every event exactly once")
     _expect(text == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
-    return f"{len(numbers)} events, none lost and none twice"
+    return f"{len(numbers)} events, none lost and none repeated"
 
 
 STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
@@ -277,7 +277,7 @@ STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
 
 
 def _say_how_to_go_on(url: str, once: bool) -> None:
-    print(f"\n{_bold('Before a deployment of your own')}")
+    print(f"\n{_bold('To run your own deployment')}")
     print("   beside it          responses-mw serve --upstream http://your-vllm:8000")
     print("   inside vLLM        vllm serve MODEL --middleware responses_mw.ResponsesMiddleware")
     print("   inside your app    app.add_middleware(ResponsesMiddleware, settings=...)")
@@ -287,20 +287,20 @@ def _say_how_to_go_on(url: str, once: bool) -> None:
 
 
 def _stay(server_ended: Callable[[], int], status: int) -> int:
-    """Wait for Ctrl-C, and return ``status``, or for the server to end by itself, and return 1."""
+    """Wait for Ctrl-C and return ``status``. If the server exits first, return 1."""
     try:
-        print("\nThe demo stays up; Ctrl-C ends it.", flush=True)
+        print("\nThe demo keeps running. Press Ctrl-C to stop it.", flush=True)
         ended_with = server_ended()
     except KeyboardInterrupt:
         print("\nStopped.")
         return status
-    print(f"responses-mw serve ended by itself, with status {ended_with}.", file=sys.stderr)
+    print(f"responses-mw serve exited with status {ended_with}.", file=sys.stderr)
     return 1
 
 
 def _end_on_signals() -> None:
-    """Make signals raise exceptions, so that the servers are stopped too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
+    """Make signals raise exceptions, so that the context managers stop the servers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it by default
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _exit)

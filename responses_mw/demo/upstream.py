@@ -1,7 +1,7 @@
 """The demo upstream: a Chat Completions server without a model, with the wire format of vLLM 0.32.
 
-An answer is a list of tokens. Each is one *delta*, the ``delta`` object of a stream's chunk; a whole answer is all deltas put
-together, so the two forms cannot differ.
+An answer is a list of tokens. Each token is one *delta*, the ``delta`` object of a stream's chunk. An answer that is not
+streamed joins the same deltas, so the two forms cannot differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FINGERPRINT = "responses-mw-demo"
 
 
 def answer(request: ChatRequest) -> Answer:
-    """Make the model's answer, up to a stop string or the limit of tokens. Raises `RequestError`."""
+    """Return the model's answer, up to a stop string or the token limit. Raises `RequestError`."""
     try:
         reply, stop = _stopped(reply_to(request), request.stop)
     except SchemaError as error:
@@ -159,7 +159,7 @@ class Answer:
         return calls
 
     def _logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
-        """Return probability 1 for each token: rules have no alternatives."""
+        """Return the log probabilities of the tokens, if requested. All are 0, because rules have no alternatives."""
         if not self.request.logprobs or not tokens:
             return None
         certain = [{"token": token, "logprob": 0.0, "bytes": list(token.encode())} for token in tokens]
@@ -200,7 +200,7 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> JSONResponse:
     created = int(time.time())
-    # "vllm" selects the dialect that clients use.
+    # "vllm" makes responses-mw select the dialect of vLLM.
     shared = {"object": "model", "created": created, "owned_by": "vllm", "parent": None, "max_model_len": MAX_MODEL_LEN}
     return JSONResponse({"object": "list", "data": [{"id": name, "root": name, **shared} for name in MODELS]})
 

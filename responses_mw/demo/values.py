@@ -1,8 +1,8 @@
 """Fill a JSON schema with values from a text, for the arguments and the structured output of the demo models.
 
-An enum takes the member that the text mentions, a number one of the text's numbers, a string what the text says that the
-property is ("the city is Paris"), else one of the text's names ("Ada Lovelace", "London"). Without any, the value is a plain
-one of the right type (0, an empty list). ``pattern`` and ``multipleOf`` are ignored.
+An enum gets the member that the text mentions, a number one of the text's numbers. A string gets what the text says about its
+property ("the city is Paris"), otherwise one of the text's names ("Ada Lovelace", "London"). If the text has no such value, a
+default of the right type is used (0, an empty list). ``pattern`` and ``multipleOf`` are ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMON_WORDS", "SchemaError", "SourceText", "Values"]
 
-# Words that are not values.
+# Words that are never used as values.
 COMMON_WORDS = frozenset(
     """
     a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me
     my name no not of on or out please say should show so some tell than that the their them then there these this to
     use was we were what when where which who why will with would you your
-    """.split()  # noqa: SIM905 (a list of seventy strings reads worse)
+    """.split()  # noqa: SIM905 (a list of seventy strings would be harder to read)
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
@@ -42,7 +42,7 @@ _FORMATS = {
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be filled."""
+    """The schema cannot be filled."""
 
 
 class SourceText:
@@ -65,7 +65,7 @@ class SourceText:
 
 
 def _names(text: str) -> list[str]:
-    """Return capitalised words, joining neighbours. Single words that begin a sentence may not be names and come last."""
+    """Return capitalised words, adjacent ones joined. A single word that begins a sentence may not be a name and comes last."""
     sure: list[str] = []
     unsure: list[str] = []
     for found in _NAME.finditer(text):
@@ -80,7 +80,7 @@ def _names(text: str) -> list[str]:
 
 
 class Values:
-    """Fills one schema. The names and numbers of the text are used in turn."""
+    """Fills one schema, using the names and numbers of the text in turn."""
 
     def __init__(self, schema: dict[str, Any], text: SourceText) -> None:
         self._root = schema
@@ -108,7 +108,7 @@ class Values:
     def _value(self, schema: Any, label: str, depth: int) -> Any:
         schema = self._resolved(schema)
         if depth > _TOO_DEEP:
-            raise SchemaError("the schema nests endlessly")
+            raise SchemaError("the schema is nested too deeply")
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:

@@ -1,1 +1,1 @@
-"""The Responses protocol, sans I/O: no socket, no clock, no await. Everything here is pure or a state machine that is fed."""
+"""The Responses protocol without I/O: no sockets, no clock, no await, only pure functions and state machines."""

@@ -1,4 +1,4 @@
-"""Content parts: how each type is checked in a request and what it is in a chat message. One row of ``PART_KINDS`` each."""
+"""Content parts: how each type is checked in a request and converted for a chat message, a row of ``PART_KINDS`` each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartKind(NamedTuple):
 
 
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
-    """The content of a chat message: a string for a single text (if ``flat``, for any number), otherwise a list of parts."""
+    """The content of a chat message: a string for one text (with ``flat``, for several), otherwise a list of parts."""
     content = _to_chat(parts, dialect, path)
     texts = _texts(content)
     if len(texts) == len(content) and (flat or len(texts) <= 1):
@@ -33,7 +33,7 @@ def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: boo
 def to_tool_content(
     call_id: str, output: str | list[Part], dialect: Dialect, path: str
 ) -> tuple[Message, list[dict[str, Any]]]:
-    """The tool message with the output of a call, and the parts for a user message that follows.
+    """Return the tool message for the output of a call, and the parts for a user message that follows it.
 
     Tool messages hold only text, so images and files go to the user message.
     """
@@ -84,7 +84,7 @@ def _check_image(part: Part, path: str) -> Part:
 def _chat_image(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
     url = part["image_url"]
     if not dialect.image_urls and not url.startswith("data:"):
-        checks.unsupported(f"{path}.image_url", f"the upstream ({dialect.name}) takes images only as data URLs.")
+        checks.unsupported(f"{path}.image_url", f"the upstream ({dialect.name}) accepts images only as data URLs.")
     detail = {"detail": part["detail"]} if "detail" in part else {}
     return {"type": "image_url", "image_url": {"url": url, **detail}}
 
@@ -94,13 +94,13 @@ _check_audio = checks.fields({"input_audio": checks.open_object({"data": checks.
 
 def _chat_audio(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
     if not dialect.audio:
-        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) takes no audio.")
+        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) does not accept audio.")
     return {"type": "input_audio", "input_audio": part["input_audio"]}
 
 
 def _chat_video(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
     if not dialect.video:
-        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) takes no video.")
+        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) does not accept video.")
     return {"type": "video_url", "video_url": {"url": part["video_url"]}}
 
 
@@ -118,13 +118,13 @@ def _check_file(part: Part, path: str) -> Part:
 
 
 def _chat_file(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
-    """Inline a text file under its name. Send a PDF as a file where the dialect supports it."""
+    """Convert a text file to a text part that begins with its name, and a PDF to a file part if the dialect supports it."""
     where = f"{path}.file_data"
     data = _decode_file(part["file_data"], where)
     name = part.get("filename")
     if data.startswith(b"%PDF-"):
         if not dialect.pdf:
-            checks.unsupported(where, f"the upstream ({dialect.name}) takes no PDF; send its text.")
+            checks.unsupported(where, f"the upstream ({dialect.name}) does not accept PDF; send its text.")
         return {"type": "file", "file": {"file_data": part["file_data"], **({"filename": name} if name else {})}}
     try:
         text = data.decode()
@@ -148,7 +148,7 @@ def _decode_file(data: str, path: str) -> bytes:
 PART_KINDS: dict[str, PartKind] = {
     "input_text": PartKind(_check_text, _chat_text),
     "text": PartKind(_check_text, _chat_text),
-    "output_text": PartKind(_check_text, _chat_text),  # clients send output back under another role
+    "output_text": PartKind(_check_text, _chat_text),  # clients send output back with another role
     "input_image": PartKind(_check_image, _chat_image),
     "input_file": PartKind(_check_file, _chat_file),
     "input_audio": PartKind(_check_audio, _chat_audio),

@@ -3,11 +3,11 @@
 Reading follows "Interpreting an event stream" of the WHATWG HTML specification (section 9.2.6), with additions for real
 servers:
 
-1. Lines end in LF, CRLF or CR. A read may end anywhere, also within CRLF or a UTF-8 character.
+1. Lines end in LF, CRLF or CR. A read may end anywhere, even within CRLF or a UTF-8 character.
 2. The value follows the colon and at most one space. Several ``data`` lines are joined with LF; comments and other fields
    are ignored.
 3. Frames without data are ignored. An unterminated frame at the end of the stream counts.
-4. Old llama.cpp reports errors in a field of its own, ``error: {...}``, returned as the data ``{"error": {...}}``.
+4. Old llama.cpp reports errors in a separate field, ``error: {...}``. It is returned as the data ``{"error": {...}}``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FrameTooLong(ValueError):
 
 
 class SSEDecoder:
-    """Takes bytes from the network, returns the data of complete frames.
+    """Takes bytes from the network and returns the data of complete frames.
 
     The work is linear in a frame's length, however many reads it takes.
     """
@@ -83,7 +83,7 @@ class SSEDecoder:
             raise FrameTooLong(f"a frame of more than {MAX_FRAME} bytes")
 
     def _take_pending(self, data: bytes) -> bytes:
-        """Return the pending bytes and ``data``."""
+        """Return the pending bytes followed by ``data``. Nothing is pending afterwards."""
         whole = b"".join([*self._pending, data])
         self._pending.clear()
         self._size = 0
@@ -121,7 +121,7 @@ def frame(event: str, data: bytes) -> bytes:
     return _head(event) + data + b"\n\n"
 
 
-@lru_cache(maxsize=256)  # a tenth of the CPU of a token where tokens come as fast as they can (benchmarks, flat-out)
+@lru_cache(maxsize=256)  # saves a tenth of the CPU per token at full speed (benchmarks, flat-out)
 def _head(event: str) -> bytes:
     return b"event: %b\ndata: " % event.encode()
 
@@ -135,10 +135,10 @@ def encode(events: Iterable[Event]) -> bytes:
 
 
 def decode(frames: bytes) -> Iterator[dict[str, Any]]:
-    """Return the data of the events in `frames`, as `encode` made them."""
+    """Return the data of the events in `frames`, which `encode` made."""
     return (orjson.loads(block.partition(b"\ndata: ")[2]) for block in frames.split(b"\n\n") if block)
 
 
 def skip(frames: bytes, count: int) -> bytes:
-    """Return `frames`, as `encode` made them, without the first `count` of them."""
+    """Return `frames`, which `encode` made, without the first `count` of them."""
     return b"\n\n".join(frames.split(b"\n\n")[count:])

@@ -1,6 +1,6 @@
 """Type names for the objects on the wire.
 
-Wire objects are plain dictionaries, as a proxy must pass on fields that it does not know. The names follow the OpenAI
+Wire objects are plain dictionaries, because a proxy must pass on fields that it does not know. The names follow the OpenAI
 reference.
 """
 

@@ -53,7 +53,7 @@ def test_once_runs_every_step_and_ends_with_status_0() -> None:
 
 @pytest.mark.parametrize(
     ("words", "number", "status"),
-    [("1. A streamed answer", signal.SIGTERM, 128 + signal.SIGTERM), ("The demo stays up", signal.SIGINT, 0)],
+    [("1. A streamed answer", signal.SIGTERM, 128 + signal.SIGTERM), ("The demo keeps running", signal.SIGINT, 0)],
 )
 def test_a_signal_ends_the_demo_and_its_server_during_the_tour_and_after(
     words: str, number: signal.Signals, status: int

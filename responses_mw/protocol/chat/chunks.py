@@ -1,12 +1,12 @@
 """Read chat chunks: their outer shape, and a fast path for frames that hold only text.
 
-While a model writes, a server sends frames that differ in one string only. ``DeltaFastPath`` reads them without parsing:
+While a model writes, a server sends frames that differ in only one string. ``DeltaFastPath`` reads them without parsing:
 
 1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
    its text only.
-2. The text must be written in JSON as it is: no quotes, no backslashes, nothing that JSON forbids. Any other frame is parsed
-   as usual.
-3. A server that varies more than the text (a time stamp, a counter) wastes the learning, so after a few failures it stops.
+2. The text must be the same in JSON: no quotes, no backslashes, only printable characters. Any other frame is parsed as
+   usual.
+3. If a server varies more than the text (a timestamp, a counter), learning is useless and stops after a few failures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..types import Chunk
 
 
 def choices_of(chunk: Chunk) -> list[dict[str, Any]]:
-    """The ``choices``, which may be absent or null. Raise ``UpstreamError`` if they are not a list of objects."""
+    """Return the ``choices``, empty if absent or null. Raise ``UpstreamError`` if they are not a list of objects."""
     choices = chunk.get("choices") or []
     if not isinstance(choices, list):
         malformed("choices")
@@ -37,7 +37,7 @@ def text_of_parts(parts: list[Any]) -> str:
 
 
 def as_chunk(completion: dict[str, Any]) -> Chunk:
-    """Convert a whole ``chat.completion`` to a single chunk, so that both take the same path."""
+    """Convert a whole ``chat.completion`` to a single chunk, so that both are processed alike."""
     return {**completion, "choices": [{**choice, "delta": _delta(choice)} for choice in choices_of(completion)]}
 
 
@@ -55,7 +55,7 @@ class SurrogateHalves:
     """Join the halves of a character that a server sent in two chunks.
 
     A server that cuts text by UTF-16 code units writes an emoji as ``"\\ud83d"`` and ``"\\ude00"``, which strict decoders
-    refuse. A half whose other half does not follow becomes U+FFFD.
+    refuse. A half without its other half becomes U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SurrogateHalves:
         return bool(self._held)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON that may have halves. Raise ``ValueError`` if it is invalid otherwise."""
+        """Decode JSON that may contain halves. Raise ``ValueError`` if it is otherwise invalid."""
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
@@ -90,7 +90,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], str]]:
-    """The texts of a chunk (or of an event) that continue in the next one: what they continue, the holder and its member."""
+    """Yield the texts of a chunk or event that the next one may continue: a key, the object with the text, and its member."""
     if not isinstance(chunk, dict):
         return
     if isinstance(chunk.get("delta"), str):
@@ -108,7 +108,7 @@ def _growing_texts(chunk: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _whole_characters(value: Any) -> Any:
-    """Join pairs of halves in all strings, and replace single ones."""
+    """Join pairs of halves in all strings, and replace unpaired ones."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -129,7 +129,7 @@ Text: TypeAlias = tuple[str, str]
 
 
 class DeltaFastPath:
-    """Recognizes frames that add text, in the form that the stream uses."""
+    """Reads the text of frames that add nothing else, once it has learned the form of the stream's frames."""
 
     __slots__ = ("_credit", "_in_frame", "_in_read", "_member")
 
@@ -139,9 +139,9 @@ class DeltaFastPath:
         self._credit = _FIRST_CREDIT
 
     def text(self, data: bytes, *, is_read: bool = False) -> Text | None:
-        """Return the text in the ``data`` of a frame if it has the learned form.
+        """Return the text in the ``data`` of a frame, or None if the frame does not have the learned form.
 
-        With ``is_read``, ``data`` is a read of the network that begins a frame, and must be exactly that frame.
+        With ``is_read``, ``data`` is a network read that begins a frame. It must consist of exactly that frame.
         """
         head, tail = self._in_read if is_read else self._in_frame
         if not (head and data.startswith(head) and data.endswith(tail)):
@@ -159,7 +159,7 @@ class DeltaFastPath:
         return self._member, text
 
     def learn(self, data: bytes, chunk: Chunk) -> None:
-        """Learn from the ``data`` of a frame, which was parsed to ``chunk``."""
+        """Learn the form of a frame from its ``data`` and the ``chunk`` parsed from it."""
         member = _only_text(chunk) if self._credit else None
         if member is None:
             return
@@ -183,7 +183,7 @@ def _value_start(data: bytes, name: bytes) -> int:
 
 
 def _only_text(chunk: Chunk) -> str | None:
-    """The member of the delta with the text, if the chunk holds nothing else."""
+    """The member of the delta with the text; None if the chunk holds anything else."""
     choices = chunk.get("choices")
     if chunk.get("usage") or not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
         return None

@@ -1,10 +1,10 @@
-"""The functions that a request's tools are to the chat model, and their names.
+"""The functions that represent a request's tools to the chat model, and their names.
 
-1. A function's name depends on its tool alone (``flat_name``), so calls of earlier turns keep their names: ``history_name``.
-   Of several functions with one name, those of MCP servers are called ``<label>__<name>``; the remaining ones get a number
-   after the first. ``namer`` finds the name again.
-2. Tools in ``additional_tools`` and ``tool_search_output`` items can be called too. The last definition of a tool counts, at
-   the position of its first: the upstream's prefix cache depends on a stable order.
+1. A function's name depends only on its tool (``flat_name``), so calls of earlier turns keep their names (``history_name``).
+   If several functions have the same name, those of MCP servers become ``<label>__<name>``; of the others, all but the first
+   are numbered. ``namer`` returns these names for calls.
+2. Tools in ``additional_tools`` and ``tool_search_output`` items can be called too. If a tool is defined again, the new
+   definition takes the place of the first, because the upstream's prefix cache depends on a stable order.
 3. A deferred tool is not offered until a ``tool_search_output`` contains it.
 """
 
@@ -42,7 +42,7 @@ def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunctio
 
 
 def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
-    """What the model reads of a tool search: the name and the first line of the description of each tool."""
+    """The result of a tool search as the model sees it: each tool's name and the first line of its description."""
     lines = []
     for one in _flatten(tools, deferred=True):
         name = names({"type": one.form.item, **one.form.members})
@@ -52,7 +52,7 @@ def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
 
 
 def _key(form: CallForm) -> tuple[Any, ...]:
-    """What two definitions of one tool have in common."""
+    """The key that all definitions of one tool share."""
     return form.item, form.members.get("namespace"), form.members.get("name")
 
 
@@ -68,7 +68,7 @@ def _flatten(tools: Iterable[Tool], *, deferred: bool) -> Iterator[OfferedFuncti
 
 
 def _flatten_namespace(namespace: Tool, *, deferred: bool) -> Iterator[OfferedFunction]:
-    """The functions of a namespace. The first one's description includes that of the namespace."""
+    """The functions of a namespace. The first one's description includes the namespace's description."""
     name, about = namespace["name"], namespace.get("description")
     note = f"About all tools whose names begin with {name}__: {about}" if about else None
     for tool in namespace["tools"]:
@@ -85,8 +85,8 @@ def _flatten_namespace(namespace: Tool, *, deferred: bool) -> Iterator[OfferedFu
 def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     """Give each function a unique name that Chat Completions accepts.
 
-    Of several functions with one name, those of MCP servers become ``<label>__<name>``, so that the model can tell them apart.
-    Of the remaining ones the first keeps the name and the others are numbered.
+    If several functions have the same name, those of MCP servers become ``<label>__<name>``, so that the model can tell them
+    apart. Of the others, the first keeps the name and the rest are numbered.
     """
     listed = [_rename(one, flat_name(None, one.name)) for one in functions]
     uses = Counter(one.name for one in listed)
@@ -98,7 +98,7 @@ def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     for one in listed:
         name = one.name
         if name in seen:
-            # Each number is tried once, also for long names with the same beginning, which keeps this linear.
+            # Each number is tried only once, even for long names with the same beginning, so this is linear.
             number = numbers.setdefault(name[: MAX_NAME - _NUMBER_LENGTH], count(2))
             name = next(numbered for n in number if (numbered := _add_number(one.name, n)) not in taken)
         taken.add(name)
@@ -127,7 +127,7 @@ def history_name(item: Item) -> str:
 
 
 def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
-    """Like ``history_name``, but use the current name of a tool that is among ``functions``."""
+    """Return a function like ``history_name`` that uses the current name of a tool that is among ``functions``."""
     names = {_call_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
 
     def name(item: Item) -> str:
@@ -137,6 +137,6 @@ def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
 
 
 def _call_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What identifies the tool of a call or of an approval request."""
+    """The key of the tool that a call or an approval request is for."""
     kind = "mcp_call" if kind == "mcp_approval_request" else kind
     return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))

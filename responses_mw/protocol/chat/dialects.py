@@ -24,10 +24,10 @@ class Dialect:
     verbosity: str = "refused"  # field, template (chat_template_kwargs.verbosity) or refused
     # How to force a function: object, name (a bare string), only (offer only that one with "required"), refused.
     tool_choice: str = "object"
-    # Whether tools are sent with tool_choice "none". That keeps the prefix cache, if the server leaves them in the prompt and
-    # prevents calls. Others do not prevent them: a call comes as text (vLLM, llama.cpp), is dropped so that the answer is
-    # empty (some parsers of vLLM), or is a call (Ollama). SGLang and TGI remove the tools from the prompt themselves, as vLLM
-    # does with --exclude-tools-when-tool-choice-none.
+    # Whether tools are sent with tool_choice "none". This keeps the prefix cache if the server leaves them in the prompt and
+    # prevents calls. Other servers do not prevent calls: a call arrives as text (vLLM, llama.cpp), is dropped so that the
+    # answer is empty (some vLLM parsers), or is a call (Ollama). SGLang and TGI remove the tools from the prompt themselves, as
+    # vLLM does with --exclude-tools-when-tool-choice-none.
     tools_with_none: bool = False
     parallel_tool_calls: bool = True  # whether the parameter is supported. It is enforced on the answer in any case
     response_format: str = "openai"  # openai, value (TGI: the schema under value) or refused
@@ -86,7 +86,7 @@ TGI = Dialect(
     top_p_one=False,
     stop_is_list=True,
     any_model=True,
-    refuses={"presence_penalty": "TGI takes it for a repetition penalty."},
+    refuses={"presence_penalty": "TGI treats it as a repetition penalty."},
 )
 SGLANG = Dialect(
     name="sglang",
@@ -135,7 +135,7 @@ TRANSFORMERS = Dialect(
     stream_usage=False,
     refuses={
         "top_logprobs": "transformers serve does not report log probabilities.",
-        "presence_penalty": "transformers serve does not take it.",
+        "presence_penalty": "transformers serve does not support it.",
     },
 )
 

@@ -3,16 +3,17 @@
 1. Adjacent assistant items (reasoning, text, calls) become one chat message.
 2. The outputs of calls follow the message with the calls, in the order of the calls, wherever they are among the items. Tool
    messages hold text, so images in outputs follow in one user message. A call that was cut off (``incomplete``) and has no
-   output was never executed and is left out. Any other call without an output is OpenAI's 400, as is an output without a call.
-3. A call that the server executed holds its own result and ends the message: the next item was written with the result known.
-4. A call that waits for approval is not shown; once approved, its ``mcp_call`` is. A declined one is shown as such.
-5. Reasoning is sent back within the current tool loop only, that is after the last user message, unless
-   ``reasoning.context`` is ``all_turns``; and only if the dialect has a field for it.
+   output was never executed and is left out. Any other call without an output, or output without a call,
+   gets OpenAI's 400.
+3. A call that the server executed holds its own result and ends the message: the model wrote the next item after the result.
+4. A call that waits for approval is not shown; once approved, its ``mcp_call`` is. A declined call is shown as such.
+5. Reasoning is sent back only if the dialect has a field for it. Unless ``reasoning.context`` is ``all_turns``, only reasoning
+   of the current tool loop is sent, that is, after the last user message.
 6. System and developer messages keep their position, unless the dialect needs them first.
-7. Reasoning between two user messages, which is all that came of a turn, leaves an empty assistant message: some chat
-   templates refuse two user messages in a row.
-8. Reasoning that broke off (``incomplete``), or led to a call that did, is left out if reasoning or text follows it: the
-   model was asked again and had not seen it.
+7. If a turn between two user messages has only reasoning, it becomes an empty assistant message: some chat templates refuse
+   two user messages in a row.
+8. Reasoning that was interrupted (``incomplete``), or that led to an interrupted call, is left out if reasoning or text follows
+   it: the model was asked again without seeing it.
 9. A summary of earlier items is a user message, joined with a user message that follows: some chat templates refuse two in a
    row.
 """
@@ -37,9 +38,9 @@ from .client_tools import history_name, search_output
 from .dialects import Dialect
 
 Names = Callable[[Item], str]
-"""Get the name of the function that an item calls."""
+"""Returns the name of the function that an item calls."""
 Results = Mapping[str, str | list[Part]]
-"""Results of calls that the server executed, by item id. The model sees these instead of what the items show."""
+"""Results of calls that the server executed, by item id. The model sees these instead of the results in the items."""
 _NOT_APPROVED = "The user did not approve this call."
 
 
@@ -66,7 +67,7 @@ def to_messages(
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call, with its result if its own item holds it."""
+    """A call that is not in a message yet. ``content`` is its result, if the call's own item holds it."""
 
     item: Item
     position: int
@@ -89,8 +90,8 @@ class _MessageBuilder:
         self._reasoning_from = 0 if all_reasoning else max(users, default=0)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
-        self._has_reasoned = False  # also where the reasoning itself is not sent back
-        self._has_broken_off = False  # whether the reasoning so far led to nothing
+        self._has_reasoned = False  # even if the reasoning itself is not sent back
+        self._has_broken_off = False  # whether the reasoning so far, or the call after it, was interrupted
         self._calls: list[_PendingCall] = []
         self._open_call_ids: set[str] = set()
         # Some models reuse call ids in each turn: the n-th call with an id belongs to the n-th output.
@@ -105,10 +106,10 @@ class _MessageBuilder:
                 self._outputs[item["call_id"]].append((position, item))
 
     def take(self, item: Item, position: int) -> None:
-        """Add the next item. Refuse a type that only a newer version, which stored it, knows."""
+        """Add the next item. Refuse an unknown type, which a newer version may have stored."""
         step = _step(item)
         if step is None:
-            checks.unsupported(self.path(position), f"items of type '{item['type']}' in a history are not known here.")
+            checks.unsupported(self.path(position), f"this version does not know items of type '{item['type']}' in a history.")
         step(self, item, position)
 
     def path(self, position: int) -> str:
@@ -131,7 +132,7 @@ class _MessageBuilder:
         self.messages.append({"role": role, "content": content})
 
     def compaction(self, item: Item, position: int) -> None:
-        """Add a compaction if it has been opened."""
+        """Add the summary of a compaction that has been opened."""
         if "content" not in item:
             return
         self.close()
@@ -179,7 +180,7 @@ class _MessageBuilder:
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
     def _add_served(self, item: Item, position: int, content: str | list[Part]) -> None:
-        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once, as no output can refer to it
+        self._calls.append(_PendingCall(item, position, item["id"], content))  # closed at once: no output can refer to it
         self.close()
 
     def close(self) -> None:
@@ -215,11 +216,11 @@ class _MessageBuilder:
         return None
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
-        """Refuse a call without an output. Some clients send a call again that the history has already."""
+        """Refuse a call without an output. Some clients resend a call that is already in the history."""
         where, first = self.path(call.position), self._answered.get(call.call_id)
         if first is not None and _same_call(first, call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
-            why = f"the {_words(first)} {call.call_id} is in the history already; send only its output."
+            why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
             raise BadRequest(f"Duplicate item found with {shown}: {why}", param=where, code="duplicate_item")
         message = f"No tool output found for {_words(call.item)} {call.call_id}."
         raise BadRequest(message, param=where, code="missing_tool_output")
@@ -281,7 +282,7 @@ def _chat_arguments(arguments: str, dialect: Dialect) -> Any:
     if not dialect.parse_arguments:
         return arguments
     parsed = parse_arguments(arguments)
-    if parsed is None:  # the model wrote invalid JSON, which the client's output reports: the model must see both
+    if parsed is None:  # invalid JSON from the model: keep it, because the client's output refers to it
         parsed = {"malformed_arguments": arguments}
         arguments = orjson.dumps(parsed).decode()
     if not dialect.object_arguments:
@@ -297,7 +298,7 @@ def _hoisted(messages: list[Message]) -> list[Message]:
 
 
 def _joined(contents: list[Content]) -> Content:
-    """Join contents: as a text if all are texts, otherwise as a list of parts (a system message with an image)."""
+    """Join contents into a text if all are texts, otherwise into a list of parts (a system message with an image)."""
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(content for content in contents if isinstance(content, str))
     lists = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]

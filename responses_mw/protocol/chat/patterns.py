@@ -1,16 +1,16 @@
-"""Convert the regular expression of a custom tool's grammar to a JSON Schema ``pattern``, with which servers constrain
-arguments.
+"""Convert the regular expression of a custom tool's grammar to a JSON Schema ``pattern``.
 
-The two languages differ, and constrained decoders usually match the JSON text, not the string that it encodes:
+Servers constrain arguments with the pattern. The two languages differ, and constrained decoders usually match the JSON text,
+not the string that it encodes:
 
 1. A grammar matches the whole input, a ``pattern`` any part of it. So the pattern is ``^(...)$``, which llama.cpp requires
    as well.
-2. Only constructs that all servers read alike are supported: characters, classes, groups, ``|`` and counts.
-3. The pattern must not match anything that JSON escapes (``"``, a backslash, control characters), as the arguments would be
+2. Only constructs that all servers interpret alike are supported: characters, classes, groups, ``|`` and counts.
+3. The pattern must not match anything that JSON escapes (``"``, a backslash, control characters): the arguments would be
    invalid JSON. So ``.`` and ``[^...]`` are not supported, and ``\\s`` is a space. ``\\d`` and ``\\w`` are ASCII, as in
    ECMA-262.
 
-Everything that the pattern matches, the expression matches too. Without a pattern, the model only sees the expression.
+The expression matches everything that the pattern matches. Without a pattern, the model only sees the expression.
 Expressions come from clients: they are translated in linear time and never compiled or matched here.
 """
 
@@ -120,7 +120,7 @@ def _character(character: str) -> str:
 def _class(members: str) -> str:
     """Translate a character class.
 
-    ``^`` and ``-`` go to its end, where they need no escape: not all servers support escapes there.
+    ``^`` and ``-`` are moved to its end, where they need no escape: not all servers support escapes in a class.
     """
     if any(operator in members for operator in _SET_OPERATORS):
         raise _Unsupported

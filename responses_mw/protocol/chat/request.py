@@ -1,7 +1,7 @@
 """Build the body of ``/v1/chat/completions`` from a request, in the upstream's dialect.
 
-Nothing is sent that the caller did not set, as our defaults could differ from the server's. A parameter that the dialect
-cannot express is a 400, never dropped.
+A parameter that the client did not set is not sent, because our default could differ from the server's. A parameter that the
+dialect cannot express gets a 400, unless the answer does not depend on it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _GRAMMARS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How the last message of a request, an answer that broke off, is continued."""
+    """How to continue the last message of a request, which is an interrupted answer."""
 
     tokens: int = 0
-    """Number of tokens of the answer so far. They count for the limits of the request."""
+    """Number of tokens of the answer so far. They count towards the limits of the request."""
     without_thinking: bool = False
     """Whether to turn reasoning off, so that the server's parser expects none."""
 
 
 def is_constrained(request: CreateResponse, *, first_turn: bool) -> bool:
-    """Return whether a grammar may constrain the answer. It would begin anew in the middle of a text."""
+    """Return whether a grammar may constrain the answer. In a continued answer, the grammar would start again."""
     is_forced = request.tool_choice == "required" or (
         isinstance(request.tool_choice, dict)
         and (request.tool_choice["type"] != "allowed_tools" or request.tool_choice.get("mode") == "required")
@@ -62,9 +62,10 @@ def to_chat(
 ) -> ChatRequest:
     """Build the chat request for one turn.
 
-    ``items`` is everything that the model sees; the request's own begin at ``own``. ``model`` is the upstream's name,
-    ``offered`` the functions that it may call, and ``results`` what it sees of calls in this run, by item id. In later turns
-    of a run a forced tool is no longer forced, as the loop would never end. With ``prefill``, the last message is continued.
+    ``items`` is everything that the model sees; the request's own items begin at ``own``. ``model`` is the upstream's name of
+    the model, ``offered`` the functions that it may call, and ``results`` the results that it sees for calls of this run, by
+    item id. A tool is forced in the first turn only; otherwise the tool loop would never end. With ``prefill``, the model
+    continues the last message.
     """
     messages = to_messages(
         items,
@@ -97,7 +98,7 @@ def to_chat(
 
 
 def _deduct(body: ChatRequest, prefill: Prefill) -> None:
-    """Adapt a request to the part of its answer that was made before."""
+    """Adapt a request to the part of its answer that already exists."""
     for name in _LIMITS:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
@@ -111,7 +112,7 @@ def _is_unfinished(items: Sequence[Item]) -> bool:
 
 
 def _template_argument(body: ChatRequest, name: str, value: Any) -> None:
-    """Set an argument of the chat template, unless the caller did."""
+    """Set an argument of the chat template, unless the client has set it."""
     given = body.get("chat_template_kwargs")
     body["chat_template_kwargs"] = {name: value, **(given if isinstance(given, dict) else {})}
 
@@ -221,7 +222,7 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
-    """Send hints where they are supported. ``prompt_cache_*`` options are a 400 elsewhere, as they ask for something."""
+    """Add the hints that the dialect supports. Others are dropped, but cache retention and cache options get a 400."""
     for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"):
         value = getattr(request, name)
         if value is None:

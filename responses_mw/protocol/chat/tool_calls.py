@@ -3,9 +3,9 @@
 1. Fragments name their call by ``index``, by ``id`` or not at all. Some servers give every call index 0 (older Ollama), some
    repeat the id in every fragment (TGI: always "0"), some send it once. An index with a different id *and* a name begins a
    new call; any other fragment with that index continues the call.
-2. A name comes once, repeated, empty, or after the first arguments. A call without a name cannot be shown yet.
+2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
 3. Arguments are a string, in pieces or whole, or an object.
-4. A malformed fragment (for example, a name that is no string) is an upstream error, and the whole delta is ignored.
+4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
 5. The work is linear in the input, however it is split. A turn has at most ``MAX_CALLS`` calls.
 6. TGI up to 3.1 never sends a name. Its arguments are ``{"function": {"_name": ..., <arguments>}}`` and a special token.
 """
@@ -31,7 +31,7 @@ _WHITE = " \t\r\n"
 class ToolCall:
     """One call as received so far. ``fresh`` holds the pieces of arguments not taken yet.
 
-    ``form`` is how the call is returned, valid once ``is_decided``; None if it is left out.
+    ``form`` is the form in which the call is returned, or None if it is left out. It is valid once ``is_decided`` is true.
     """
 
     __slots__ = ("_end", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
@@ -109,7 +109,7 @@ class _ObjectEnd:
         return self._is_object is True
 
     def _end_in(self, piece: str) -> int:
-        """The position after the outermost closing brace, or 0 if it has not come."""
+        """The position after the outermost closing brace, or 0 if it has not arrived."""
         escaped = 0 if self._is_escaped else -1
         for mark in _MARKS.finditer(piece):
             at = mark.start()
@@ -179,9 +179,9 @@ def _check(fragment: Any) -> None:
 
 
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
-    """Whether a fragment with the index of ``known`` begins a new call. It must have a name, and a different id.
+    """Whether a fragment that matches ``known`` begins a new call. It must have a name and a different id.
 
-    Without ids it needs another name, an object as arguments, or more arguments although those of ``known`` are complete.
+    Without ids, it must have another name, an object as arguments, or arguments although those of ``known`` are complete.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):

@@ -5,7 +5,7 @@
    begins with a user message, which chat templates expect. The last user messages stay.
 3. After them, the oldest steps of the tool loop are dropped: an assistant's text and calls with their outputs. The last step
    stays.
-4. A call and its output, or an approval request and its response, are never separated: a link between two blocks joins them.
+4. A call and its output, or an approval request and its response, are never separated: their blocks are dropped together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASKED = {"mcp_approval_response": "approval_request_id"}
 
 
 def truncated(items: Sequence[Item], fits: Fits) -> list[Item]:
-    """Drop the fewest oldest blocks that make ``items`` fit; drop all that may be dropped if nothing fits.
+    """Drop as few of the oldest blocks as possible so that ``items`` fit; drop all droppable blocks if nothing fits.
 
     ``fits`` must be monotonic: if it holds for some items, it holds for fewer.
     """
@@ -88,7 +88,7 @@ def _side(item: Item) -> str:
 
 
 def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
-    """Renumber the blocks so that linked blocks, and all between them, are one."""
+    """Renumber the blocks so that linked blocks, and all between them, become one."""
     reaches = list(range(block_of[-1] + 1 if block_of else 0))
     for first, second in _links(items):
         begin, end = sorted((block_of[first], block_of[second]))
@@ -101,7 +101,7 @@ def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 
 
 def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of calls with their outputs. The n-th call with an id belongs to the n-th output."""
+    """Yield the positions of calls (or approval requests) and their answers. The n-th call with an id has the n-th output."""
     waiting: defaultdict[str, deque[int]] = defaultdict(deque)
     for side in (False, True):
         for position, item in enumerate(items):

@@ -1,10 +1,10 @@
-"""Decode the JSON of a client within limits.
+"""Decode JSON from a client within limits.
 
-1. Decoded JSON can take forty times the memory of its text (``[[],[],...]``), and decoding cannot be interrupted. Where a
-   body could hold too many values, they are counted in the text first, which takes a hundredth of the time.
+1. Decoded JSON can take forty times the memory of its text (``[[],[],...]``), and decoding cannot be interrupted. If a
+   body is long enough to hold too many values, they are counted in the text first, in a hundredth of the time.
 2. Nesting is limited, because later code may recurse, here and in the upstream.
 3. The decoder refuses invalid JSON and Unicode (``NaN``, infinite numbers, lone surrogates). Integers over 64 bits become
-   decimals. Of a repeated member the last counts.
+   decimals. If a member is repeated, the last one counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGE = 64 * 1024
 class RequestLimits:
     """Limits of one request.
 
-    ``tools`` counts nested tools and those of input items; ``values`` counts all members and elements.
+    ``tools`` includes nested tools and the tools in input items. ``values`` counts all members and elements.
     """
 
     items: int = 10_000
@@ -51,8 +51,8 @@ def decode(data: bytes, limits: RequestLimits, what: str = "the JSON body of you
 def loads(data: bytes) -> Any:
     """Decode JSON, with the garbage collector off for large documents.
 
-    The collector would traverse all objects several times meanwhile, which takes ten times as long as decoding; decoded JSON
-    has no cycles.
+    While it decodes, the collector would traverse all objects several times, which takes ten times as long as decoding.
+    Decoded JSON has no cycles to collect.
     """
     if len(data) <= _LARGE:
         return orjson.loads(data)

@@ -1,7 +1,7 @@
 """Checks for request bodies. Each takes a value and its path and raises OpenAI's 400 if the value is invalid.
 
-Errors name the path in OpenAI's notation (``input[3].content[0].type``) in ``param`` and in the message. The codes are those
-of the API (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
+Errors name the path in OpenAI's notation (``input[3].content[0].type``) in ``param`` and in the message. The codes are the
+API's (``invalid_type``, ``missing_required_parameter``, ``invalid_value``, ``integer_below_min_value``, ...).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def missing(path: str) -> NoReturn:
 
 
 def malformed(member: str) -> NoReturn:
-    """Report that ``member`` of the upstream's answer has an invalid type. The only check that is not for requests."""
+    """Report that ``member`` of the upstream's answer has an invalid type. This is the only check that is not for requests."""
     raise UpstreamError(f"The upstream sent a malformed answer: its '{member}' is of the wrong type.")
 
 
@@ -63,7 +63,7 @@ def unsupported(path: str, why: str) -> NoReturn:
 
 
 def foreign_envelope(path: str, param: str) -> NoReturn:
-    message = f"The encrypted content '{path}' could not be verified: it was not made by this server, or its key is gone."
+    message = f"The encrypted content '{path}' could not be verified: it was not made by this server, or its key was removed."
     raise BadRequest(message, param=param, code="invalid_encrypted_content")
 
 
@@ -119,7 +119,7 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """An object whose nulls mean something, such as a JSON Schema or the arguments of a call. Returned as it is."""
+    """Check an object whose nulls have a meaning, such as a JSON Schema or the arguments of a call. Return it unchanged."""
     if not isinstance(value, dict):
         wrong_type(path, "an object", value)
     return value
@@ -144,22 +144,22 @@ def one_of(value: Any, path: str, supported: Collection[str]) -> str:
 
 
 def required(holder: dict[str, Any], name: str, path: str, check: Check) -> Any:
-    """Check the member ``name`` of the object at ``path``. Missing or null is an error."""
+    """Check the member ``name`` of the object at ``path``. It must not be missing or null."""
     if holder.get(name) is None:
         missing(f"{path}.{name}")
     return check(holder[name], f"{path}.{name}")
 
 
-# -- make a check of smaller ones ----------------------------------------------------------------------------------------
+# -- checks made from other checks ---------------------------------------------------------------------------------------
 
 
 def among(*supported: str) -> Check:
-    """Make a check of a string with these values."""
+    """Return a check that the value is one of the ``supported`` strings."""
     return partial(one_of, supported=frozenset(supported))
 
 
 def each(check: Check, *, max_length: int | None = None) -> Callable[[Any, str], list[Any]]:
-    """Make a check of an array from that of an element."""
+    """Return a check for an array whose elements must all pass ``check``."""
 
     def elements(value: Any, path: str) -> list[Any]:
         return [check(one, f"{path}[{index}]") for index, one in enumerate(array(value, path, max_length=max_length))]
@@ -171,7 +171,7 @@ strings = each(string)
 
 
 def fields(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
-    """Make a check of the members of an object without nulls. It replaces each by what its check returns, in place."""
+    """Return a check for the members of an object without nulls. It replaces each member in place with its checked value."""
 
     members = [(name, f".{name}", check, name in required) for name, check in {**required, **optional}.items()]
 
@@ -188,13 +188,13 @@ def fields(required: Mapping[str, Check] = NOTHING, **optional: Check) -> Object
 
 
 def open_object(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
-    """Make a check of an object that may have other members, too. It copies the object without nulls."""
+    """Return a check for an object that may have other members too. It copies the object without nulls."""
     check = fields(required, **optional)
     return lambda value, path: check(mapping(value, path), path)
 
 
 def closed_object(required: Mapping[str, Check] = NOTHING, **optional: Check) -> ObjectCheck:
-    """Make a check of an object with these members and no others. It copies the object without nulls."""
+    """Return a check for an object with no other members than these. It copies the object without nulls."""
     check = fields(required, **optional)
     known = required.keys() | optional.keys()
 
@@ -209,7 +209,7 @@ def closed_object(required: Mapping[str, Check] = NOTHING, **optional: Check) ->
 
 
 def by_type(kinds: Mapping[str, Check]) -> Check:
-    """Make a check of an object that depends on its ``type``."""
+    """Return a check that is selected by the object's ``type``."""
 
     def check(value: Any, path: str) -> Any:
         holder = mapping(value, path)
@@ -222,7 +222,7 @@ def by_type(kinds: Mapping[str, Check]) -> Check:
 
 
 def chain(*steps: Check) -> Check:
-    """Make a check that passes the value from one check to the next."""
+    """Return a check that chains several checks."""
 
     def check(value: Any, path: str) -> Any:
         for step in steps:
@@ -238,7 +238,7 @@ def as_it_is(value: Any, _path: str) -> Any:
 
 
 def depth(value: Any, limit: int) -> None:
-    """Refuse a value nested deeper than ``limit``, as later code may recurse, here and in the upstream."""
+    """Refuse a value nested deeper than ``limit``, because code here or in the upstream may recurse."""
     level = [value]
     for _ in range(limit + 1):
         level = [

@@ -1,7 +1,7 @@
 """Check the body of ``POST /v1/responses``. Every 400 that depends on the body alone is raised here.
 
-See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are the
-upstream's (``top_k``, ``seed``, ``stop``, ``chat_template_kwargs``, ... of vLLM and SGLang) and are passed on unchanged.
+See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are
+passed on unchanged, because the upstream may define them (vLLM and SGLang: ``top_k``, ``seed``, ``chat_template_kwargs``, ...).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _as_set(values: list[str], _path: str) -> frozenset[str]:
 
 
 def _continuation_id(_value: Any, path: str) -> None:
-    checks.unsupported(path, "background responses are served in turn.")
+    checks.unsupported(path, "all background responses share one queue.")
 
 
 # -- the request -------------------------------------------------------------------------------------------------------
@@ -99,13 +99,13 @@ def _continuation_id(_value: Any, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A checked request. Members are named as in the reference, and annotated with their checks; ``items`` is its ``input``."""
+    """A checked request. Members are named as in the reference and annotated with their checks. ``items`` is the ``input``."""
 
     items: list[Item]
     extra: dict[str, Any]
     """Members that are passed to the upstream unchanged."""
     size: int = 0
-    """Size of its JSON in bytes, where known."""
+    """Size of the request's JSON in bytes; 0 if it is not known."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Any = "auto"
     background: Annotated[bool, checks.boolean] = False
@@ -114,7 +114,7 @@ class CreateResponse:
     ] = field(default_factory=dict)
     """When the response is needed (``completion_window``). It has no effect: all background responses share one queue."""
     cache: Annotated[Any, checks.as_it_is] = None
-    """The request's cache options. ``responses_mw.cache.policy`` checks them together with their header."""
+    """The request's cache options. ``responses_mw.cache.policy`` checks them together with the request's header."""
     context_management: Annotated[
         list[dict[str, Any]],
         checks.each(closed_object({"type": among("compaction")}, compact_threshold=partial(checks.integer, minimum=1))),
@@ -171,14 +171,14 @@ PARAMETERS: dict[str, Check] = {
     if get_origin(hint) is Annotated
 }
 
-_CHAT_NAME = "it is the name that Chat Completions uses; use '{}' instead."
+_CHAT_NAME = "this is its name in Chat Completions; use '{}' instead."
 
 REFUSED: dict[str, str] = {
-    # in the reference, but not served (yet)
+    # in the reference, but not supported
     "access_programs": "it belongs to OpenAI's hosted platform.",
     "image": "images are not generated here.",
     "moderation": "it belongs to OpenAI's hosted platform.",
-    # of Chat Completions, which would conflict with what is sent instead
+    # from Chat Completions: they would conflict with what is sent instead
     "messages": _CHAT_NAME.format("input"),
     "max_tokens": _CHAT_NAME.format("max_output_tokens"),
     "max_completion_tokens": _CHAT_NAME.format("max_output_tokens"),
@@ -188,7 +188,7 @@ REFUSED: dict[str, str] = {
     "logprobs": _CHAT_NAME.format("include': ['message.output_text.logprobs'] or 'top_logprobs"),
     "functions": _CHAT_NAME.format("tools"),
     "function_call": _CHAT_NAME.format("tool_choice"),
-    "n": "a response is one answer.",
+    "n": "a response has only one answer.",
 }
 
 # client_metadata is Codex's and request_id vLLM's; the upstream needs neither.
@@ -197,7 +197,7 @@ _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
 def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> CreateResponse:
-    """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of what is wrong."""
+    """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of the invalid value."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     checks.depth(body, limits.depth)
@@ -219,7 +219,7 @@ def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> 
 
 
 def refuse_unknown(body: Any) -> None:
-    """Raise ``BadRequest`` for a field that would be passed on to the upstream, and name the field that it resembles."""
+    """Raise ``BadRequest`` for a field that would be passed on to the upstream, and suggest a similar known name."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if value is not None and name not in _NOT_FORWARDED:
             shown = name[:64]
@@ -229,7 +229,7 @@ def refuse_unknown(body: Any) -> None:
 
 
 def _refuse_names(given: dict[str, Any]) -> None:
-    """Refuse parameters that are not served or not complete."""
+    """Refuse unsupported parameters, conflicting histories, and a request without an input or a history."""
     for name in given.keys() & REFUSED.keys():
         if name != "n" or given[name] != 1:
             checks.unsupported(name, REFUSED[name])
@@ -245,8 +245,8 @@ def _refuse_names(given: dict[str, Any]) -> None:
 def _check_background(known: dict[str, Any]) -> None:
     """Check combinations with ``background``.
 
-    A background response is stored. One that may take hours must be in the background, in the standard tier and not
-    streamed.
+    A background response must be stored. A response with a long completion window must be in the background, in the
+    standard tier and not streamed.
     """
     if known.get("background") and known.get("store") is False:
         raise BadRequest("background can only be used when `store` is true", param="background", code="unsupported_parameter")

@@ -1,7 +1,7 @@
-"""Input items: check what a caller sends as ``input`` and bring it into one form.
+"""Input items: check what a client sends as ``input`` and normalize it.
 
-Items keep unknown fields, as SDK objects come back with more than was sent. Nulls are removed, and the content of a message
-becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to the table here.
+Items keep unknown fields, because clients send SDK objects back that have more fields than we sent. Nulls are removed, and the
+content of a message becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to ``ITEMS``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from . import checks
 from .tools import check_brought_tools
 
 Unseal = Callable[[str], str | None]
-"""Open an envelope; None if it is not one of ours."""
+"""Opens an envelope. Returns None if it was not sealed with our keys."""
 
 _role = checks.among("user", "assistant", "system", "developer")
 _id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
-    """The item that a bare string as ``input`` stands for."""
+    """The user message that a string as ``input`` is short for."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -45,7 +45,7 @@ def parse_input(value: Any, path: str = "input", max_items: int | None = None) -
 
 
 def item(value: Any, path: str) -> Item:
-    """Check one input item. Without a type it is a message if it has a role, otherwise a reference."""
+    """Check one input item. Without a type, it is a message if it has a role, otherwise a reference."""
     given = checks.mapping(value, path)
     if "type" not in given:
         if not given.keys() & {"role", "id"}:
@@ -83,7 +83,7 @@ _reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encry
 
 
 def _compaction(value: Item, path: str) -> Item:
-    """Keep the envelope only. Other members are not sealed, so the model must not see them."""
+    """Keep only the envelope and the item's id. Other members are not sealed, so the model must not see them."""
     checks.required(value, "encrypted_content", path, checks.string)
     return {name: value[name] for name in ("id", "type", "encrypted_content", "created_by") if name in value}
 
@@ -117,15 +117,15 @@ NOT_SERVED = frozenset(
 
 
 # -- encrypted reasoning -----------------------------------------------------------------------------------------------
-# With ``include: ["reasoning.encrypted_content"]`` a client that stores nothing here receives the text of a reasoning item as
-# ``encrypted_content`` and sends it back later (OpenAI reference, "Encrypted reasoning items").
+# With ``include: ["reasoning.encrypted_content"]``, a client that stores no responses here receives the text of a reasoning
+# item as ``encrypted_content`` and sends it back later (OpenAI reference, "Encrypted reasoning items").
 
 
 def unsealed(items: Sequence[Item], unseal: Unseal, *, offset: int = 0) -> list[Item]:
     """Restore the content of encrypted reasoning items.
 
-    One that cannot be opened may be another server's: it is an error only if it has no other text and is in the request's
-    own input (from ``offset`` on).
+    An item that cannot be opened may come from another server. Raise ``BadRequest`` only if it has no readable text and is in
+    the request's own input (from ``offset`` on).
     """
     return [_unsealed(item, unseal, index - offset) for index, item in enumerate(items)]
 

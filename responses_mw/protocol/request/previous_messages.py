@@ -1,7 +1,7 @@
 """vLLM's ``previous_input_messages``: convert a history of Harmony or chat messages to items.
 
-The history consists of ``input_messages`` and ``output_messages`` of earlier responses and messages that the caller adds. As
-in vLLM, system and developer messages in it are ignored: instructions are those of the request.
+The history consists of ``input_messages`` and ``output_messages`` of earlier responses and messages that the client adds. As
+in vLLM, its system and developer messages are ignored: only the instructions of the request count.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def parse_previous(value: Any, path: str = "previous_input_messages", max_items: int | None = None) -> list[Item]:
-    """Convert ``value`` to items that precede the ``input``. Raise ``BadRequest`` with the path of what is wrong."""
+    """Convert ``value`` to items that precede the ``input``. Raise ``BadRequest`` with the path of the invalid value."""
     history = _History()
     for index, one in enumerate(checks.array(value, path, max_length=max_items)):
         history.add(checks.mapping(one, f"{path}[{index}]"), f"{path}[{index}]")
-        checks.array(history.items, path, max_length=max_items)  # a message can be many items
+        checks.array(history.items, path, max_length=max_items)  # one message can become many items
     return history.items
 
 
@@ -86,7 +86,7 @@ class _History:
         self._call(name, arguments, call.get("id"))
 
     def _call(self, to: str, arguments: str, call_id: Any) -> None:
-        """Add a call, ``incomplete`` until its result comes. Without a result it counts as not executed."""
+        """Add a call. It is ``incomplete`` until its result is added; without a result, it counts as not executed."""
         if to == "python":
             arguments = orjson.dumps({"code": arguments}).decode()
         call = {
@@ -120,14 +120,14 @@ class _History:
 
 
 def _first_open(calls: deque[Item] | None) -> Item | None:
-    """The first of ``calls`` without a result. Calls before it are removed."""
+    """Return the first of ``calls`` without a result, and remove the calls before it."""
     while calls and calls[0]["status"] == "completed":
         calls.popleft()
     return calls[0] if calls else None
 
 
 def _text(message: Message, path: str) -> str:
-    """The text of a content. Harmony has no other parts, and a part without text is empty."""
+    """The text of a message. Harmony has only text parts; a part without text is empty."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
@@ -137,6 +137,6 @@ def _text(message: Message, path: str) -> str:
         where = f"{path}.content[{index}]"
         part = checks.mapping(one, where)
         if part.get("type", "text") not in ("text", "input_text", "output_text"):
-            checks.unsupported(f"{where}.type", "messages of earlier responses hold text only.")
+            checks.unsupported(f"{where}.type", "messages of earlier responses can only hold text.")
         texts.append(checks.string(part.get("text", ""), f"{where}.text"))
     return "\n".join(texts)

@@ -3,8 +3,8 @@
 1. A template provides ``instructions``, ``input`` and defaults for other parameters. Values in the request win; the
    template's input precedes the request's own.
 2. ``{{name}}`` in the instructions and in the texts of the template's messages is replaced by the variable of that name.
-   Values are not expanded again: a user's text is never a placeholder.
-3. In a message, a variable may also be an image, a file or a text part. It splits the text around the placeholder.
+   Values are not expanded again: placeholders in a user's text have no effect.
+3. In a message, a variable may also be an image, a file or a text part. An image or a file splits the text around it.
 4. A placeholder without a variable and a variable without a placeholder are errors.
 """
 
@@ -34,7 +34,7 @@ Variables = Mapping[str, str | Part]
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """One version of a prompt. ``input`` is as returned by ``items.parse_input``; ``defaults`` are parameters of a request."""
+    """One version of a prompt. ``input`` is a result of ``items.parse_input``; ``defaults`` are request parameters."""
 
     instructions: str | None = None
     input: list[Item] = field(default_factory=list)
@@ -67,7 +67,7 @@ def _variable(value: Any, path: str) -> str | Part:
 
 
 def filled(body: dict[str, Any], template: PromptTemplate, values: Variables) -> dict[str, Any]:
-    """Merge the request ``body`` into the template. Raise ``BadRequest`` if the variables are not those that it needs."""
+    """Merge the request ``body`` into the template. Raise ``BadRequest`` for missing or unknown variables."""
     for name in sorted(template.names - values.keys()):
         checks.missing(f"{_PATH}.{name}")
     for name in sorted(values.keys() - template.names):

@@ -1,4 +1,4 @@
-"""The bodies of requests as JSON Schemas, derived from their checks. What a check does not show is left open."""
+"""JSON Schemas of request bodies, derived from their checks. A schema allows whatever cannot be derived from a check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTAINERS = {list: "array", frozenset: "array", dict: "object"}
 
 
 def create_schema(*, closed: bool) -> Schema:
-    """Return the schema of the body of ``POST /v1/responses``. Unless it is ``closed``, it may have other members."""
+    """Return the schema of the body of ``POST /v1/responses``. Unless it is ``closed``, the body may have other members."""
     hints = get_type_hints(CreateResponse)
     members = {name: _member(check, hints[name]) for name, check in PARAMETERS.items()}
     members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
@@ -52,7 +52,7 @@ def create_schema(*, closed: bool) -> Schema:
 
 
 def _member(check: checks.Check, hint: Any) -> Schema:
-    """Return the schema of a parameter that becomes a ``hint``. Null means absent, everywhere."""
+    """Return the schema of a parameter with the type ``hint``. Every parameter may be null, which means absent."""
     if check is check_metadata:
         return METADATA
     known = check.func if isinstance(check, partial) else check
@@ -68,6 +68,6 @@ def _member(check: checks.Check, hint: Any) -> Schema:
 
 
 def _container(hint: Any) -> str | None:
-    """Return the JSON type of a parameter that becomes a list or an object."""
+    """Return the JSON type of a parameter that is stored as a list, a set or a dictionary; None for any other."""
     kinds = [get_origin(one) for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
     return next((_CONTAINERS[kind] for kind in kinds if kind in _CONTAINERS), None)

@@ -29,7 +29,7 @@ NOT_SERVED = frozenset(
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
     """Refuse more than ``maximum`` tools in the request's ``tools``, their namespaces and the input ``items`` together.
 
-    Runs before any of them has been checked.
+    They have not been checked yet.
     """
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))
@@ -54,7 +54,7 @@ def check_tools(value: Any, path: str = "tools") -> list[Tool]:
 
 
 def check_brought_tools(value: Any, path: str) -> list[Tool]:
-    """Check the tools in an input item. They must be client tools; deferred ones are allowed, as a search has found them."""
+    """Check the tools in an input item. They must be client tools. Deferred tools are allowed: a search has found them."""
     tools: list[Tool] = _tools(value, path)
     for index, tool in enumerate(tools):
         if tool["type"] in SERVED_TOOLS:
@@ -103,7 +103,7 @@ _CHOICES = TOOL_KINDS.keys() | {"namespace"}
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
     """Check a ``tool_choice``: a mode, one tool, or ``allowed_tools`` with at most ``max_length`` tools.
 
-    It must name tools of the request or of its ``items``. Returned without nulls; ``allowed_tools`` always has a ``mode``.
+    It must name tools of the request or of its ``items``. The result has no nulls, and ``allowed_tools`` always has a ``mode``.
     """
     if isinstance(choice, str):
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
@@ -118,7 +118,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
 
 
 def choice_names(choice: Any, offered: Sequence[OfferedFunction]) -> frozenset[str] | None:
-    """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which selects no function."""
+    """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which names no functions."""
     if isinstance(choice, str):
         return None
     selection = _Selection(offered)
@@ -156,7 +156,7 @@ def _one_choice(choice: Any, path: str, selection: _Selection, supported: Collec
 class _Selection:
     """The functions and server-side tools that a choice can select.
 
-    They are indexed by the members that a choice has, so that many choices among many tools stay linear.
+    They are indexed by the members of a choice, so that checking many choices against many tools takes linear time.
     """
 
     def __init__(self, offered: Sequence[OfferedFunction], tools: Sequence[Tool] = ()) -> None:
@@ -195,7 +195,7 @@ def _members(kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def _form_values(form: CallForm, kind: str, members: Sequence[str]) -> tuple[Any, ...] | None:
-    """The values of a function that a choice of type ``kind`` with these ``members`` compares; None if it cannot select it."""
+    """The values that a choice of type ``kind`` must have in ``members`` to select the function; None if it never can."""
     if kind == "namespace":
         return (form.members.get("namespace"),)
     if form.item not in TOOL_KINDS[kind].calls:

@@ -47,7 +47,7 @@ def _client_search(value: Any, path: str) -> str:
 def _call(
     kind: str, prefix: str, written: Callable[[Item], str], function: str | None = None, /, **required: Check
 ) -> ItemKind:
-    """A call with a ``call_id``, these ``required`` members and an optional ``namespace``. ``written`` gets its arguments."""
+    """A call with a ``call_id``, these ``required`` members and an optional ``namespace``. ``written`` makes its arguments."""
     check = fields({"call_id": check_call_id, **required}, namespace=checks.string)
     return ItemKind(kind, prefix, check, "call", written, function=function)
 
@@ -182,7 +182,7 @@ TOOL_SEARCH = ToolKind(
     types=("tool_search",),
     items=(
         replace(_search_call, check=chain(_by_client, _search_call.check)),
-        # Its ``tools`` are checked with the item (``request.items``), its output is made in ``chat.client_tools``.
+        # ``request.items`` checks its ``tools``; ``chat.client_tools`` makes its output.
         ItemKind(
             "tool_search_output",
             "tso",
@@ -235,7 +235,7 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
         command = ["bash", "-lc", command]
     action = {
         "type": "exec",
-        "command": _texts(command) or [arguments],  # no such program exists, which the client will report
+        "command": _texts(command) or [arguments],  # not a program: the client reports the error to the model
         "env": {name: as_text(value) for name, value in env.items()} if isinstance(env, dict) else {},
         **_positive_integers(parsed, "timeout_ms"),
         **{name: parsed[name] for name in ("user", "working_directory") if isinstance(parsed.get(name), str)},
@@ -244,7 +244,7 @@ def _make_local_shell(arguments: str) -> dict[str, Any]:
 
 
 def _call_id_from_id(value: Item, path: str) -> Item:
-    """In the reference the id of an output is that of the call; some clients send a ``call_id``."""
+    """Add a missing ``call_id``. In the reference, an output has the id of its call; some clients send a ``call_id``."""
     return value if "call_id" in value else {**value, "call_id": checks.required(value, "id", path, checks.string)}
 
 
@@ -299,7 +299,7 @@ def _make_shell(arguments: str) -> dict[str, Any]:
     commands = parsed.get("commands", parsed.get("command"))
     listed = _texts([commands] if isinstance(commands, str) else commands)
     if not listed:
-        listed = [f"false # malformed arguments: {as_text([arguments])[1:-1]}"]  # a comment on one line
+        listed = [f"false # malformed arguments: {as_text([arguments])[1:-1]}"]  # as JSON, they fit in a comment on one line
     return {"action": {"commands": listed, **_positive_integers(parsed, "timeout_ms", "max_output_length")}}
 
 
@@ -356,7 +356,7 @@ def _make_patch(arguments: str) -> dict[str, Any]:
     operation: dict[str, Any] = nested if isinstance(nested, dict) else parsed
     kind, path, diff = (operation.get(name) for name in ("type", "path", "diff"))
     if not isinstance(path, str) or not isinstance(kind, str) or kind not in _OPERATIONS:
-        return {"operation": {"type": "update_file", "path": "", "diff": arguments}}  # no such file exists
+        return {"operation": {"type": "update_file", "path": "", "diff": arguments}}  # not a file: the client reports it
     text = {} if kind == "delete_file" else {"diff": as_text(diff or "")}
     return {"operation": {"type": kind, "path": path, **text}}
 

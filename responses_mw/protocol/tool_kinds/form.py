@@ -1,7 +1,7 @@
-"""Describe one kind of tool: its definition, its items, and the function that it is to the chat model.
+"""The description of a kind of tool: its definition, its items, and the function that represents it to the chat model.
 
-Every tool is a function to the chat model. To the client, each kind has items and events of its own (OpenAI reference,
-"Streaming events"). A ``ToolKind`` holds all of that. To add a kind, write one and add it to ``registry.TOOL_KINDS``.
+The chat model sees every tool as a function. The client sees items and events that differ by kind (OpenAI reference,
+"Streaming events"). A ``ToolKind`` describes all of that. To add a kind, write one and list it in ``registry``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..types import Item, Part, Tool
 
 # Name of a function, a custom tool or a namespace. Names too long for the upstream are shortened in the chat request.
 NAME = r"[a-zA-Z0-9_-]{1,128}"
-MAX_NAME = 64  # length of a function's name in Chat Completions
-MAX_CALL_ID = 64  # length of a call_id
-MAX_NESTING = 128  # depth of arguments that are sent as an object: JSON encoders have a limit
+MAX_NAME = 64  # maximum length of a function's name in Chat Completions
+MAX_CALL_ID = 64  # maximum length of a call_id
+MAX_NESTING = 128  # maximum depth of arguments that are sent as an object: JSON encoders have a limit
 USUAL_STATUSES = frozenset({"in_progress", "completed", "incomplete"})
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
@@ -69,23 +69,23 @@ class ItemKind:
     type: str
     prefix: str  # prefix of the item's id
     check: checks.Check
-    # What the item is in a conversation: a call of the client's, its output, a call that the server executed, a call that
+    # What the item is in a conversation: a call for the client, its output, a call that the server executed, a call that
     # waits for approval, or nothing that the model sees by itself.
     role: Literal["call", "output", "served_call", "approval_request", "nothing"] = "nothing"
     arguments: Callable[[Item], str] | None = None  # the arguments of the call, as the model would write them
-    output: Callable[[Item], str | list[Part]] | None = None  # what the model reads of the call's result
+    output: Callable[[Item], str | list[Part]] | None = None  # the call's result as the model sees it
     function: str | None = None  # name of the function that such an item calls. None: the item has a name
     statuses: frozenset[str] = USUAL_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. ``types`` are the names that its definition may have as ``type``."""
+    """One kind of tool. ``types`` are the values that ``type`` may have in its definition."""
 
     types: tuple[str, ...]
     items: tuple[ItemKind, ...]
-    check: checks.Check = checks.as_it_is  # checks a definition; for tools that the server executes, responses_mw.tools does
-    # Makes the function for a definition within a namespace (or None). Unset for tools that the server executes.
+    check: checks.Check = checks.as_it_is  # checks a definition, except for server-side tools: responses_mw.tools does
+    # Makes the function for a definition and its namespace, if any. Unset for tools that the server executes.
     offer: Callable[[Tool, str | None], OfferedFunction] | None = None
     chosen_by: tuple[str, ...] = ()  # members that a tool_choice of this type must have
     narrowed_by: frozenset[str] = frozenset()  # members that it may have
@@ -164,7 +164,7 @@ def parse_shallow(arguments: str) -> dict[str, Any] | None:
 
 
 def as_text(value: Any) -> str:
-    """A string as it is, any other value as JSON."""
+    """Return a string unchanged, any other value as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 

@@ -1,7 +1,7 @@
-"""All kinds of tools, by the types of their definitions and of their items.
+"""All tool kinds, indexed by the types of their definitions and items.
 
-Those that the server executes (``mcp``, ``code_interpreter`` and ``web_search``) are described here. Their definitions are
-checked in ``responses_mw.tools``, as the allowed values depend on the settings.
+This module describes the tools that the server executes (``mcp``, ``code_interpreter``, ``web_search``).
+``responses_mw.tools`` checks their definitions, because the allowed values depend on the settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _mcp_output(item: Item) -> str:
 
 
 def _mcp_error(error: Any) -> str:
-    """The text of an error: a string, an object with a message, or the content of the tool's own answer."""
+    """The text of an error, which is a string or an object with a message or with the content of the tool's answer."""
     if not isinstance(error, dict):
         return as_text(error)
     content = error.get("message") or error.get("content") or ""
@@ -157,12 +157,12 @@ def arguments_of(item: Item) -> str:
 
 
 def output_of(item: Item) -> str | list[Part]:
-    """What the model reads of an output item, or of a call that holds its own output."""
+    """The output that the model sees for an output item, or for a call that holds its own output."""
     output = TOOL_ITEMS[item["type"]].output
     assert output is not None, "only outputs and executed calls have output"
     return output(item)
 
 
 def is_finished(item: Item) -> bool:
-    """Whether a call that the server executes was executed. One that was cut off, or whose run ended before, was not."""
+    """Whether a server-side call was executed. It was not if it was cut off, or if its run ended first."""
     return item.get("status", "completed") in ("completed", "failed")
