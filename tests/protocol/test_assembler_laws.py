@@ -22,6 +22,8 @@ from tests.protocol.runs import assembler, run, said
 from tests.support import spec
 from tests.support.replay import check, decoded
 
+INTERRUPTED = "The upstream closed the connection before its answer was complete."
+
 each_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner.name)
 
 
@@ -73,10 +75,10 @@ def test_a_stream_that_breaks_off_anywhere_fails_with_all_that_was_said_until_th
     events = assembling.start()
     for one in chunks[: data.draw(st.integers(0, len(chunks)))]:
         events += assembling.feed(one)
-    assembling.fail("server_error", "The upstream broke off its answer.")
+    assembling.fail("server_error", INTERRUPTED)
     response = check(events + assembling.terminal())
     assert response["status"] == "failed"
-    assert response["error"] == {"code": "server_error", "message": "The upstream broke off its answer."}
+    assert response["error"] == {"code": "server_error", "message": INTERRUPTED}
 
 
 @given(manner=st.sampled_from(MANNERS), data=st.data())

@@ -57,7 +57,7 @@ def test_any_answer_cut_anywhere_keeps_the_laws_and_says_everything_once(manner:
         return
     phase = assembling.phase
     if phase is Phase.FIXED:
-        assembling.fail("server_error", "The upstream broke off its answer.")
+        assembling.fail("server_error", "The upstream closed the connection before its answer was complete.")
         check(events + assembling.terminal())
         return
     events += assembling.break_off()
@@ -126,7 +126,7 @@ def test_a_second_answer_is_refused_once_it_differs() -> None:
     before = "".join(map(str, range(100)))
     seam = Seam(before, is_trimmed=False)
     assert seam.feed(before[: MAX_CHANCE + 1], None) is None
-    with pytest.raises(UpstreamError, match="began a new one"):
+    with pytest.raises(UpstreamError, match="started a new answer"):
         seam.feed("y", None)
 
 

@@ -1,20 +1,20 @@
 """Convert chat chunks to the events of one response.
 
-These rules are laws that the tests check:
+The tests check these laws:
 
 1. Replaying the events gives the document; both are made by the same calls.
 2. ``sequence_number`` starts at 0 and is contiguous (``events.Emitter``). ``output_index`` grows and items do not overlap:
    the open item is closed before another is added. Calls that an upstream interleaves wait for their turn, and text between
-   the fragments of a call waits for the end.
+   the fragments of a call waits for the end of the turn.
 3. An item is added before its parts and deltas, with its final id, and done after them, unless the run fails.
 4. One text chunk is one delta, never merged or split. White space alone makes no item: it waits for text, and is dropped if
    a call or other text follows.
 5. A run has turns (chat completions), each begun by ``feed`` and closed by ``end_turn``. ``conclude`` or ``fail`` completes
    the document and ``terminal`` returns the last event, so that the document can be stored in between.
-6. After ``end_turn``, the calls in ``asked`` are executed, in any order, and their results given to ``settle`` in order. The
-   item of a call stays open until then, and later items wait.
-7. After ``break_off``, another answer is fed to the same turn: what the client has seen stays. ``join`` says that this answer
-   continues the text of the message; all of it is text then, whatever the upstream takes it for.
+6. After ``end_turn``, the calls in ``asked`` are executed in any order, and their results are passed to ``settle`` in the
+   order of the calls. The item of a call stays open until then, and later items wait.
+7. After ``break_off``, another answer is fed to the same turn; what the client has seen stays. After ``join``, that answer
+   continues the text of the message, and all of it counts as text, even if the upstream sends it as reasoning.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Assembler(ItemBuilder):
         self._shown = 0  # number of calls that have been opened or left out
 
     def _show_thinking_as(self, kind: TextKind) -> None:
-        """Set the kind of what the upstream takes for reasoning."""
+        """Set the kind of text that the upstream's reasoning becomes."""
         self._thinking = kind
         # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
         self._direct = {"reasoning": kind, "reasoning_content": kind}
@@ -121,8 +121,9 @@ class Assembler(ItemBuilder):
 
     @property
     def ended(self) -> bool:
-        """Whether the turn ends cleanly if the stream stops now: after a finish reason, or usage at the end (where every chunk
-        has usage, it proves nothing).
+        """Whether the turn is complete if the stream ends now.
+
+        It is after a finish reason, or if the last chunk has usage. Usage proves nothing if every chunk has it.
         """
         by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
@@ -130,7 +131,7 @@ class Assembler(ItemBuilder):
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
         """Take chunks of the turn.
 
-        Raise ``UpstreamError`` for a malformed one; events of the ones before it are returned later.
+        Raise ``UpstreamError`` for a malformed chunk. The next call returns the events of the chunks before it.
         """
         if self._turn_is_over:
             self._begin_turn()
@@ -185,7 +186,7 @@ class Assembler(ItemBuilder):
             self.finish_reason = str(choice["finish_reason"])
 
     def _logprobs(self, choice: dict[str, Any], delta: dict[str, Any], reasoning: Any) -> Any:
-        """The log probabilities of the content. A whole answer, or a chunk with more than text, has those of all its tokens."""
+        """The log probabilities of the content. A whole answer, or a chunk with more than text, reports all tokens."""
         logprobs = choice.get("logprobs") if self._options.logprobs else None
         if logprobs and (reasoning or delta.get("tool_calls") or "message" in choice):
             return logprobs_of(delta["content"], logprobs, after=reasoning)
@@ -254,8 +255,8 @@ class Assembler(ItemBuilder):
             self._end_seam()
             self._text(kind, text, logprobs)
             return
-        if kind is not OUTPUT_TEXT and self._rules.forms:  # the upstream would show calls as text
-            raise UpstreamError("The upstream broke off its answer, and took the rest of it for reasoning.")
+        if kind is not OUTPUT_TEXT and self._rules.forms:  # its calls would appear as text
+            raise UpstreamError("The upstream continued its interrupted answer as reasoning.")
         passed = seam.feed(text, logprobs)
         if passed is not None:
             self._end_seam(passed)
@@ -282,7 +283,7 @@ class Assembler(ItemBuilder):
         return self.finish_reason in INCOMPLETE_REASONS
 
     def _decide(self) -> None:
-        """Decide on all calls of the turn. A call that was cut off is not executed: it may differ from what was intended."""
+        """Decide on all calls of the turn. A call that was cut off is not executed: the model may have intended more."""
         for call in self._tool_calls.calls:
             if not (call.name or call.find_name()):
                 if self._is_cut:
@@ -313,7 +314,7 @@ class Assembler(ItemBuilder):
             for kind, text, logprobs in late:
                 self._text(kind, text, logprobs)
         if self.finish_reason and len(self.response["output"]) == self.turn_begins_at:
-            self._open_part(OUTPUT_TEXT)  # an answer of no tokens
+            self._open_part(OUTPUT_TEXT)  # an empty answer
         self._close("incomplete" if self._is_cut else "completed")
 
     def _is_awaited(self) -> bool:

@@ -1,4 +1,4 @@
-"""The base class of what builds a response: its first and last events, and items that arrive whole.
+"""The base class for response builders: the first and last events, and items that arrive whole.
 
 `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
 """
@@ -37,7 +37,7 @@ class ResponseOptions:
     include: frozenset[str] = frozenset()
     used_call_ids: frozenset[str] = frozenset()
     seal: Callable[[str], str] | None = None
-    """Make the ``encrypted_content`` of a reasoning item from its text, if requested."""
+    """Makes the ``encrypted_content`` of a reasoning item from its text. None if it is not requested."""
 
 
 DEFAULTS = ResponseOptions()
@@ -48,7 +48,7 @@ QUEUED_EVENTS = 2
 
 
 class IdSource(Protocol):
-    """Source of ids (``responses_mw.ids.RunIds``), as the protocol draws no random numbers."""
+    """A source of ids (``responses_mw.ids.RunIds``). The protocol itself makes no random numbers."""
 
     def item(self, prefix: str) -> str: ...
 
@@ -56,17 +56,17 @@ class IdSource(Protocol):
 class ResponseBuilder(ABC):
     """A response being built. Methods return the events they cause, in order.
 
-    `feed` and `end_turn` build the output, turn by turn. The members about calls keep their defaults where the upstream runs
+    `feed` and `end_turn` build the output, turn by turn. The members about calls keep their defaults if the upstream runs
     the tools itself.
     """
 
     finish_reason: str | None = None
     asked: Sequence[ToolCall] = ()
-    """The calls of the last turn to run here."""
+    """The calls of the last turn that the server executes."""
     has_client_calls: bool = False
-    """Whether the last turn has calls for the client to run."""
+    """Whether the last turn has calls that the client executes."""
     sources: Sequence[Source] = ()
-    """What the answer may cite."""
+    """The sources that the answer may cite."""
     turn_begins_at: int = 0
     """Number of items before those of the turn."""
 
@@ -80,7 +80,7 @@ class ResponseBuilder(ABC):
     # -- beginning and end ----------------------------------------------------------------------------------------
 
     def discard_events(self) -> None:
-        """Make only the events that hold the document. Call this before the first event."""
+        """Emit only the events that hold the document. Call this before the first event."""
         self._emitter = NullEmitter()
 
     def start(self, *, queued: bool = False) -> list[Event]:
@@ -101,14 +101,14 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def take_over(self, takeover: Takeover, number: int) -> list[Event]:
-        """Continue the output that another worker left; the next event has this ``number``.
+        """Continue the output of another worker. The next event has this ``number``.
 
-        Text stays open; an open item of another kind is closed as ``incomplete``.
+        Text stays open; any other open item is closed as ``incomplete``.
         """
         raise NotImplementedError
 
     def terminal(self) -> list[Event]:
-        """Emit the event that ends the stream. Repeated after a change of the document, it keeps its number."""
+        """Emit the event that ends the stream. Called again after the document has changed, it uses the same number."""
         number = self._emitter.next_number
         self._lifecycle(terminal_type(self.response))
         self._emitter.next_number = number
@@ -124,7 +124,7 @@ class ResponseBuilder(ABC):
         self.response["completed_at"] = completed_at
 
     def fail(self, code: str, message: str) -> None:
-        """Mark the document as failed, also one that was concluded before."""
+        """Mark the document as failed, even if it was concluded before."""
         self.response["status"] = "failed"
         self.response["completed_at"] = self.response["incomplete_details"] = None
         self.response["error"] = {"code": code, "message": message}
@@ -134,7 +134,7 @@ class ResponseBuilder(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether what was fed so far is a complete turn, even if the upstream's stream breaks off here."""
+        """Whether the turn fed so far is complete, even if the upstream's stream ends here."""
 
     @abstractmethod
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
@@ -142,7 +142,7 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def end_turn(self) -> list[Event]:
-        """Finish the turn, up to the first call to run here."""
+        """Finish the turn, up to the first call that the server executes."""
 
     @property
     def phase(self) -> Phase:
@@ -150,14 +150,14 @@ class ResponseBuilder(ABC):
         return Phase.FIXED
 
     def break_off(self) -> list[Event]:
-        """Prepare for another answer to the turn. Text stays open; whatever else is open is closed as ``incomplete``."""
+        """Prepare for another answer to the turn. Text stays open; any other open item is closed as ``incomplete``."""
         raise NotImplementedError
 
     def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
         """Expect an answer that continues `text`, the message so far.
 
-        `is_trimmed`: the upstream does not see the white space at its end. `usage` is that of the answers before the break, as
-        in a chat completion; None if it is not known.
+        If `is_trimmed`, the upstream does not see the white space at its end. `usage` is the chat usage of the answer so far;
+        None if it is not known.
         """
         raise NotImplementedError
 
@@ -177,7 +177,7 @@ class ResponseBuilder(ABC):
 
     @property
     def awaited(self) -> Item:
-        """The item of the call that `settle` takes the result of next."""
+        """The item of the call whose result `settle` takes next."""
         raise NotImplementedError
 
     def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
@@ -199,7 +199,7 @@ class ResponseBuilder(ABC):
         return self._emitter.drain()
 
     def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
-        """Add a complete item. ``usage`` is the cost of making it."""
+        """Add a complete item. ``usage`` counts the tokens used to make it."""
         item, output_index = self._add_item(item, prefix)
         self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
         if usage:

@@ -17,7 +17,7 @@ _SPECIAL = re.compile(r'["\\]')
 _ESCAPE = re.compile(
     r"\\(?:u(?P<hex>[0-9a-fA-F]{4})(?:(?<=[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2}))?|(?P<one>.))", re.DOTALL
 )
-# An escape, or a pair of them, whose end has not come yet.
+# An escape, or a pair of them, whose end has not arrived yet.
 _CUT = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?\Z")
 _MEANT = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _WHITE = " \t\r\n"
@@ -37,7 +37,7 @@ class StringMember:
     def __init__(self, name: str) -> None:
         self._name = name
         self._expected = f'{{"{name}":"'
-        self._place = 0  # number of characters of it that have come
+        self._place = 0  # number of its characters that have arrived
         self._inside = False
         self._over = False
         self._held = ""
@@ -53,9 +53,9 @@ class StringMember:
         return self._decoded(self._held + piece) if self._held or _SPECIAL.search(piece) else piece
 
     def rest(self, whole: str) -> str:
-        """Return the rest of the text after the last piece. If the member is not the first, that is all of it.
+        """Return the rest of the text after the last piece: the whole text if the member is not the first.
 
-        If ``whole`` has no such member, it is ``whole`` itself, so that nothing the model wrote is lost.
+        If ``whole`` has no such member, return ``whole`` itself, so that nothing the model wrote is lost.
         """
         if self._inside:
             return self._held
@@ -111,7 +111,7 @@ def _meant(escape: re.Match[str]) -> str:
 
 
 def new_item(form: CallForm, call: ToolCall, call_id: str | None) -> Item:
-    """The item of a call as it is added. Without a growing text, it is complete."""
+    """The item of a call as it is added. If it has no text that grows, it is complete."""
     item: Item = {"type": form.item, "status": "in_progress"}
     if call_id is not None:
         item["call_id"] = call_id
@@ -190,14 +190,14 @@ class CallRules:
 
     def __init__(self, options: ResponseOptions) -> None:
         self.forms: Mapping[str, CallForm] = {}
-        """Forms of the offered functions by name. A call of any other name is a function call."""
+        """Forms of the offered functions by name. A call with any other name is a function call."""
         self._allowed = options.allowed
         self.has_left_out = False
         """Whether calls of the turn were left out because of ``max_tool_calls``."""
         self._options = options
         self._call_ids = set(options.used_call_ids)
         self.served = 0
-        """Number of calls that run here."""
+        """Number of calls that the server executes."""
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
         """Set the functions that the model may call. ``choice`` is the request's ``tool_choice``."""
@@ -213,7 +213,7 @@ class CallRules:
         return self.served == self._options.max_calls
 
     def decide(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
-        """The form of a call of the ``turn``, or None to leave it out. Decided once, when the name is known."""
+        """Return the form of a call of the ``turn``, or None to leave it out. Its name must be known. The decision is final."""
         if not call.is_decided:
             call.is_decided = True
             call.form = self._form(call, turn)
@@ -234,13 +234,14 @@ class CallRules:
         return form
 
     def withdraw(self, calls: Sequence[ToolCall]) -> None:
-        """Take back the decision on calls that broke off: they are not executed."""
+        """Withdraw interrupted calls, which are not executed, from the counts."""
         self.served -= sum(bool(call.form and call.form.served) for call in calls)
         self.has_left_out = False
 
     def call_id(self, given: str | None, mint: Callable[[], str]) -> str:
-        """Use the upstream's id, unless it is missing, already used in the chain (TGI calls every call "0"), or too long to be
-        sent back.
+        """Return the upstream's id for a call, or a new one if it is unusable.
+
+        It is unusable if it is missing, too long to be sent back, or already used in the history (TGI gives every call "0").
         """
         usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
         call_id = given if given and usable else mint()

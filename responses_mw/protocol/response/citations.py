@@ -1,6 +1,6 @@
 """Number the sources of a web search for the model, and find citations of them in its answer.
 
-A source keeps its number for a whole chain. The model sees ``[3] <title> <url> <snippet>`` and may cite by number or URL. At
+A source keeps its number throughout a history. The model sees ``[3] <title> <url> <snippet>`` and may cite by number or URL. At
 each position of the text, the first of these rules applies:
 
 1. Code is not a citation: text within backticks or a fence is skipped (``items[1]``).
@@ -95,14 +95,14 @@ def _key(url: str) -> str:
     """Normalize a URL for comparison."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # text of a model may be an invalid URL
+    except ValueError:  # a model may write an invalid URL
         return url
     path = parts.path.rstrip("/")
     return f"{parts.netloc.lower().removeprefix('www.')}{path}?{parts.query}"
 
 
 def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """The sources found by the ``web_search_call`` items of a chain, by number, each address once."""
+    """The sources that the ``web_search_call`` items of a history found, in the order of their numbers, each number once."""
     calls = (item for item in items if item.get("type") == "web_search_call")
     found = {result["number"]: result for item in calls for result in _well_formed(item.get("results"))}
     return [
@@ -113,7 +113,7 @@ def sources_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 
 def listing(results: Any) -> str:
-    """The text of a search that the model reads, given the ``results`` of its ``web_search_call`` item."""
+    """The text that the model reads for the ``results`` of a ``web_search_call`` item."""
     entries = [
         "\n".join([f"[{result['number']}] {result['title']}".rstrip(), *filter(None, (result["url"], result["snippet"]))])
         for result in _well_formed(results)
@@ -131,7 +131,7 @@ def _well_formed(results: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a valid source number. Later sources get larger ones, and JSON integers are limited."""
+    """Whether ``value`` is a valid source number. Later sources get larger numbers, and JSON integers are limited."""
     return type(value) is int and 0 < value <= _MAX_NUMBER
 
 

@@ -6,8 +6,8 @@
 2. User messages at the end of the compacted items have no answer yet. They are not summarized but stored in the envelope,
    and follow the summary unchanged.
 3. A compaction is made when the last item is a ``compaction_trigger`` (the compaction is then the only output), or when the
-   request exceeds the number of tokens in ``context_management``: before a turn, also within a response, after the results
-   of tools that the server executes.
+   request exceeds the number of tokens in ``context_management``. Then it is made before a turn, which may be any turn of a
+   response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..request.items import user_message
 from ..types import Document, Item
 
 Open = Callable[[str], bytes | None]
-"""Open an envelope; None if it is not one of ours."""
+"""Opens an envelope. Returns None if it was not sealed with our keys."""
 
 TRIGGER = "compaction_trigger"
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
@@ -59,7 +59,7 @@ class Compacted:
     usage: dict[str, Any] | None
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------------
+# -- requests for a compaction ---------------------------------------------------------------------------------------------
 
 
 def is_asked(items: Sequence[Item]) -> bool:
@@ -68,13 +68,16 @@ def is_asked(items: Sequence[Item]) -> bool:
 
 
 def threshold_of(request: CreateResponse, default: int) -> int | None:
-    """The number of tokens above which the history of ``request`` is compacted, by default ``default``. None: never."""
+    """The number of tokens above which the history of ``request`` is compacted. None: never.
+
+    ``default`` applies if the request does not set a threshold for the compaction that it asks for.
+    """
     wanted = [entry.get("compact_threshold", default) for entry in request.context_management]
     return min(wanted, default=None)
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of ``POST /v1/responses/compact`` to that of a create with ``store: false``. Raise ``BadRequest``."""
+    """Convert the body of ``POST /v1/responses/compact`` to one that creates a response. Raise ``BadRequest``."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None}
@@ -82,7 +85,7 @@ def create_body(body: Any) -> dict[str, Any]:
         checks.missing("model")
     image = checks.mapping(given.pop("image", {}), "image")
     if image.get("context_compression", "auto") == "enabled":
-        checks.unsupported("image.context_compression", "images are shown to the model as they are.")
+        checks.unsupported("image.context_compression", "images are shown to the model unchanged.")
     for name in sorted(given.keys() - COMPACT_MEMBERS):
         checks.unknown(name)
     return {**given, "store": False}
@@ -94,7 +97,7 @@ def create_body(body: Any) -> dict[str, Any]:
 def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Split ``items``, everything that the model would see, into those to summarize and the user messages that follow.
 
-    If there is nothing else, summarize these messages. Raise ``BadRequest`` if there are no items at all.
+    If there is nothing else to summarize, summarize these messages too. Raise ``BadRequest`` if there is nothing at all.
     """
     seen = [item for item in items if item["type"] != TRIGGER]
     end = len(seen)
@@ -118,9 +121,9 @@ def _can_summarize(items: Sequence[Item]) -> bool:
 
 
 def summary_request(request: CreateResponse, max_tokens: int) -> CreateResponse:
-    """Make the request for a summary of the history of ``request``: to the same model, without options that shape the answer.
+    """Make the request for a summary of the history of ``request``: the same model, without options that shape the answer.
 
-    ``max_tokens`` limits its length; 0 leaves that to the model.
+    ``max_tokens`` limits the length of the summary; 0 sets no limit.
     """
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
@@ -139,7 +142,7 @@ def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
 def document(run: Document, user_messages: Sequence[Item]) -> Document:
     """Return the ``response.compaction`` for a response whose output is the compaction.
 
-    Its output is the whole next window: all user messages, then the compaction.
+    Its output is the whole input of the next request: all user messages, then the compaction.
     """
     return {
         "id": run["id"],
@@ -157,7 +160,7 @@ def open_last(items: Sequence[Item], open_: Open, *, offset: int = 0, keeps_fore
     """Open the last compaction and drop the items that it replaces.
 
     Raise ``BadRequest`` for an envelope that cannot be opened; paths count from ``offset``, where the request's own input
-    begins. With ``keeps_foreign`` the items are then returned unchanged, as the upstream may be able to open it.
+    begins. With ``keeps_foreign``, return the items unchanged instead, because the upstream may be able to open it.
     """
     positions = [position for position, item in enumerate(items) if item["type"] == "compaction"]
     if not positions:

@@ -21,13 +21,13 @@ _DEFAULTS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""What is echoed for parameters that are not set."""
+"""The values that the document shows for parameters that are not set."""
 
 
 def create(request: CreateResponse, *, response_id: str, model: str, created_at: int) -> Document:
     """Create the document of a new run, with every member that the Open Responses specification requires.
 
-    ``model`` is the request's, or the upstream's only one. ``created_at`` is in seconds since the epoch.
+    ``model`` is the request's model, or the upstream's only one. ``created_at`` is in seconds since the epoch.
     """
     return {
         "id": response_id,
@@ -51,14 +51,14 @@ def create(request: CreateResponse, *, response_id: str, model: str, created_at:
 
 
 def _echo(tool: Tool) -> Tool:
-    """A tool as shown in the document, where these members of a function are always present."""
+    """Return a tool as the document shows it. A function always has a description, parameters and ``strict``."""
     if tool["type"] != "function":
         return tool
     return {**tool, **{name: tool.get(name) for name in ("description", "parameters", "strict")}}
 
 
 def _echo_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The text format as shown in the document, where these members of a schema are always present."""
+    """Return the text format as the document shows it. A JSON Schema always has a description and ``strict``."""
     return {"description": None, "strict": False, **wanted} if wanted["type"] == "json_schema" else wanted
 
 
@@ -102,7 +102,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _count(holder: Any, *names: str) -> int:
-    """The first of ``names`` that ``holder`` has as a number, otherwise 0. Servers leave out what they do not know."""
+    """Return the first valid count that ``holder`` has under ``names``, otherwise 0. Servers omit what they do not know."""
     if isinstance(holder, dict):
         for name in names:
             value = holder.get(name)
@@ -131,7 +131,7 @@ def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of_responses(given: Any) -> dict[str, Any] | None:
-    """Return the usage of an upstream's response with all details that the SDKs require; None if it does not count."""
+    """Return the usage of an upstream's response with all details that the SDKs require; None if it has no counts."""
     if not isinstance(given, dict) or not all(_is_count(given.get(name)) for name in ("input_tokens", "output_tokens")):
         return None
     return {
@@ -158,7 +158,7 @@ def with_tool_tokens(usage: dict[str, Any], before: dict[str, Any]) -> dict[str,
 
 
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Add up the usage of the turns of a run, member by member. Of members that are not counts, the last wins."""
+    """Add up the usage of the turns of a run, member by member. For members that are not counts, the last value wins."""
     if total is None:
         return usage
     merged = {**total, **usage}
@@ -172,22 +172,22 @@ def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, 
 
 
 class UsageSum:
-    """The usage of a run: the sum of its turns, None without any. A turn that broke off and was continued is charged once."""
+    """The usage of a run: the sum of its turns. A turn that was interrupted and continued counts once."""
 
     def __init__(self) -> None:
         self.reported: dict[str, Any] | None = None
-        """What the upstream reported last for the turn. It is cumulative if it is repeated."""
+        """The last usage that the upstream reported for the turn. Repeated reports are cumulative."""
         self._turn_before: dict[str, Any] | None = None
         self._part: dict[str, Any] | None = None
         self._is_known = True
 
     def continues(self, part: dict[str, Any] | None) -> None:
-        """Set the chat ``usage`` of the answer that the next one continues; None if it is not known."""
+        """Set the chat usage of the answer that the next one continues; None if it is not known."""
         self._part = usage_of_chat(part) if part else None
         self._is_known &= part is not None
 
     def with_turn(self, total: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Add the turn to the ``total`` of those before it."""
+        """Add the turn to the ``total`` of the turns before it. Return None if the usage of a part is not known."""
         if not self.reported or not self._is_known:
             return total if self._is_known else None
         usage = usage_of_chat(self.reported)
@@ -199,12 +199,12 @@ class UsageSum:
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of an answer in two parts. The prompt of the second, with ``usage``, contained the first."""
+    """Return the usage of an answer in two parts. ``usage`` is the second part's, whose prompt contained the first part."""
     prompt, answer = part["input_tokens"], part["output_tokens"] + usage["output_tokens"]
     return {
         "input_tokens": prompt,
         "input_tokens_details": {name: min(count, prompt) for name, count in usage["input_tokens_details"].items()},
         "output_tokens": answer,
-        "output_tokens_details": part["output_tokens_details"],  # what continues a text is no reasoning
+        "output_tokens_details": part["output_tokens_details"],  # the continuation of a text has no reasoning
         "total_tokens": prompt + answer,
     }

@@ -1,7 +1,7 @@
 """Events, and the one place that numbers them.
 
-An event is a type and its data. It says nothing about how it travels: server-sent events are encoded by `protocol.sse`,
-WebSocket messages by `asgi.websocket`.
+An event is a type and its data. It does not depend on the transport: `protocol.sse` encodes server-sent events,
+`asgi.websocket` WebSocket messages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def terminal_type(document: Document) -> str:
     return event if event in TERMINAL else "response.failed"
 
 
-@dataclass(slots=True)  # made in half the time of a named tuple, for each token
+@dataclass(slots=True)  # created for each token, in half the time of a named tuple
 class Event:
-    """One event of a response's stream. Neither it nor its data must be changed once it exists."""
+    """One event of a response's stream. Neither it nor its data may be changed once it exists."""
 
     type: str
     data: dict[str, Any]
@@ -32,7 +32,7 @@ class Event:
 
 
 class DeltaTemplate:
-    """The members of a delta event, of which all but the text and the number are the same for every delta of one part."""
+    """The members of a part's delta events, which differ only in the text and the number."""
 
     __slots__ = ("members", "type")
 
@@ -43,7 +43,7 @@ class DeltaTemplate:
 
 
 class Emitter:
-    """Collect the events of a response in order and number them: from 0, contiguous."""
+    """Collects the events of a response in order and numbers them without gaps."""
 
     __slots__ = ("_events", "next_number")
 
@@ -52,7 +52,7 @@ class Emitter:
         self._events: list[Event] = []
 
     def emit(self, /, *event_types: str, **members: Any) -> None:
-        """Add an event of each type. The members are copied, as the run goes on changing the document and its items."""
+        """Add an event of each type. Mutable members are copied, because the run keeps changing the document and its items."""
         for name, value in members.items():
             if isinstance(value, (dict, list)):
                 members[name] = _copy(value)
@@ -61,7 +61,7 @@ class Emitter:
             self.next_number += 1
 
     def delta(self, template: DeltaTemplate, text: str) -> None:
-        """Add a delta event. This is the work done for each token."""
+        """Add a delta event. This runs for every token."""
         data = template.members.copy()
         data["delta"] = text
         data["sequence_number"] = number = self.next_number
@@ -75,7 +75,7 @@ class Emitter:
 
 
 class NullEmitter(Emitter):
-    """Emit only the events that hold the document, without numbers or copies."""
+    """Emits only the events that hold the document, without numbers or copies."""
 
     __slots__ = ()
 

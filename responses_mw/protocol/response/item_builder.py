@@ -1,4 +1,4 @@
-"""The open item of a response: the one that text or a call is being written to. There is at most one."""
+"""The open item of a response, to which text or a call is being written. There is at most one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ItemBuilder(ResponseBuilder):
         return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
 
     def _reopen(self, item: Item, reasoning: TextKind) -> None:
-        """Continue the text of the last item, which another worker began, or close it as incomplete if it is a call.
+        """Reopen the last item, which another worker began, to continue its text. Close a call as incomplete instead.
 
         ``reasoning`` is the kind of the text of a reasoning item.
         """

@@ -1,16 +1,17 @@
-"""Builds a response from the events of an upstream that has a Responses API of its own.
+"""Build a response from the events of an upstream that has its own Responses API.
 
-1. This side sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the members
-   of the document in `OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
+1. This module sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the
+   members of the document in `OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
 2. An item keeps the id and the index that it was added with, although some servers (vLLM) change an item's id between `added`,
-   `done` and the document. Ids that refer to it, such as `approval_request_id`, follow.
-3. The output of the document is what was streamed. An item that only the last event (or a whole, not streamed answer) has is
-   added and done before it. An item without a `done` gets one, unless the run fails.
+   `done` and the document. Ids that refer to it, such as `approval_request_id`, are replaced too.
+3. The output of the document is what was streamed. For an item that only the last event (or an answer that is not streamed)
+   has, `added` and `done` are emitted first. An item without a `done` gets one, unless the run fails.
 4. What a server leaves out is filled in from the item: `output_index`, the indices of parts, `logprobs`, and the events that
-   begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here
-   each ends before the next begins, and what comes for it afterwards is dropped.
-5. The events of reasoning have the names that this server uses: OpenAI's, or those of the Open Responses specification.
-   Readable reasoning is a summary if the request asks for one (`reasoning`), and is encrypted here if the upstream does not.
+   begin and end a part or a text. A server without indices (llama.cpp) ends its items only at the end of the answer: here,
+   each item ends before the next begins, and later events for it are dropped.
+5. Reasoning events have OpenAI's names, or the names of the Open Responses specification if the settings select them. Readable
+   reasoning becomes the summary if the request asks for one (`reasoning`). If the request asks for encrypted reasoning and the
+   upstream does not encrypt it, it is encrypted here.
 6. Only an event with a finished response ends the stream, not `[DONE]` or the end of the connection.
 """
 
@@ -52,7 +53,7 @@ OURS = frozenset(
         "store",
     }
 )
-"""Members of the document that are never the upstream's."""
+"""Members of the document that are never taken from the upstream."""
 
 _ITS_END = frozenset({"error", "incomplete_details", "status", "tools", "usage"})
 _ENDS = frozenset({"completed", "incomplete", "failed"})
@@ -70,7 +71,7 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 
 
 class ResponsesPassthrough(ResponseBuilder):
-    """Builds a response from the events of the upstream's own. A run is one turn of it."""
+    """Builds a response from the events of the upstream's response. The run has a single turn."""
 
     def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions = DEFAULTS) -> None:
         """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
@@ -81,9 +82,9 @@ class ResponsesPassthrough(ResponseBuilder):
         self._places: dict[int, int] = {}
         self._known: dict[str, str] = {}
         self._place_of: dict[str, int] = {}
-        """Places of items by the upstream's ids of them and of their calls, for events without an index."""
+        """Places of items by the upstream's item ids and call ids, for events without an index."""
         self._unfinished: defaultdict[int, dict[tuple[str, int], None]] = defaultdict(dict)
-        """By place, the stems of the events that are to end its parts and texts, each with the index of the part."""
+        """For each place, the stems of the events still needed to end its parts and texts, with the index of the part."""
         self._ended_early: set[int] = set()
         self._first = 0
         """Index of the upstream's first item; items added here precede it."""
@@ -95,7 +96,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return self._ending is not None
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
-        """Process events. Raises `UpstreamError` for a malformed one; the next call returns what those before it caused."""
+        """Process events. Raises `UpstreamError` for a malformed event. The next call returns the events of those before it."""
         for event in chunks:
             assert isinstance(event, dict)
             if self._ending is None:
@@ -108,15 +109,15 @@ class ResponsesPassthrough(ResponseBuilder):
         return events
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
-        """The upstream offers the functions of the request."""
+        """Do nothing: the upstream itself offers the functions of the request."""
 
     def end_turn(self) -> list[Event]:
         if self._ending is None:
-            raise UpstreamBrokeOff("The upstream broke off its answer.")
+            raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
         return self._emitter.drain()
 
     def conclude(self, completed_at: int) -> None:
-        """Complete the document as the upstream's last event says."""
+        """Complete the document from the upstream's last event."""
         ending = self._ending
         if ending is None:  # the upstream was not asked
             super().conclude(completed_at)
@@ -151,7 +152,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._STEPS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
 
     def _pass(self, event: dict[str, Any]) -> None:
-        """Forward an event with its ids and its index replaced, and what it lacks filled in."""
+        """Forward an event. Replace its ids and its index, and fill in what it lacks."""
         stem, _, step = event["type"].rpartition(".")
         place = self._place(event, stem)
         if place in self._ended_early:
@@ -167,7 +168,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emit(event)
 
     def _fill_in(self, event: dict[str, Any], place: int, stem: str, step: str) -> None:
-        """Add the index of the part and ``logprobs`` to an event of an item, begin its part, and note what is to end it."""
+        """Add the index of the part and ``logprobs`` to an event of an item. Begin the part, and note the events to end it."""
         target = TARGETS[stem]
         holder, index = target.holder, event.get(target.position) if target.position else 0
         is_whole = type(index) is int and ("logprobs" in event or stem != "response.output_text")
@@ -182,7 +183,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._unfinished[place][stem, 0] = None
         if step == "done":
             stem = _OPENAI_NAMES.get(event["type"], event["type"]).removesuffix(".done")
-            if stem in PARTS.values():  # first the text of the part
+            if stem in PARTS.values():  # the text of the part ends first
                 self._end_parts(place, [key for key in self._unfinished[place] if key[1] == index and key[0] != stem])
             self._unfinished[place].pop((stem, index), None)
 
@@ -201,13 +202,13 @@ class ResponsesPassthrough(ResponseBuilder):
         return index
 
     def _begin_part(self, place: int, holder: str, index: int, part: Part) -> None:
-        """Announce a part whose text the upstream sends unannounced: vLLM and llama.cpp for reasoning."""
+        """Emit the `added` event of a part that the upstream does not announce (vLLM and llama.cpp for reasoning)."""
         where = {"item_id": self._output.items[place]["id"], "output_index": place, f"{holder}_index": index}
         self._note_part(place, holder, index, part)
         self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": part})
 
     def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
-        """Note the events that are to end a part. Give a text its lists, which the SDKs require."""
+        """Note the events that must end a part. Add the lists that the SDKs require in an output text."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
@@ -216,7 +217,7 @@ class ResponsesPassthrough(ResponseBuilder):
             self._unfinished[place][stem, index] = None
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
-        """Send the events in `left`, which end parts and texts and which the upstream left out."""
+        """Emit the `done` events in `left`, which the upstream left out, for parts and texts."""
         for stem, index in list(left):
             item = self._output.put(place)
             holder = TARGETS[stem].holder
@@ -225,7 +226,7 @@ class ResponsesPassthrough(ResponseBuilder):
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
-        """Note the upstream's id of the response. The event itself was sent before."""
+        """Note the upstream's id of the response. The event itself has been emitted before."""
         response = event.get("response")
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self._known[response["id"]] = self.response["id"]
@@ -293,7 +294,7 @@ class ResponsesPassthrough(ResponseBuilder):
     # -- items ------------------------------------------------------------------------------------------------------
 
     def _named(self, item: Item, index: Any) -> Item:
-        """Give the next item its id. `index` is the upstream's index of it."""
+        """Give the next item its id. `index` is its index in the upstream's output."""
         theirs = item.get("id")
         given = _PREFIX.fullmatch(theirs) if isinstance(theirs, str) else None
         ours = self._ids.item(ID_PREFIXES.get(item["type"]) or (given[1] if given else "item"))
@@ -339,7 +340,7 @@ class ResponsesPassthrough(ResponseBuilder):
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
     def _place(self, event: dict[str, Any], stem: str, item: Item | None = None) -> int | None:
-        """The place of the item that an event is for: by its index, by an id, or the last open one that fits."""
+        """Find the place of the item that an event is for: by index, by id, or the last open item of the right type."""
         index = event.get("output_index")
         if isinstance(index, int):
             return self._places.get(index)
@@ -353,7 +354,7 @@ class ResponsesPassthrough(ResponseBuilder):
         return max(fitting, default=None)
 
     def _renamed(self, value: Any) -> Any:
-        """Replace the upstream's ids in `value` by those given here."""
+        """Replace the upstream's ids in `value` with ours."""
         if isinstance(value, dict):
             known = self._known
             return {

@@ -59,7 +59,7 @@ def text_of(item: Item) -> str:
 
 
 def without_hidden_logprobs(output: list[Item]) -> list[Item]:
-    """Return a whole answer's items with the log probabilities of the text only. vLLM also reports those of the reasoning."""
+    """Return the items of a whole answer with the log probabilities of the text only. vLLM also reports the reasoning's."""
     thoughts = "\n".join(filter(None, (text_of(item) for item in output if item["type"] == "reasoning")))
     return [_visible(item, thoughts) if item["type"] == "message" else item for item in output]
 

@@ -1,10 +1,10 @@
-"""From events to items (the output of a stream, wherever it stopped), and from items to events.
+"""Convert the events of a stream, which may have stopped anywhere, to items, and items to events.
 
-The type of an event says what it adds to (OpenAI reference, "Streaming events"). Events that are not known here add nothing;
-the item's ``done`` replaces it as a whole.
+The type of an event says what it adds to (OpenAI reference, "Streaming events"). Unknown events add nothing: the item's
+``done`` event replaces the whole item.
 
-`fold` makes the document of a run that lost its worker or was cancelled from the log of its events. `events_of` makes a
-stream of a response that has finished.
+`fold` makes the document of a run that lost its worker or was cancelled, from the log of its events. `events_of` makes the
+stream of a finished response.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def ending(item: Item, stem: str, index: int = 0) -> dict[str, Any]:
 
 
 class OutputReplay:
-    """Takes events one by one; ``items`` grows. A delta costs an entry in a list: the texts are joined at the end."""
+    """Builds ``items`` from events. Deltas are collected in lists, which are joined only when a text is needed."""
 
     __slots__ = ("_pieces", "items", "open")
 
     def __init__(self, items: list[Item]) -> None:
-        """``items`` are those before the first event, all done."""
+        """``items`` precede the first event and are all done."""
         self.items = items
         self.open: set[int] = set()
         """The places of the items that are not done."""
         self._pieces: dict[tuple[int, str, str], list[Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take any event of a response. Raise ``UpstreamError`` for a part that is no object."""
+        """Take any event of a response. Raise ``UpstreamError`` for a part that is not an object."""
         kind, place = event["type"], event.get("output_index")
         if kind == ADDED:
             self.open.add(len(self.items))
@@ -107,7 +107,7 @@ class OutputReplay:
             item[target.holder] = [*(item.get(target.holder) or ()), dict(part)]
 
     def put(self, place: int) -> Item:
-        """The item at ``place`` with all the text that came for it."""
+        """Add the text that has arrived to the item at ``place``, and return the item."""
         item = self.items[place]
         for key in [key for key in self._pieces if key[0] == place]:
             events, target = self._pieces.pop(key), TARGETS[key[1]]
@@ -122,7 +122,7 @@ class OutputReplay:
         return item
 
     def cut(self) -> None:
-        """End items that are not done where the stream stopped: ``incomplete``, with the text so far."""
+        """Mark items that are not done as ``incomplete``, with the text so far."""
         for place in sorted(self.open):
             self.put(place)["status"] = "incomplete"
         self.open.clear()
@@ -135,7 +135,7 @@ def _append(holder: dict[str, Any], member: str, events: list[Any]) -> None:
 
 
 def _part(item: Item, kind: TextKind, index: Any) -> Part:
-    """The part that deltas write to. Some servers (vLLM) do not announce the parts of a reasoning item."""
+    """Return the part that deltas add to. Add it if it was not announced, as in reasoning items of vLLM."""
     parts: list[Part] = item.get(kind.parts) or []
     item[kind.parts] = parts
     if isinstance(index, int) and 0 <= index < len(parts):
@@ -181,7 +181,7 @@ _UNFINISHED: dict[str, Any] = {
 def events_of(document: Document, include: frozenset[str] = frozenset(), *, open_reasoning: bool = False) -> list[Event]:
     """Return the events of a finished response, from ``response.created`` to its terminal event.
 
-    ``open_reasoning``: reasoning events have the names of the Open Responses specification.
+    With ``open_reasoning``, reasoning events have the names of the Open Responses specification.
     """
     emitter = Emitter()
     begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}

@@ -1,12 +1,12 @@
 """vLLM's ``input_messages`` and ``output_messages``: what the model received and wrote.
 
-Callers request them by ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss they are Harmony
-messages, as ``openai_harmony.Message.from_dict`` reads them. The author is in them twice: at the top, where that function
-expects it, and under ``author``, as vLLM serializes it. For other models they are ``raw_message_tokens``: the prompt and the
+Clients request them with ``enable_response_messages`` (vLLM's Responses API, "Extra parameters"). For gpt-oss, they are Harmony
+messages, as ``openai_harmony.Message.from_dict`` reads them. They have the author twice: at the top, where that function
+expects it, and under ``author``, as vLLM serializes it. For other models, they are ``raw_message_tokens``: the prompt and the
 answer as texts and token ids.
 
 What a Chat Completions server does not report stays empty. Only vLLM reports token ids (``RAW_PARAMETERS``), and the text of
-an answer is as the server decoded it. Where text and tokens differ, the tokens are right, as in vLLM.
+an answer is as the server decoded it. If text and tokens differ, the tokens are right, as in vLLM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _START = 200006
 _EFFORTS = {"low": "Low", "medium": "Medium", "high": "High"}
 _BROWSER, _PYTHON = "browser.search", "python"
 _BUILT_IN_LABEL = "code_interpreter"
-"""An MCP server with this label is the built-in tool (vLLM)."""
+"""vLLM treats an MCP server with this label as the built-in tool."""
 
 
 def is_harmony(model: str, turns: Sequence[RawTurn] = ()) -> bool:
@@ -57,7 +57,7 @@ class ResponseMessages:
         self._turns.append(RawTurn(chat["messages"]))
 
     def take(self, chunks: Iterable[Chunk | Text]) -> None:
-        """Take one read of the turn's answer."""
+        """Take the chunks from one read of the turn's answer."""
         for chunk in chunks:
             if isinstance(chunk, dict):
                 self._turns[-1].take(chunk)
@@ -67,7 +67,7 @@ class ResponseMessages:
     def members(
         self, model: str, output: Sequence[Item], results: Mapping[str, str | list[Part]]
     ) -> dict[str, list[dict[str, Any]]]:
-        """The two members of the document, for a run of ``model`` with this ``output``."""
+        """Return both members of the document. ``results`` is what the model saw of the calls in ``output``, by item id."""
         if self._chat is not None and is_harmony(model, self._turns):
             messages = harmony_input(self._chat, self._offered), harmony_output(output, results)
         else:
@@ -206,7 +206,7 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
 
 
 def _flat(content: Any) -> str:
-    """The text of a chat content. Harmony has no images."""
+    """The text of a chat message's content. Images are left out: Harmony has none."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
@@ -256,7 +256,7 @@ def _flat_parts(parts: Iterable[Part]) -> str:
 
 
 def recipient(form: CallForm) -> str:
-    """The recipient of a call of that form."""
+    """The Harmony recipient of a call with this form."""
     return _recipient(form.item, form.members)
 
 
@@ -280,7 +280,7 @@ def _message(role: str, content: str | list[dict[str, Any]], *, name: str | None
 
 def _call(to: str, arguments: str, call_id: str) -> dict[str, Any]:
     """A message with a call. ``call_id`` is not part of Harmony: it links a later result to its call."""
-    if to == _PYTHON:  # it receives the code as it is
+    if to == _PYTHON:  # it receives the plain code
         parsed = parse_arguments(arguments) or {}
         code = parsed.get("code")
         text = code if isinstance(code, str) else arguments

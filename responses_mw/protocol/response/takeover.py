@@ -19,12 +19,12 @@ _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
 """Ends of the types of events after which a call may have been run."""
 _BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
 _HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
-"""Members without which the model cannot see the result of a call. Events have them on request only."""
+"""Members without which the model cannot see the result of a call. Events contain them only on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """The output that another worker left, and how a run can continue it."""
+    """The output of another worker, and how a run can continue it."""
 
     items: list[Item]
     open: Item | None

@@ -1,4 +1,4 @@
-"""Stream text: the kinds of text, the open text part of an item, and reasoning written into the text."""
+"""Stream text: the kinds of text, the open text part of an item, and reasoning within the text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TextKind:
     """Names of the events: ``response.<events>.delta`` and ``.done``; ``response.<part_events>.added`` and ``.done``."""
     part_events: str
     has_logprobs: bool = False
-    """Whether a delta has `logprobs`, if only an empty list."""
+    """Whether a delta has `logprobs`, which may be empty."""
 
     def new_item(self) -> Item:
         if self.item == "message":
@@ -83,14 +83,14 @@ class OpenText:
 
     @classmethod
     def reopened(cls, kind: TextKind, item: Item, output_index: int, emitter: Emitter) -> OpenText:
-        """Return the last part of an ``item`` that another worker began."""
+        """Reopen the last part of an ``item`` that another worker began."""
         part = item[kind.parts].pop()
-        text = cls(kind, item, output_index, Emitter())  # the part was announced
+        text = cls(kind, item, output_index, Emitter())  # the part has been announced before
         text._emitter, text.pieces, text._logprobs = emitter, [part[kind.text]], part.get("logprobs", [])
         return text
 
     def add(self, text: str, logprobs: Any = None) -> None:
-        """Add one delta. ``logprobs`` are those of the chat chunk, if requested."""
+        """Add one delta. ``logprobs`` is the chat chunk's, if requested."""
         self.pieces.append(text)
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = _response_logprobs(logprobs)
@@ -106,7 +106,7 @@ class OpenText:
             self.part["logprobs"] = self._logprobs
 
     def finish(self, sources: Sequence[Source]) -> None:
-        """Complete the text. ``sources`` are what it may cite."""
+        """Complete the text. It may cite ``sources``."""
         self.put()
         part, kind = self.part, self.kind
         if kind is OUTPUT_TEXT:
@@ -152,7 +152,7 @@ class ThinkingSplitter:
         return pieces
 
     def flush(self) -> list[tuple[bool, str, Any]]:
-        """Return the held back text, which was not a tag."""
+        """Return the text that is held back, which is not a tag."""
         pieces: list[tuple[bool, str, Any]] = []
         self._add(pieces, self._held, 0)
         self._held = ""
@@ -179,7 +179,7 @@ class ThinkingSplitter:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of ``text`` that begins ``tag``."""
+    """The length of the longest suffix of ``text`` with which ``tag`` begins."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length
@@ -187,9 +187,9 @@ def _overlap(text: str, tag: str) -> int:
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
-    """Keep the log probabilities of the tokens of `content`, which comes after the reasoning in `after`, if any.
+    """Keep the log probabilities of the tokens of `content`. `after` is the reasoning before it, if any.
 
-    Those of a whole answer (vLLM) also cover the reasoning, calls, and the token that ends the answer.
+    For a whole answer, vLLM also reports the tokens of the reasoning and of calls, and the token that ends the answer.
     """
     if not isinstance(content, str):
         return logprobs
