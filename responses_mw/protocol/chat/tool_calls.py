@@ -181,7 +181,7 @@ def _check(fragment: Any) -> None:
 def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
     """Whether a fragment that matches ``known`` begins a new call. It must have a name and a different id.
 
-    Without ids, it must have another name, an object as arguments, or arguments although those of ``known`` are complete.
+    Without ids, it must have another name, an object as arguments, or more arguments after those of ``known`` are complete.
     """
     function, call_id = fragment.get("function") or {}, fragment.get("id")
     if not (function.get("name") and known.name):

@@ -26,7 +26,7 @@ _id = partial(checks.string, max_length=256)
 
 
 def user_message(text: str) -> Item:
-    """The user message that a string as ``input`` is short for."""
+    """Return the user message for an ``input`` that is a string."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 

@@ -32,7 +32,7 @@ def parse_previous(value: Any, path: str = "previous_input_messages", max_items:
 
 
 def refuse_two_histories(given: dict[str, Any]) -> None:
-    """Raise vLLM's 400 if the request body also names a previous response."""
+    """Raise vLLM's 400 if the request has both previous messages and a previous response."""
     if given.get("previous_input_messages") and given.get("previous_response_id"):
         message = "Only one of `previous_input_messages` and `previous_response_id` can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")

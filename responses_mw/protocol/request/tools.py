@@ -29,7 +29,7 @@ NOT_SERVED = frozenset(
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
     """Refuse more than ``maximum`` tools in the request's ``tools``, their namespaces and the input ``items`` together.
 
-    They have not been checked yet.
+    The tools have not been checked yet.
     """
     brought = (item.get("tools") for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     number = _number_of(tools) + sum(map(_number_of, brought))

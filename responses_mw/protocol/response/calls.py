@@ -234,7 +234,7 @@ class CallRules:
         return form
 
     def withdraw(self, calls: Sequence[ToolCall]) -> None:
-        """Withdraw interrupted calls, which are not executed, from the counts."""
+        """Stop counting interrupted calls, which are not executed."""
         self.served -= sum(bool(call.form and call.form.served) for call in calls)
         self.has_left_out = False
 

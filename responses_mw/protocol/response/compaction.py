@@ -77,7 +77,7 @@ def threshold_of(request: CreateResponse, default: int) -> int | None:
 
 
 def create_body(body: Any) -> dict[str, Any]:
-    """Convert the body of ``POST /v1/responses/compact`` to one that creates a response. Raise ``BadRequest``."""
+    """Convert the body of ``POST /v1/responses/compact`` to one that creates an unstored response. Raise ``BadRequest``."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None}

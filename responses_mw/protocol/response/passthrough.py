@@ -119,7 +119,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def conclude(self, completed_at: int) -> None:
         """Complete the document from the upstream's last event."""
         ending = self._ending
-        if ending is None:  # the upstream was not asked
+        if ending is None:  # no request was sent to the upstream
             super().conclude(completed_at)
             return
         theirs = {name: ending[name] for name in ending.keys() - OURS - _ITS_END if ending[name] is not None}
