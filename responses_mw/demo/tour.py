@@ -305,9 +305,25 @@ def _end_on_signals() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _exit)
 
+    sys.unraisablehook = _raise_again
+
 
 def _exit(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Raise the exception of a signal again if it came within a finalizer, where Python ignores it."""
+    error = ignored.exc_value
+    if not isinstance(error, SystemExit | KeyboardInterrupt) or not hasattr(signal, "setitimer"):
+        sys.__unraisablehook__(ignored)
+        return
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise error
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 # On the screen
