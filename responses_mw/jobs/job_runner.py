@@ -221,8 +221,10 @@ class JobRunner:
                 self.breaker.succeed()
             return False
         assert isinstance(error, UpstreamError)
-        if why != "429":  # a 429 is about this caller's limit, not about the upstream
+        if await self._is_unavailable(why, run):
             self.breaker.fail(claimed.began, error)
+        else:
+            self.breaker.succeed()
         job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
         waits_longer = job.retries and not claimed.has_grown
         left = job.retry_seconds - elapsed if waits_longer else self._retry_timeout
@@ -241,6 +243,19 @@ class JobRunner:
             JOBS_RETRIED.add(1, {"reason": why})
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
+
+    async def _is_unavailable(self, why: str, run: Run | None) -> bool:
+        """Return whether the upstream is unavailable to everyone.
+
+        The error of one run may concern its model, its prompt or its caller's limit: it must not stop the jobs of other owners.
+        """
+        if run is None or why == "429":
+            return why != "429"
+        try:
+            await self._runner.probe(run.caller)
+        except UpstreamError:
+            return True
+        return False
 
     async def _flush(self, claimed: ClaimedJob) -> None:
         """Write the events that clients would otherwise not see, then stop writing."""

@@ -7,15 +7,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.responses import Response
 
 from benchmarks.processes import free_port
 from responses_mw.errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from responses_mw.jobs import retry, worker
 from responses_mw.jobs.retry import CircuitBreaker
 from tests.jobs.test_background import create, ended, get, streamed
-from tests.support.scripted import HELLO, BrokenOff, error, text
+from tests.support.scripted import HELLO, BrokenOff, error, frame, text
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from tests.jobs.conftest import Replica
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve
@@ -192,15 +195,39 @@ async def test_an_upstream_that_is_away_is_asked_by_one_job_at_a_time(
 ) -> None:
     front = replica(jobs__concurrency=0)
     jobs = [(await create(front))["id"] for _ in range(12)]
-    for _ in range(1000):
-        upstream.whole(error("starting"), 503, headers={"retry-after": "500"})
-    replica(jobs__concurrency=4, upstream__status_grace=0)
+    asked = 0
+
+    async def starting(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal asked
+        if scope["type"] == "lifespan":
+            await upstream(scope, receive, send)
+            return
+        asked += 1
+        await Response(status_code=503, headers={"retry-after": "500"})(scope, receive, send)
+
+    replica(jobs__concurrency=4, upstream=starting, upstream__status_grace=0)
     async with asyncio.timeout(60):
-        while len(upstream.requests) < 4:
+        while asked < 4:
             await asyncio.sleep(0.02)
     await asyncio.sleep(1.5)
-    assert len(upstream.requests) <= 4 + 2
+    assert asked <= 2 * 4 + 2
     assert {(await get(front, job))["status"] for job in jobs} == {"queued"}
+
+
+@pytest.mark.parametrize("fault", ["frame", "status"])
+async def test_errors_of_ones_requests_hold_up_nobody_else(replica: Replica, upstream: ScriptedUpstream, fault: str) -> None:
+    ours = replica(upstream__status_grace=0)
+    for _ in range(5):
+        if fault == "frame":
+            upstream.stream(frame({"error": {"message": "the grammar", "type": "InternalServerError", "code": 500}}))
+        else:
+            upstream.whole(error("no such model is loaded"), 503)
+    for number in range(5):
+        await waiting(ours, (await create(ours))["id"], lambda number=number: len(upstream.requests) > number)
+    upstream.stream(*HELLO)
+    began = time.monotonic()
+    assert (await ended(ours, (await create(ours))["id"]))["status"] == "completed"
+    assert time.monotonic() - began < 20
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------------
