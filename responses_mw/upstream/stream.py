@@ -95,7 +95,7 @@ class ChatStream:
             idle.is_waiting = False
             idle.ticks = 0
             text = self._fast_path.text(data, is_read=True) if self._begins_frame else None
-            self._left -= len(text[1]) if text else len(data)  # framing does not count
+            self._left -= len(data)
             if self._left < 0:
                 raise UpstreamError(f"The upstream sent more than {self._max_bytes} bytes.")
             chunks: list[Chunk | Text] = [text] if text else self._take(data)
@@ -106,7 +106,7 @@ class ChatStream:
 
     @property
     def received(self) -> int:
-        """Bytes of the answer so far. For frames that contain just text, only its characters count."""
+        """Bytes of the answer so far."""
         return self._max_bytes - self._left
 
     async def aclose(self) -> None:
