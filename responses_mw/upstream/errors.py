@@ -52,6 +52,8 @@ OVERLOAD = frozenset({429, 502, 503})
 CRASH_AFTER = 1.0
 """Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed it, so
 it must not be sent to another server. A gateway that has no server answers sooner."""
+_RETRY_AFTER = "retry-after"
+_SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
 """Part of Envoy's message for the same failure, which has status 503."""
 _OF_THE_REQUEST = frozenset({"validation", "invalid_request_error", "BadRequestError"})
@@ -91,20 +93,23 @@ def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: b
     if status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
         status = 400
     if status < 500:
-        limits = {name: value for name, value in headers.items() if name == "retry-after" or name.startswith("x-ratelimit-")}
-        error = _client_error(status, message, fault, limits)
+        error = _client_error(status, message, fault, _passed_on(headers, _RETRY_AFTER, "x-ratelimit-"))
     else:
-        error = _server_error(status, message, fault, headers, elapsed)
+        error = _server_error(status, message, fault, _passed_on(headers, _RETRY_AFTER), elapsed)
     error.is_overload = status in OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
     error.retry_after = _retry_after(headers)
     return error
 
 
-def _server_error(status: int, message: str, fault: dict[str, Any], headers: httpx.Headers, elapsed: float) -> UpstreamError:
+def _passed_on(headers: httpx.Headers, *prefixes: str) -> dict[str, str]:
+    """Return the headers for the client whose names begin with one of ``prefixes``, without values that cannot be sent."""
+    return {name: value for name, value in headers.items() if name.startswith(prefixes) and _SENDABLE.fullmatch(value)}
+
+
+def _server_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str], elapsed: float) -> UpstreamError:
     has_crashed = elapsed > CRASH_AFTER and (status == 502 or (status == 503 and _RESET in message))
     kind = UpstreamBrokeOff if has_crashed else UpstreamError
-    kept = {name: headers[name] for name in ("retry-after",) if name in headers}
-    return kind(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=kept)
+    return kind(message, status=status if status in (503, 504) else 502, code=fault["code"], headers=headers)
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,12 @@ def test_text_that_is_cut_between_code_units_is_joined(text: str, cuts: set[int]
     decoded = [halves.decode(json.dumps({**_chunk(member, piece), "x": "\ud83d"}).encode()) for piece in pieces]
     assert "".join(chunk["choices"][0]["delta"][member] for chunk in decoded) == text
     assert not halves.is_holding
+
+
+def test_a_number_beside_a_half_is_one_that_can_be_encoded() -> None:
+    decoded = SurrogateHalves().decode(b'{"x": "\\ud83d", "logprob": 123456789012345678901234567890, "n": -7}')
+    assert orjson.dumps(decoded)
+    assert (decoded["logprob"], decoded["n"]) == (orjson.loads(b"123456789012345678901234567890"), -7)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def test_an_invalid_retry_after_is_none(value: str) -> None:
     assert from_status(503, b"", httpx.Headers([(b"retry-after", value.encode())])).retry_after is None
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_header_that_cannot_be_sent_is_left_out(status: int) -> None:
+    given = [(b"x-ratelimit-note", "€".encode()), (b"retry-after", b"7"), (b"x-ratelimit-limit", b"9" * 300), (b"server", b"x")]
+    assert from_status(status, b"", httpx.Headers(given)).headers == {"retry-after": "7"}
+
+
 def test_a_retry_after_may_be_a_date() -> None:
     later = formatdate(time.time() + 60, usegmt=True)
     error = from_status(503, b"", httpx.Headers({"retry-after": later}))

@@ -71,7 +71,7 @@ class SurrogateHalves:
         if b"\\ud" not in data.lower():
             raise ValueError("invalid JSON")
         try:
-            return _whole_characters(self.join(json.loads(data, parse_constant=_refuse_constant)))
+            return _whole_characters(self.join(json.loads(data, parse_constant=_refuse_constant, parse_int=_integer)))
         except RecursionError:
             raise ValueError("nested too deeply") from None
 
@@ -83,6 +83,12 @@ class SurrogateHalves:
                 self._held[place], text = text[-1], text[:-1]
             holder[member] = _whole_characters(text)
         return chunk
+
+
+def _integer(digits: str) -> int | float:
+    """Return a number as ``orjson`` does: as a decimal where it has more than 64 bits, which cannot be encoded again."""
+    number = int(digits)
+    return number if -(1 << 63) <= number < 1 << 64 else float(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -210,7 +210,7 @@ class CallRules:
     @property
     def is_exhausted(self) -> bool:
         """Whether ``max_tool_calls`` is reached."""
-        return self.served == self._options.max_calls
+        return self._options.max_calls is not None and self.served >= self._options.max_calls
 
     def decide(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
         """Return the form of a call of the ``turn``, or None to leave it out. Its name must be known. The decision is final."""
@@ -227,7 +227,7 @@ class CallRules:
             return None  # allowed_tools is a hard limit
         if self._options.single_call and any(other.form for other in turn):
             return None  # parallel_tool_calls is false
-        if form.served and self.served == self._options.max_calls:
+        if form.served and self.is_exhausted:
             self.has_left_out = True
             return None
         self.served += form.served
