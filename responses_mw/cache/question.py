@@ -66,7 +66,10 @@ _BOUND = lexicon.CRITICAL | lexicon.DIRECTIONS | lexicon.POLAR | lexicon.BE
 
 
 def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
-    """Return the kind of question, and the words without the way of asking. ``asked``: the text ends with a question mark."""
+    """Return the kind of the question, and its words without phrases such as "how do I" and "please tell me".
+
+    ``asked``: whether the text ends with a question mark.
+    """
     words = _normalized(words)
     texts = [word.text for word in words]
     end = len(texts) - _thanks(texts)

@@ -20,7 +20,7 @@ from .run import REQUEST_LIMITS, Run
 
 
 class ToolLoop:
-    """Drives the turns of runs."""
+    """Runs the turns of a response, and the tool calls between them."""
 
     def __init__(self, backend: Backend, compactor: Compaction, continuation: Continuation, *, max_turns: int) -> None:
         self._backend = backend

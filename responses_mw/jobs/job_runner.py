@@ -271,5 +271,5 @@ class JobRunner:
 
 
 def secrets_purpose(response_id: str) -> str:
-    """Return the purpose of the envelope of a job's secrets."""
+    """Return the ``purpose`` with which a job's secrets are sealed and opened."""
     return f"job {response_id}"

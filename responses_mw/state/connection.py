@@ -1,4 +1,4 @@
-"""Create the client of the Redis at a URL.
+"""Create a client for the Redis server at a URL. These forms are supported:
 
     redis://[user:password@]host:port/db          rediss:// with TLS
     unix://[user:password@]/path/to/socket

@@ -38,7 +38,7 @@ async def embedded(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
 ) -> AsyncIterator[Client]:
-    """Start the embedded server and yield a client of it; stop both on exit. All workers of a server share it.
+    """Start the embedded Redis and yield a client for it; stop both on exit. All workers of a server share one.
 
     Data is kept in ``data_dir``; without it, nothing outlives the server. ``timeout``: as in ``connect``. Raises
     EmbeddedFailed, and ModuleNotFoundError if neither package is installed. On Linux, a Valkey that is not shared is killed

@@ -147,10 +147,10 @@ class Jobs:
         await self._client.command("DEL", _address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
-        """Release the job after an ``error`` of the upstream. Return False if another worker holds it now.
+        """Release the job for a retry after an upstream ``error``. Return False if another worker holds it or it has ended.
 
-        The job can be taken again until ``seconds`` after the first error; then it has ``failed``. ``is_attempt``: count this
-        as one of the job's attempts.
+        The job is retried for at most ``seconds`` after its first error since it last made progress; then it fails.
+        ``is_attempt``: whether this run counts as one of the job's attempts.
         """
         args: Args = [job.token, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [_address(job.response_id).record], args)

@@ -103,7 +103,7 @@ class Counter(_Sum):
 
 
 class UpDownCounter(_Sum):
-    """A current number of things, which can rise and fall."""
+    """A count that can rise and fall, such as the number of active turns."""
 
     def __init__(self, name: str, unit: str, description: str, labels: Sequence[str] = ()) -> None:
         names = [_prometheus_name(label) for label in labels]

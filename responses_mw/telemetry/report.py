@@ -1,4 +1,4 @@
-"""Log lines and counts derived from the facts about requests and jobs."""
+"""Log requests and jobs when they end, and count their outcomes."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class TurnSpan:
             request.first_token = self._first_read - request.started
 
     def finish(self, finish_reason: str | None) -> None:
-        """Record the complete answer, which is in the document by now."""
+        """End the span of a complete answer, and record its duration and usage. Call this after updating the document."""
         if self._is_ended:
             return
         duration = time.perf_counter() - self._started

@@ -93,7 +93,7 @@ class ToolEntry:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolKind:
-    """One kind of tool. ``types`` are its values of ``type`` in ``tools``."""
+    """A kind of tool that the server runs. ``types`` are the values of ``type`` that select it in a request's ``tools``."""
 
     types: frozenset[str]
     check: Callable[[Tool, str, ToolConfig], Tool]

@@ -209,7 +209,7 @@ def closed_object(required: Mapping[str, Check] = NOTHING, **optional: Check) ->
 
 
 def by_type(kinds: Mapping[str, Check]) -> Check:
-    """Return a check that is selected by the object's ``type``."""
+    """Return a check for objects that applies the check in ``kinds`` for their ``type``."""
 
     def check(value: Any, path: str) -> Any:
         holder = mapping(value, path)

@@ -158,7 +158,7 @@ def with_tool_tokens(usage: dict[str, Any], before: dict[str, Any]) -> dict[str,
 
 
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Add up the usage of the turns of a run, member by member. For members that are not counts, the last value wins."""
+    """Return ``total`` plus the ``usage`` of another turn. Counts are added; other members take the value in ``usage``."""
     if total is None:
         return usage
     merged = {**total, **usage}

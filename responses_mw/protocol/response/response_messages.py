@@ -216,9 +216,9 @@ def _flat(content: Any) -> str:
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
-    """Convert the ``output`` of a response to Harmony messages; ``results`` is what the model saw of its calls, by item id.
+    """Convert the ``output`` of a response to Harmony messages.
 
-    Text before a call is a preamble.
+    ``results`` maps the ids of call items to the results that the model saw. Text before a call is a preamble.
     """
     made: list[dict[str, Any]] = []
     last_call = max((at for at, item in enumerate(items) if _is_call(item)), default=-1)
