@@ -221,10 +221,11 @@ class JobRunner:
                 self.breaker.succeed()
             return False
         assert isinstance(error, UpstreamError)
-        if await self._is_unavailable(why, run):
-            self.breaker.fail(claimed.began, error)
-        else:
-            self.breaker.succeed()
+        if why != "429":  # a 429 is about this caller's limit, not about the upstream
+            if await self._answers(run):
+                self.breaker.succeed()
+            else:
+                self.breaker.fail(claimed.began, error)
         job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
         waits_longer = job.retries and not claimed.has_grown
         left = job.retry_seconds - elapsed if waits_longer else self._retry_timeout
@@ -244,18 +245,19 @@ class JobRunner:
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
 
-    async def _is_unavailable(self, why: str, run: Run | None) -> bool:
-        """Return whether the upstream is unavailable to everyone.
+    async def _answers(self, run: Run | None) -> bool:
+        """Return whether the upstream answers a cheap request although a run failed.
 
-        The error of one run may concern its model, its prompt or its caller's limit: it must not stop the jobs of other owners.
+        The error of one run may concern its model or its prompt, and must not stop the jobs of other owners. A job that failed
+        before it had a run (None) has sent only cheap requests.
         """
-        if run is None or why == "429":
-            return why != "429"
+        if run is None:
+            return False
         try:
             await self._runner.probe(run.caller)
         except UpstreamError:
-            return True
-        return False
+            return False
+        return True
 
     async def _flush(self, claimed: ClaimedJob) -> None:
         """Write the events that clients would otherwise not see, then stop writing."""
