@@ -52,7 +52,6 @@ OVERLOAD = frozenset({429, 502, 503})
 CRASH_AFTER = 1.0
 """Seconds after which a gateway's 502 means that a server received the request and failed. The request may have crashed it, so
 it must not be sent to another server. A gateway that has no server answers sooner."""
-_RETRY_AFTER = "retry-after"
 _SENDABLE = re.compile(r"[ -~]{1,256}")
 _RESET = "disconnect/reset before headers"
 """Part of Envoy's message for the same failure, which has status 503."""
@@ -93,17 +92,21 @@ def _from_status(status: int, body: bytes, headers: httpx.Headers, *, own_key: b
     if status == 501:  # the model cannot do what the request asks for (vLLM with gpt-oss)
         status = 400
     if status < 500:
-        error = _client_error(status, message, fault, _passed_on(headers, _RETRY_AFTER, "x-ratelimit-"))
+        error = _client_error(status, message, fault, _sendable(headers, limits=True))
     else:
-        error = _server_error(status, message, fault, _passed_on(headers, _RETRY_AFTER), elapsed)
+        error = _server_error(status, message, fault, _sendable(headers), elapsed)
     error.is_overload = status in OVERLOAD and error.code not in _LASTING and not isinstance(error, UpstreamBrokeOff)
     error.retry_after = _retry_after(headers)
     return error
 
 
-def _passed_on(headers: httpx.Headers, *prefixes: str) -> dict[str, str]:
-    """Return the headers for the client whose names begin with one of ``prefixes``, without values that cannot be sent."""
-    return {name: value for name, value in headers.items() if name.startswith(prefixes) and _SENDABLE.fullmatch(value)}
+def _sendable(headers: httpx.Headers, *, limits: bool = False) -> dict[str, str]:
+    """Return the headers that the client gets: ``retry-after``, and rate ``limits`` if asked. Invalid values are left out."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if (name == "retry-after" or (limits and name.startswith("x-ratelimit-"))) and _SENDABLE.fullmatch(value)
+    }
 
 
 def _server_error(status: int, message: str, fault: dict[str, Any], headers: dict[str, str], elapsed: float) -> UpstreamError:
