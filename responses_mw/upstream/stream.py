@@ -117,11 +117,7 @@ class ChatStream:
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
         """Return the chunks that one read completes."""
-        try:
-            frames = self._decoder.feed(data) if data else self._decoder.flush()
-        except FrameTooLong as error:
-            raise UpstreamError(f"The upstream sent {error}.") from error
-        chunks = self._decoded(frames)
+        chunks = self._decoded(self._frames(data))
         # A chunk that may have the other half of a character must be parsed.
         self._begins_frame = self._decoder.is_between_frames and not self._halves.is_holding
         if not data:
@@ -133,6 +129,13 @@ class ChatStream:
             self.done = self._is_over
             return [_completion(chunk) for chunk in chunks if isinstance(chunk, dict)]
         return chunks
+
+    def _frames(self, data: bytes) -> list[bytes]:
+        """Return the frames that one read completes; at the end (no data), an unterminated one."""
+        try:
+            return self._decoder.feed(data) if data else self._decoder.flush()
+        except FrameTooLong as error:
+            raise UpstreamError(f"The upstream sent {error}.") from error
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
         """Decode ``frames`` up to the end or a fault. Chunks before a fault are returned, even from the same read."""
@@ -277,13 +280,9 @@ class ResponsesStream(ChatStream):
     """
 
     def _take(self, data: bytes) -> list[Chunk | Text]:
-        try:
-            frames = self._decoder.feed(data) if data else self._decoder.flush()
-        except FrameTooLong as error:
-            raise UpstreamError(f"The upstream sent {error}.") from error
         if not data:
             self._is_over = True
-        return self._decoded(frames)
+        return self._decoded(self._frames(data))
 
     def _decoded(self, frames: list[bytes]) -> list[Chunk | Text]:
         events: list[Chunk | Text] = []
