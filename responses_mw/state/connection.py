@@ -20,7 +20,8 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .client import SUBSCRIBING, Client, ClusterClient
+from .client import SUBSCRIBING, Client
+from .cluster import ClusterClient
 
 __all__ = ["connect", "without_credentials"]
 
