@@ -9,9 +9,9 @@ import orjson
 from starlette import responses
 from starlette.types import Scope
 
-__all__ = ["Headers", "JSONResponse", "add_headers", "collect_headers", "encode_headers"]
+__all__ = ["HeaderSource", "JSONResponse", "add_headers", "collect_headers", "encode_headers"]
 
-Headers: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
+HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """Headers, or a function that returns them when the answer starts."""
 
 _HEADERS = "responses_mw.headers"
@@ -24,18 +24,18 @@ class JSONResponse(responses.JSONResponse):
         return orjson.dumps(content)
 
 
-def collect_headers(scope: Scope, headers: Headers) -> list[Headers]:
+def collect_headers(scope: Scope, headers: HeaderSource) -> list[HeaderSource]:
     """Return a list that starts with `headers`. `add_headers` appends to it until the answer starts."""
     scope[_HEADERS] = collected = [headers]
     return collected
 
 
-def add_headers(scope: Scope, headers: Headers) -> None:
+def add_headers(scope: Scope, headers: HeaderSource) -> None:
     """Add headers to the answer to the request with this ASGI `scope`, whether the request succeeds or fails."""
     scope[_HEADERS].append(headers)
 
 
-def encode_headers(collected: Iterable[Headers]) -> list[tuple[bytes, bytes]]:
+def encode_headers(collected: Iterable[HeaderSource]) -> list[tuple[bytes, bytes]]:
     """Return the collected headers in ASGI's format. Call this when the answer starts."""
     return [
         (name.lower().encode("latin-1"), value.encode("latin-1"))

@@ -32,7 +32,7 @@ from ..telemetry.tracing import (
     start_request_span,
     trace_id,
 )
-from .json import Headers, collect_headers, encode_headers
+from .json import HeaderSource, collect_headers, encode_headers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -97,7 +97,7 @@ class _Answer:
 
     __slots__ = ("_added", "_send", "is_complete", "is_stream", "status")
 
-    def __init__(self, send: Send, added: list[Headers]) -> None:
+    def __init__(self, send: Send, added: list[HeaderSource]) -> None:
         """`added` collects headers until the answer starts."""
         self._send = send
         self._added = added
@@ -187,8 +187,6 @@ def _report(method: str, request: RequestContext, status: int, duration: float) 
     """Count the response, log a warning if its run failed, and write the access line, which has the route, not the path."""
     count_response(request, "websocket" if method == "WS" else "stream" if request.streams else "json")
     report_failure(request)
-    if not logger.isEnabledFor(logging.INFO):
-        return
     route = request.route or "-"
     line = {"method": method, "route": route, "status": status, "seconds": round(duration, 6)}
     log_facts(logger, f"{method} {route} {status} {duration:.3f}s", request.facts(), line)

@@ -8,7 +8,8 @@ names of the facts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
@@ -170,19 +171,14 @@ def current_request() -> RequestContext | None:
     return _CURRENT.get()
 
 
-class activated:  # noqa: N801 (a context manager)
+@contextmanager
+def activated(request: RequestContext) -> Iterator[None]:
     """Make `request` the current one, including for tasks created inside."""
-
-    __slots__ = ("_request", "_token")
-
-    def __init__(self, request: RequestContext) -> None:
-        self._request = request
-
-    def __enter__(self) -> None:
-        self._token = _CURRENT.set(self._request)
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT.reset(self._token)
+    token = _CURRENT.set(request)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 class Facts(TypedDict, total=False):
