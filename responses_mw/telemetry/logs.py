@@ -78,7 +78,7 @@ class _Formatter(logging.Formatter):
 
 
 class HumanFormatter(_Formatter):
-    """One line, and a traceback below it, indented so that none of its lines looks like a record."""
+    """Format a record as one line. A traceback follows, indented, so that none of its lines looks like a record."""
 
     def __init__(self, *, with_messages: bool = False) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s%(ids)s", with_messages=with_messages)
