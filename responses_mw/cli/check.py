@@ -30,10 +30,9 @@ async def check(settings: Settings, unknown: list[str], check_ports: Callable[[]
     ``unknown`` are environment variables that have the prefix of settings but name none. ``check_ports`` raises ``OSError`` if
     a port cannot be opened.
     """
-    timeouts = {name: min(getattr(settings.upstream, name), _PATIENCE) for name in ("first_byte_timeout", "idle_timeout")}
     hasty = settings.model_copy(
         update={
-            "upstream": settings.upstream.model_copy(update=timeouts),
+            "upstream": settings.upstream.model_copy(update={"timeout": min(settings.upstream.timeout, _PATIENCE)}),
             "tools": settings.tools.model_copy(update={"timeout": min(settings.tools.timeout, _PATIENCE)}),
             "cache": settings.cache.model_copy(update={"timeout": _PATIENCE}),
         }

@@ -57,8 +57,11 @@ class UpstreamSettings(Group):
         ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
         description="request headers forwarded to the upstream, in addition to authorization",
     )
-    first_byte_timeout: Duration = Field(600.0, gt=0, description="timeout for the first byte of the upstream's answer")
-    idle_timeout: Duration = Field(120.0, gt=0, description="maximum silence of the upstream within an answer")
+    timeout: Duration = Field(
+        600.0,
+        gt=0,
+        description="timeout for the first byte of the upstream's answer; a pause within it may last a fifth of this",
+    )
     status_grace: Duration = Field(
         0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
     )
@@ -85,6 +88,11 @@ class UpstreamSettings(Group):
         if own := sorted((PER_REQUEST_HEADERS | {"x-request-id"}).intersection(names)):
             raise ValueError(f"cannot contain {', '.join(own)}: each upstream request has its own")
         return names
+
+    @property
+    def idle_timeout(self) -> float:
+        """Maximum seconds of silence within an answer."""
+        return self.timeout / 5
 
 
 class ServerSettings(Group):

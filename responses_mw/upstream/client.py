@@ -176,7 +176,7 @@ class Upstream:
         settings = self._settings
         return kind(
             send,
-            first_byte_timeout=settings.first_byte_timeout,
+            first_byte_timeout=settings.timeout,
             idle_timeout=settings.idle_timeout,
             max_bytes=MAX_ANSWER_BYTES,
         )
@@ -186,7 +186,7 @@ class Upstream:
         response = await self._send(method, path, caller, content)
         is_fault = response.status_code >= 300
         try:
-            async with asyncio.timeout(self._settings.first_byte_timeout):
+            async with asyncio.timeout(self._settings.timeout):
                 body = await read_body(response, MAX_ERROR_BODY if is_fault else MAX_BODY)
         except BodyRefused as error:
             if not is_fault:
@@ -234,7 +234,7 @@ class Upstream:
         if caller.scope is not None:
             request.extensions["asgi_scope"] = caller.scope
         began = time.monotonic()
-        async with asyncio.timeout(self._settings.first_byte_timeout):
+        async with asyncio.timeout(self._settings.timeout):
             response = await self.transport.handle_async_request(request)
         response.extensions["elapsed"] = time.monotonic() - began
         return response

@@ -288,7 +288,7 @@ async def test_a_200_with_an_error_object_is_an_error(ours: Ours, upstream: Scri
 async def test_an_upstream_that_does_not_answer_in_time_is_504(
     start: Start, upstream: ScriptedUpstream, streamed: bool
 ) -> None:
-    ours = start(upstream__first_byte_timeout=0.5, upstream__status_grace=5)
+    ours = start(upstream__timeout=0.5, upstream__status_grace=5)
     answer = upstream.stream(*HELLO, before=Signal())
     members = fault(await ours.http.post("/v1/responses", json={**BODY, "stream": streamed}), 504)
     assert members["code"] == "upstream_timeout"

@@ -262,7 +262,7 @@ async def test_items_before_the_cut_one_stay_done(ours: Ours, upstream: Scripted
 
 @pytest.mark.both_mounts
 async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__idle_timeout=0.1)
+    ours = start(upstream__timeout=0.5)
     answer = upstream.stream(text("Hel"), Signal())
     streamed = await stream(ours)
     _assert_cut(streamed)
@@ -272,7 +272,7 @@ async def test_an_upstream_that_falls_silent_fails(start: Start, upstream: Scrip
 
 @pytest.mark.both_mounts
 async def test_an_upstream_that_never_begins_fails(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__first_byte_timeout=1)
+    ours = start(upstream__timeout=1)
     answer = upstream.stream(*HELLO, before=Signal())
     streamed = await stream(ours)
     assert streamed.terminal == "response.failed"
@@ -283,7 +283,7 @@ async def test_an_upstream_that_never_begins_fails(start: Start, upstream: Scrip
 @pytest.mark.both_mounts
 async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: Start, upstream: ScriptedUpstream) -> None:
     """vLLM sends its status at once, and its first chunk when the queue and the prompt are done with."""
-    ours = start(upstream__idle_timeout=1)
+    ours = start(upstream__timeout=5)
     begin = Signal()
     upstream.stream(begin, *HELLO)
     request = asyncio.create_task(stream(ours))
@@ -294,7 +294,7 @@ async def test_the_first_word_may_take_longer_than_a_pause_between_two(start: St
 
 @pytest.mark.both_mounts
 async def test_a_pause_that_is_short_enough_does_no_harm(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(upstream__idle_timeout=1.5)
+    ours = start(upstream__timeout=7.5)
     pauses = [Signal() for _ in range(4)]
     upstream.stream(*[piece for pause in pauses for piece in (text("x"), pause)], finish())
     request = asyncio.create_task(stream(ours))

@@ -241,7 +241,7 @@ async def test_a_request_whose_body_is_not_complete_when_the_server_stops_gets_a
 async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*[text("x" * 1000) for _ in range(50)], finish())
     client = Client()
-    async with apps.open(upstream__idle_timeout=1, server__keep_alive=0.05) as app, anyio.create_task_group() as group:
+    async with apps.open(upstream__timeout=5, server__keep_alive=0.05) as app, anyio.create_task_group() as group:
         group.start_soon(client.call, app)
         await client.begun.wait()
         await asyncio.sleep(1.2)

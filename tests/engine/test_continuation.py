@@ -133,7 +133,7 @@ async def test_every_way_to_break_off_counts(begin: Start, broken: Any) -> None:
 async def test_a_silent_upstream_counts_as_broken(begin: Start) -> None:
     upstream = Continuing(SAID)
     upstream.cuts, upstream.broken = deque([5]), Signal()
-    assert said((await stream(begin(upstream, upstream__idle_timeout=0.3))).response) == [("message", SAID)]
+    assert said((await stream(begin(upstream, upstream__timeout=1.5))).response) == [("message", SAID)]
 
 
 async def test_an_error_that_the_request_caused_ends_the_response(begin: Start) -> None:

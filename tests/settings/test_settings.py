@@ -90,11 +90,11 @@ def test_headers_are_named_in_whatever_case() -> None:
 
 def test_durations_and_sizes_may_have_a_unit() -> None:
     settings = make_settings(
-        state__ttl="7d", upstream__idle_timeout="1.5m", upstream__status_grace="50ms", redis__timeout="3",
+        state__ttl="7d", upstream__timeout="1.5m", upstream__status_grace="50ms", redis__timeout="3",
         limits__max_request_bytes="64MiB", cache__max_owner_bytes="1GB", limits__stored_bytes=7,
     )  # fmt: skip
     assert settings.state.ttl == 7 * 24 * 3600
-    assert (settings.upstream.idle_timeout, settings.upstream.status_grace, settings.redis.timeout) == (90, 0.05, 3)
+    assert (settings.upstream.timeout, settings.upstream.status_grace, settings.redis.timeout) == (90, 0.05, 3)
     assert (settings.limits.max_request_bytes, settings.cache.max_owner_bytes, settings.limits.stored_bytes) == (
         64 << 20,
         10**9,
@@ -123,7 +123,7 @@ def test_the_middleware_reads_the_environment_by_itself(monkeypatch: pytest.Monk
         {"upstream__dialect": "klingon"},
         {"server__base_path": "openai"},
         {"upstream__status_grace": -1},
-        {"upstream__idle_timeout": 0},
+        {"upstream__timeout": 0},
         {"limits__max_request_bytes": 0},
         {"server__cors_origins": "[1"},
         {"auth__secret_keys": "short"},
@@ -162,7 +162,7 @@ def test_help_is_in_groups_and_says_what_a_value_is(capsys: pytest.CaptureFixtur
     assert sections == ["options", *(f"{group} options" for group in groups(Settings))]
     for flag in (
         "--upstream URL, --upstream.url URL",
-        "--upstream.idle-timeout SECONDS",
+        "--upstream.timeout SECONDS",
         "--limits.max-request-bytes SIZE",
         "--server.cors-origins A,B,...",
         "--host ADDRESS",
@@ -195,7 +195,7 @@ def test_without_an_upstream_it_says_how_to_set_one(capsys: pytest.CaptureFixtur
         (("--upstream", "http://user:password@x"), "upstream"),
         (("--upstream", "http://x", "--port", "lots"), "port"),
         (("--upstream", "http://x", "--port", "99999"), "port"),
-        (("--upstream", "http://x", "--upstream.idle-timeout", "0"), "idle_timeout"),
+        (("--upstream", "http://x", "--upstream.timeout", "0"), "upstream.timeout"),
         (("--upstream", "http://x", "--upstream.dialect", "klingon"), "dialect"),
         (("--upstream", "http://x", "--server.cors-origins", "[1"), "cors_origins"),
     ],

@@ -58,7 +58,7 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
         [upstream]
         url = "http://vllm:8000/v1"
         forward_headers = ["x-mine"]
-        idle_timeout = "90s"
+        timeout = "90s"
         [auth]
         secret_keys = ["a secret of at least 32 characters"]
         [limits]
@@ -72,7 +72,7 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
     """)
     settings = Settings()
     assert (settings.upstream.url, settings.upstream.forward_headers) == ("http://vllm:8000", ["x-mine"])
-    assert (settings.upstream.idle_timeout, settings.limits.max_request_bytes, settings.limits.streams) == (90, 64 << 20, 3)
+    assert (settings.upstream.timeout, settings.limits.max_request_bytes, settings.limits.streams) == (90, 64 << 20, 3)
     assert settings.server.sse_done is False
     assert settings.auth.secret_keys[0].get_secret_value().startswith("a secret")
     assert settings.tools.mcp_servers["weather"].headers["x-key"].get_secret_value() == "secret"
@@ -83,12 +83,12 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
 ) -> None:
     url = serve(upstream)
     write(
-        '[upstream]\nurl = "http://nobody"\nidle_timeout = 1\ndialect = "tgi"\n[redis]\nurl = "redis://127.0.0.1:1"\n[state]\nttl = 5'
+        '[upstream]\nurl = "http://nobody"\ntimeout = 1\ndialect = "tgi"\n[redis]\nurl = "redis://127.0.0.1:1"\n[state]\nttl = 5'
     )
-    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_IDLE_TIMEOUT", "2")
+    monkeypatch.setenv("RESPONSES_MW_UPSTREAM_TIMEOUT", "2")
     monkeypatch.setenv("RESPONSES_MW_UPSTREAM_DIALECT", "sglang")
     settings = Settings(upstream={"dialect": "vllm"})
-    assert (settings.upstream.dialect, settings.upstream.idle_timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
+    assert (settings.upstream.dialect, settings.upstream.timeout, settings.upstream.url) == ("vllm", 2, "http://nobody")
     assert settings.state.ttl == 5
     with pytest.raises(AssertionError):  # there is no Redis
         run("serve", "--check", "--port=0", "--upstream", url, "--upstream.dialect", "vllm")
@@ -183,7 +183,7 @@ def test_the_check_says_where_each_setting_came_from(
 
 # -- unknown variables ----------------------------------------------------------------------------------------------------
 
-WRONG = {"CACHE_MOD": "exact", "UPSTREAM_IDLE": "1", "SANDBOX_URL": "http://sandbox", "FROBNICATE": "x"}
+WRONG = {"CACHE_MOD": "exact", "UPSTREAM_TIME": "1", "SANDBOX_URL": "http://sandbox", "FROBNICATE": "x"}
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_unknown_variables_are_one_warning_with_the_nearest_names(caplog: pytest
     [warning] = [record for record in caplog.records if "unknown" in record.message]
     assert warning.levelname == "WARNING"
     assert "RESPONSES_MW_CACHE_MOD (did you mean RESPONSES_MW_CACHE_MODE?)" in warning.message
-    assert "RESPONSES_MW_UPSTREAM_IDLE (did you mean RESPONSES_MW_UPSTREAM_IDLE_TIMEOUT?)" in warning.message
+    assert "RESPONSES_MW_UPSTREAM_TIME (did you mean RESPONSES_MW_UPSTREAM_TIMEOUT?)" in warning.message
     assert "RESPONSES_MW_FROBNICATE" in warning.message
     assert "exact" not in warning.message
 
