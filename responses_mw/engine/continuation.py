@@ -36,6 +36,8 @@ T = TypeVar("T")
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
 """Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
+MAX_CONTINUATIONS = 3
+"""Maximum number of times that a run is continued after an interruption."""
 RESENDS = 1
 """How often to resend a turn whose connection failed before the answer began. The prompt may be what crashes the servers."""
 _FAULTS = frozenset({"abort", "error"})
@@ -45,15 +47,14 @@ _FAULTS = frozenset({"abort", "error"})
 class Continuation:
     """Opens the turns of runs, and continues interrupted ones."""
 
-    def __init__(self, backend: Backend, *, maximum: int, timeout: float) -> None:
-        """A response is continued up to `maximum` times. Each time, the upstream may be unavailable for `timeout` seconds."""
+    def __init__(self, backend: Backend, timeout: float) -> None:
+        """After each interruption, the upstream may be unavailable for `timeout` seconds. 0 turns continuation off."""
         self._backend = backend
-        self._maximum = maximum
         self._timeout = timeout
 
     @property
     def is_on(self) -> bool:
-        return self._maximum > 0 and self._timeout > 0
+        return self._timeout > 0
 
     async def open(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`. Repeat it while the upstream is overloaded or unavailable, up to the timeout.
@@ -141,7 +142,7 @@ class Continuation:
         )
 
     def _admits(self, run: Run) -> bool:
-        return run.continuations < self._maximum and self.is_on
+        return run.continuations < MAX_CONTINUATIONS and self.is_on
 
     async def _again(self, run: Run, _broken: OpenTurn | None) -> OpenTurn:
         return await self._backend.begin(run.turn_request())

@@ -51,7 +51,6 @@ class Runner:
         *,
         status_grace: float,
         overload_timeout: float,
-        max_continuations: int,
         max_turns: int,
     ) -> None:
         """Before its first event, a streamed run waits `status_grace` seconds for the upstream's status. Afterwards, it waits
@@ -63,7 +62,7 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self.drain = Drain()
-        self._continuation = Continuation(backend, maximum=max_continuations, timeout=overload_timeout)
+        self._continuation = Continuation(backend, overload_timeout)
         self._loop = ToolLoop(backend, self._compaction, self._continuation, max_turns=max_turns)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """Seconds that a run waits for the first turn to open before its first events. WHOLE has no limit."""

@@ -60,20 +60,13 @@ class UpstreamSettings(Group):
     timeout: Duration = Field(
         600.0,
         gt=0,
-        description="timeout for the first byte of the upstream's answer; a pause within it may last a fifth of this",
+        description="timeout for the first byte of the upstream's answer; a pause may last a fifth of it",
     )
     status_grace: Duration = Field(
         0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
     )
     overload_timeout: Duration = Field(
         30.0, ge=0, description="time a stream waits for an overloaded upstream (429, 502, 503, no connection); 0 fails at once"
-    )
-    max_continuations: int = Field(
-        3, ge=0, description="maximum times that a response is continued after the upstream interrupts it; 0 fails it"
-    )
-    continue_seeded: bool = Field(
-        True,
-        description="continue interrupted answers to requests with a seed, which makes them irreproducible; false fails them",
     )
 
     @field_validator("url")

@@ -101,7 +101,6 @@ class Backend(ABC):
         self._upstream = upstream
         self._sealer = sealer
         self._think_tag = settings.think_tag
-        self._continues_seeded = settings.continue_seeded
         self._reasoning_is_open = open_reasoning
         self._address = _address(settings.url)
 

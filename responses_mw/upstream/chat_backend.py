@@ -110,8 +110,6 @@ class ChatBackend(Backend):
     async def continues(self, turn: TurnRequest) -> bool:
         if turn.messages is not None or is_constrained(turn.request, first_turn=turn.number <= 1):
             return False
-        if "seed" in turn.request.extra and not self._continues_seeded:
-            return False
         return await self._proof.holds(turn.model, turn.caller)
 
     async def count(self, turn: TurnRequest) -> int:

@@ -164,7 +164,7 @@ CASES = {
 @pytest.fixture
 async def watched(serve: Serve, start: Start, collector: Collector) -> Watched:
     tools = json.dumps({"weather": {"url": serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"}})
-    settings: Facts = {"upstream__overload_timeout": 0.1, "upstream__max_continuations": 0, "cache__max_mode": "semantic"}
+    settings: Facts = {"upstream__overload_timeout": 0, "cache__max_mode": "semantic"}
     settings["cache__embedding_model"] = "no-such-model"
     return Watched(await start("serve", tools__mcp_servers=tools, **settings).is_ready(), collector)
 
