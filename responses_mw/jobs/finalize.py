@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 from ..engine.history import RunContext, commit_job
 from ..errors import APIError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
-from ..protocol.response.replay import end, fold
+from ..protocol.response.replay import end
+from ..protocol.response.takeover import LogReplay
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
 from ..telemetry import LEASES_LOST, report_lost_job
@@ -39,9 +39,9 @@ async def write_failure(state: State, job: Job, message: str, code: str = "serve
 
 
 async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
-    log, size = await read_log(state, job)
-    document = await by_size(size, fold, job.document, log)
-    document.update(status=status, error=error)
+    output = await read_log(state, job)
+    output.cut()
+    document = {**job.document, "output": output.items, "status": status, "error": error}
     chain = await _chain(state, job)
     last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
     context = RunContext(chain, RunIds(response=job.response_id), job.input, job.owner, job.token)
@@ -62,26 +62,32 @@ async def compress_log(state: State, response_id: str) -> None:
         logger.debug("could not compress the log of response %s: %s", response_id, error.message)
 
 
-async def read_log(state: State, job: Job) -> tuple[list[dict[str, Any]], int]:
-    """Return the events in the job's log up to the first gap or damage, and their size in bytes.
+async def read_log(state: State, job: Job) -> LogReplay:
+    """Replay the job's log up to the first gap or damage. Only one page of it is in memory at a time.
 
     The caller must hold the job, so that nobody else writes to the log. Raises `Fenced` if the log was deleted.
     """
-    events: list[dict[str, Any]] = []
-    number, size = -1, 0
-    while number < job.next_number - 1:
-        (batches,) = await state.jobs.logs([(job.response_id, number)])
+    output = LogReplay()
+    while output.next_number < job.next_number:
+        (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])
         if isinstance(batches, Damaged):
             break
         if not batches:
             raise Fenced(job.response_id)  # it was deleted in the meantime
-        for batch in batches:
-            if batch.first != number + 1:
-                logger.error("the event log of response %s has a gap after event %d", job.response_id, number)
-                return events, size
-            events += sse.decode(batch.data)
-            number, size = batch.last, size + len(batch.data)
-    return events, size
+        if not await by_size(sum(len(batch.data) for batch in batches), _replay, output, batches):
+            logger.error("the event log of response %s has a gap after event %d", job.response_id, output.next_number - 1)
+            break
+    return output
+
+
+def _replay(output: LogReplay, batches: list[Batch]) -> bool:
+    """Take the batches up to the first gap. Return whether there is none."""
+    for batch in batches:
+        if batch.first != output.next_number:
+            return False
+        output.read(batch.data)
+    output.join()
+    return True
 
 
 async def _chain(state: State, job: Job) -> Chain:

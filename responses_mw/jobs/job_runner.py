@@ -120,9 +120,10 @@ class JobRunner:
         job = claimed.job
         if job.next_number <= EVENTS_BEFORE_OUTPUT:
             return None
-        log, claimed.size = await read_log(self._state, job)
-        takeover = await by_size(claimed.size, take_over, log)
-        if len(log) < job.next_number or not takeover.can_go_on or not self._runner.can_take_over:
+        log = await read_log(self._state, job)
+        claimed.size = log.size
+        takeover = take_over(log)
+        if log.next_number < job.next_number or not takeover.can_go_on or not self._runner.can_take_over:
             raise WorkerLost
         report_continuation(job.response_id, reason="worker", phase=takeover.phase)
         return takeover

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from responses_mw.ids import RunIds
+from responses_mw.jobs.finalize import read_log
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.builder import ResponseOptions
-from responses_mw.protocol.response.replay import end, fold
+from responses_mw.protocol.response.replay import OutputReplay, end
+from responses_mw.state import Batch, State, connect
+from responses_mw.state import jobs as state_jobs
+from tests.jobs.test_records import ALICE, append, taken
 from tests.support.scripted import HELLO, call, delta, finish, reasoning, text
 
 LOGPROBS = {"content": [{"token": "Hel", "logprob": -0.1, "bytes": [72], "top_logprobs": []}]}
@@ -45,6 +50,15 @@ def run(chunks: list[dict[str, Any]], options: ResponseOptions) -> tuple[dict[st
     return created, list(sse.decode(b"".join(sse.encode(events) for events in batches))), assembler.response
 
 
+def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output of a log that ends there."""
+    output = OutputReplay([])
+    for event in log:
+        output.take(event)
+    output.cut()
+    return output.items
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,13 +70,39 @@ def run(chunks: list[dict[str, Any]], options: ResponseOptions) -> tuple[dict[st
 @pytest.mark.parametrize("name", RUNS)
 def test_wherever_a_run_breaks_off_its_log_folds_to_its_output(name: str, options: ResponseOptions) -> None:
     for length in range(len(RUNS[name]) + 1):
-        created, log, broken = run(RUNS[name][:length], options)
-        assert fold(created, log)["output"] == broken["output"]
+        _, log, broken = run(RUNS[name][:length], options)
+        assert folded(log) == broken["output"]
 
 
 def test_the_end_of_a_cancelled_run_is_a_failure_whose_response_is_cancelled() -> None:
     created, log, _ = run(RUNS["text"][:2], ResponseOptions())
-    event = end({**fold(created, log), "status": "cancelled"}, 7)
+    event = end({**created, "output": folded(log), "status": "cancelled"}, 7)
     assert event.type == "response.failed"
     assert event.data["response"]["status"] == "cancelled"
     assert event.data["sequence_number"] == 7
+
+
+async def test_a_log_is_replayed_page_by_page(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_jobs, "PAGE", 4)
+    state, ids = State(connect(redis_url)), RunIds()
+    created = document.create(parse({"input": "Hi", "background": True}), response_id=ids.response, model="m", created_at=1)
+    assembler = Assembler(dict(created, output=[]), ids, ResponseOptions())
+    start = sse.encode([*assembler.start(queued=True), *assembler.resume(2)])
+    await state.jobs.create(created, {}, [], ALICE, "sealed", Batch(0, 2, start))
+    job = await taken(state, ids.response)
+    size, number = 0, job.next_number
+    for _ in range(100):
+        events = assembler.feed(*[text(" word")] * 100)
+        data = sse.encode(events)
+        assert await append(state, job, Batch(number, number + len(events) - 1, data))
+        size, number = size + len(data), number + len(events)
+    job = await taken(state, ids.response, "cancel")
+    tracemalloc.start()
+    try:
+        log = await read_log(state, job)
+        assert tracemalloc.get_traced_memory()[1] < size / 2
+    finally:
+        tracemalloc.stop()
+        await state.aclose()
+    assert (log.size, log.next_number) == (size + len(start), job.next_number)
+    assert log.items[0]["content"][0]["text"] == " word" * 10_000

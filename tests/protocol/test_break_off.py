@@ -12,11 +12,12 @@ from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
 from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam, repeats_itself
-from responses_mw.protocol.response.takeover import take_over
+from responses_mw.protocol.response.takeover import LogReplay, take_over
+from responses_mw.protocol.sse import encode
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Manner, render
 from tests.protocol.runs import CountedIds, assembler, said
-from tests.support.replay import check, decoded
+from tests.support.replay import check
 
 PART = {"prompt_tokens": 4, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
 
@@ -154,7 +155,9 @@ def test_a_run_that_another_worker_takes_over_anywhere_keeps_the_laws(manner: Ma
     is_ended = lost.ended
     if is_ended:
         events += lost.end_turn()
-    takeover = take_over(decoded(events))
+    log = LogReplay()
+    log.read(encode(events))
+    takeover = take_over(log)
     if not takeover.can_go_on:
         assert lost.phase is Phase.FIXED or answer.calls or answer.refusal
         return

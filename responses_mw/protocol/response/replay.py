@@ -3,13 +3,13 @@
 The type of an event says what it adds to (OpenAI reference, "Streaming events"). Unknown events add nothing: the item's
 ``done`` event replaces the whole item.
 
-`fold` makes the document of a run that lost its worker or was cancelled, from the log of its events. `events_of` makes the
-stream of a finished response.
+`OutputReplay` makes the items of a run that lost its worker or was cancelled, from the log of its events. `events_of` makes
+the stream of a finished response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..request.checks import malformed
@@ -121,9 +121,14 @@ class OutputReplay:
                 part["logprobs"] = [*(part.get("logprobs") or ()), *logprobs]
         return item
 
+    def join(self) -> None:
+        """Add the text that has arrived to all items. Afterwards, no delta is in memory."""
+        for place in self.open:
+            self.put(place)
+
     def cut(self) -> None:
         """Mark items that are not done as ``incomplete``, with the text so far."""
-        for place in sorted(self.open):
+        for place in self.open:
             self.put(place)["status"] = "incomplete"
         self.open.clear()
 
@@ -142,15 +147,6 @@ def _part(item: Item, kind: TextKind, index: Any) -> Part:
         return parts[index]
     parts.append(kind.new_part())
     return parts[-1]
-
-
-def fold(created: Document, log: Iterable[Mapping[str, Any]]) -> Document:
-    """Return the `created` document with the output of the events in its `log`. Items that are not done become `incomplete`."""
-    output = OutputReplay([])
-    for event in log:
-        output.take(event)
-    output.cut()
-    return {**created, "output": output.items}
 
 
 def end(document: Document, number: int) -> Event:

@@ -6,13 +6,13 @@ The last item of a turn is closed by the next item or by the end of the turn. So
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import sse
 from ..tool_kinds.registry import TOOL_ITEMS, is_finished
 from ..types import Item
-from .replay import DONE, STEM_OF_CALL, OutputReplay, ending
+from .replay import ADDED, DONE, STEM_OF_CALL, OutputReplay, ending
 from .seam import Phase, phase_of
 
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
@@ -54,17 +54,36 @@ class Takeover:
         return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
-def take_over(log: Iterable[Mapping[str, Any]]) -> Takeover:
-    """Return the state of the response after the events in `log`, which has no gaps."""
-    output, runs = OutputReplay([]), False
-    for event in log:
-        output.take(event)
-        runs = not event["type"].endswith("output_item.added") and (runs or bool(_RUNNING.search(event["type"])))
+class LogReplay(OutputReplay):
+    """The output of a background response, built from the events of its log in order."""
+
+    __slots__ = ("next_number", "runs", "size")
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.next_number = 0
+        """Number of the next event in the log."""
+        self.size = 0
+        """Bytes of the events so far."""
+        self.runs = False
+        """Whether the call that was added last may have been run."""
+
+    def read(self, frames: bytes) -> None:
+        """Take the next events of the log."""
+        for event in sse.decode(frames):
+            self.take(event)
+            self.runs = event["type"] != ADDED and (self.runs or bool(_RUNNING.search(event["type"])))
+            self.next_number += 1
+        self.size += len(frames)
+
+
+def take_over(output: LogReplay) -> Takeover:
+    """Return the state of the response after the events of its log."""
     items = output.items
     open_items = [output.put(place) for place in output.open]
     last = open_items[-1] if open_items else None
     begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
-    phase = phase_of(items[begins_at:], last if last is not None and _is_served(last) and not runs else None)
+    phase = phase_of(items[begins_at:], last if last is not None and _is_served(last) and not output.runs else None)
     is_over = last is None and len(items) > begins_at and not _broke_off(items[-1])
     if len(open_items) > 1 or any(map(_hides_result, items)):
         phase = Phase.FIXED
