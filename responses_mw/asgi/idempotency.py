@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[!-~]{1,255}")
+RENEWAL_INTERVAL = LEASE / 3
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 """Initial and maximum seconds between two checks whether the other request has ended."""
 
@@ -104,7 +105,7 @@ class OnceOnly:
                 annotate(outcome="repeated", response=stored.document)
                 yield events_of(stored.document, request.include, open_reasoning=open_reasoning)
                 return
-            async with self._renewing(), self.making():
+            async with self.making():
                 async for events in batches:
                     if events and events[-1].type in TERMINAL:
                         document = events[-1].data["response"]
@@ -116,17 +117,25 @@ class OnceOnly:
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
-        """Release the key if the body fails, unless the response may have been stored."""
+        """Renew the key's lease while the body makes the response. Release the key if the body fails, unless the response may
+        have been stored."""
+        renewing = asyncio.create_task(self._renew())
         try:
             yield
         except BaseException as error:
             if not (self._may_exist and isinstance(error, StateUnavailable | GeneratorExit | asyncio.CancelledError)):
                 await self._release()
             raise
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
     async def name(self, response_id: str) -> None:
-        """Record the id of a background response that is about to be created."""
-        await self._reservation.name(response_id)
+        """Record the id of a background response that is about to be created. Raises `Conflict` if the key's lease has expired
+        and another request has the key."""
+        if not await self._reservation.name(response_id):
+            message = f"This request took so long that another with its '{HEADER}' has begun. Repeat it to get its response."
+            raise Conflict(message, param=HEADER, code="idempotency_key_in_use")
         self._may_exist = True
 
     async def complete(self, response_id: str) -> None:
@@ -144,21 +153,10 @@ class OnceOnly:
             except StateUnavailable as error:
                 logger.debug("could not release an idempotency key; it expires with its lease: %s", error.message)
 
-    @asynccontextmanager
-    async def _renewing(self) -> AsyncIterator[None]:
-        """Renew the key's lease until the response is complete or the context exits."""
-
-        async def renew() -> None:
-            while not self._may_exist:
-                await asyncio.sleep(LEASE / 3)
-                try:
-                    await self._reservation.renew()
-                except StateUnavailable as error:
-                    logger.debug("could not renew the lease of an idempotency key: %s", error.message)
-
-        task = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL_INTERVAL)
+            try:
+                await self._reservation.renew()
+            except StateUnavailable as error:
+                logger.debug("could not renew the lease of an idempotency key: %s", error.message)

@@ -59,9 +59,9 @@ class Reservation:
         """Extend the lease."""
         await self._update(LEASE)
 
-    async def name(self, response_id: str) -> None:
-        """Record the id of the response that is about to be created, and extend the lease."""
-        await self._update(LEASE, response_id)
+    async def name(self, response_id: str) -> bool:
+        """Record the id of the response that is about to be created, and extend the lease. Return False if it expired."""
+        return await self._update(LEASE, response_id)
 
     async def complete(self, response_id: str) -> None:
         """Record that the response exists, and keep the key for ``KEPT`` seconds."""
@@ -71,8 +71,9 @@ class Reservation:
         """Release the key for other requests."""
         await self._update(0)
 
-    async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> None:
-        await self._client.script(_UPDATE, [self._name], [self._token, int(seconds * 1000), response_id, done])
+    async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:
+        args: list[str | bytes | int] = [self._token, int(seconds * 1000), response_id, done]
+        return bool(await self._client.script(_UPDATE, [self._name], args))
 
 
 class IdempotencyKeys:

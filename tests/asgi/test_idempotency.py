@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from responses_mw.asgi import idempotency
+from responses_mw.engine.runner import Runner
 from responses_mw.ids import random_part
 from tests.support.echo import Echo
 from tests.support.oracle import check
 from tests.support.scripted import HELLO, Signal, completion, finish, text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import httpx
 
+    from responses_mw.engine.run import Run
     from tests.support.scripted import ScriptedUpstream
     from tests.support.servers import Ours, Serve, Start
 
@@ -179,6 +184,65 @@ async def test_a_key_of_a_lost_replica_is_free_when_its_lease_ends(
     assert check((await ask(ours, stream=True)).content).response["output_text"] == "Hello"
     go.set()
     await streaming
+
+
+class SlowCheck:
+    """Makes the first check of a background response wait for ``go``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held, self.go = Signal(), Signal()
+        check = Runner.check
+
+        async def slow(runner: Runner, run: Run) -> None:
+            if not self.held.is_set():
+                self.held.set()
+                await self.go.wait()
+            await check(runner, run)
+
+        monkeypatch.setattr(Runner, "check", slow)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCheck:
+    return SlowCheck(monkeypatch)
+
+
+@pytest.fixture
+def running_key(redis_url: str) -> Iterator[Callable[[], tuple[redis.Redis, bytes]]]:
+    """Finds the key of the request that is running."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield lambda: (client, *[key for key in client.keys("rmw:{i*") if client.hget(key, "done") is None])
+
+
+async def test_the_key_of_a_slow_background_create_is_renewed(
+    ours: Ours, slow: SlowCheck, running_key: Callable[[], tuple[redis.Redis, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "RENEWAL_INTERVAL", 0.01)
+    creating = asyncio.create_task(ask(ours, background=True))
+    await slow.held.wait()
+    client, key = running_key()
+    client.pexpire(key, 20_000)
+    async with asyncio.timeout(15):
+        while client.pttl(key) <= 20_000:
+            await asyncio.sleep(0.01)
+    slow.go.set()
+    assert (await creating).status_code == 200
+    assert client.pttl(key) > 30_000
+
+
+async def test_a_background_create_whose_key_another_request_has_taken_is_refused(
+    ours: Ours, slow: SlowCheck, running_key: Callable[[], tuple[redis.Redis, bytes]]
+) -> None:
+    creating = asyncio.create_task(ask(ours, background=True))
+    await slow.held.wait()
+    client, key = running_key()
+    client.delete(key)  # as if it had expired
+    created = await ask(ours, background=True)
+    slow.go.set()
+    refused = await creating
+    assert error(refused) == (409, "Idempotency-Key", "idempotency_key_in_use")
+    assert (await ask(ours, background=True)).json()["id"] == created.json()["id"]
+    assert len(client.keys("rmw:*:r:*")) == 1
 
 
 @pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256])

@@ -7,5 +7,5 @@ if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'response', ARGV[3]) end
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'done', 1) end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+keep(KEYS[1], ARGV[2])  -- a late renewal must not shorten the time that a completed key is kept
 return 1
