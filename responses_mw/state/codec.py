@@ -47,9 +47,10 @@ __all__ = [
 
 COMPRESS_FROM = 4096
 PLAIN, COMPRESSED = b"JZ"
+# A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
+MAX_RATIO = 128 * 1024 // 4
 
-
-_NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
+_NO_JSON = (ValueError, LookupError, TypeError)
 
 
 # Replaces the common part of all ids of a response. No JSON text contains it.
@@ -98,9 +99,11 @@ def compress(data: bytes) -> bytes:
     return _zstandard.compress(data)
 
 
-def decompress(frame: bytes) -> bytes:
-    """Decompress one frame of Zstandard. Raises ValueError."""
+def decompress(frame: bytes | memoryview) -> bytes:
+    """Decompress one frame of Zstandard. Raises ValueError, without allocating memory if its size cannot be true."""
     try:
+        if not 0 <= zstandard.frame_content_size(frame) <= MAX_RATIO * len(frame):
+            raise ValueError("the frame is shorter than its content could be, or does not state the size of its content")
         return _zstandard.decompress(frame)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
@@ -144,7 +147,7 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
         frame = memoryview(blob)[blob.index(b":", start) + 1 :]
         if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts limit that size
             raise ValueError("the size of the frame does not match its value")
-        return _zstandard.decompress(frame)
+        return decompress(frame)
     raise NewerRecord
 
 

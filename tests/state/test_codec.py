@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from responses_mw.state import Damaged
-from responses_mw.state.codec import json_size, pack, unpack
+from responses_mw.state.codec import compress, decompress, json_size, pack, unpack
 
 TEXT = "x" * 100_000
 
@@ -20,5 +20,22 @@ def test_a_large_value_is_compressed_and_says_its_size() -> None:
 @pytest.mark.parametrize("size", ["", "1", "99999999", "-1", "many"])
 def test_a_value_that_is_larger_or_smaller_than_it_says_is_damaged(size: str) -> None:
     frame = pack(f'"{TEXT}"'.encode()).partition(b":")[2]
+    with pytest.raises(Damaged):
+        unpack(f"Z{size}:".encode() + frame)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 17, 1 << 24])
+def test_the_most_repetitive_events_can_be_compressed(size: int) -> None:
+    assert decompress(compress(bytes(size))) == bytes(size)
+
+
+MAGIC = bytes.fromhex("28b52ffd")
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40, 1 << 62])
+def test_no_memory_is_allocated_for_a_short_frame_that_states_a_large_size(size: int) -> None:
+    frame = MAGIC + b"\xe0" + size.to_bytes(8, "little") + b"\x03\x00\x00x"  # a single segment; the last block, of a run
+    with pytest.raises(ValueError, match="shorter than its content"):
+        decompress(frame)
     with pytest.raises(Damaged):
         unpack(f"Z{size}:".encode() + frame)
