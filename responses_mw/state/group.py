@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -57,7 +57,8 @@ async def _join(group: int, stack: ExitStack) -> Path:
     """Create the group's directory and hold a shared lock on `users`. Retry if a keeper removes the directory meanwhile."""
     folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{group}"
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         try:
             _check_owner(folder)
             users = stack.enter_context((folder / "users").open("a"))

@@ -113,8 +113,17 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
     return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def test_a_directory_that_others_can_access_is_refused(temporary: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _OPENED_BY_A_WORKER], env={**os.environ, "TMPDIR": str(temporary)})
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param("folder.mkdir(); folder.chmod(0o755)", id="a directory that others can access"),
+        pytest.param("folder.touch()", id="a file"),
+        pytest.param("folder.symlink_to('nowhere')", id="a dangling link"),
+    ],
+)
+def test_what_is_no_directory_of_this_user_alone_is_refused(temporary: Path, made: str) -> None:
+    script = _OPENED_BY_A_WORKER.replace("MADE", made)
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)})
     assert process.wait(PATIENCE) == 0
 
 
@@ -128,7 +137,7 @@ async def refused():
         async with embedded():
             pass
     except EmbeddedFailed as error:
-        assert "only this user can access" in str(error)
+        assert f"{folder} is not a directory that only this user can access" in str(error)
         os._exit(0)
 
 def work():
@@ -137,8 +146,7 @@ def work():
 
 if __name__ == "__main__":
     folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{os.getpid()}"
-    folder.mkdir()
-    folder.chmod(0o755)
+    MADE
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join()
