@@ -22,10 +22,11 @@ from urllib.parse import parse_qs, parse_qsl
 
 from starlette.responses import PlainTextResponse, Response
 
-from .. import telemetry
 from ..errors import APIError, StartupError, UpstreamError
 from ..network import address_family
 from ..state import server_group
+from ..telemetry.instruments import exposition, is_shared
+from ..telemetry.tracing import is_measuring
 from ..upstream import Caller
 from .json import JSONResponse
 from .monitor import monitoring
@@ -81,7 +82,7 @@ class Admin:
         elif scope["path"] == "/readyz":
             response = await self._ready(scope["query_string"].decode("latin-1"))
         elif scope["path"] == "/metrics":
-            body, content_type = telemetry.exposition(_accept(scope))
+            body, content_type = exposition(_accept(scope))
             response = Response(body, headers={"content-type": content_type})
         elif scope["path"] == "/usage":
             response = await self._usage(scope["query_string"].decode("latin-1"))
@@ -191,7 +192,7 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
     Raises `StartupError` if the port cannot be opened.
     """
     async with AsyncExitStack() as stack:
-        if settings.admin_port or telemetry.is_measuring():
+        if settings.admin_port or is_measuring():
             upstream = checks.get("upstream")
             is_up = partial(_passes, upstream) if upstream is not None else None
             await stack.enter_async_context(monitoring(state, is_up))
@@ -210,7 +211,7 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
     Workers that share their metrics also share the port, because any of them can answer.
     """
-    shares = server_group() is not None and telemetry.is_shared()
+    shares = server_group() is not None and is_shared()
     try:
         return socket.create_server((host, port), family=address_family(host), reuse_port=shares)
     except OSError as error:

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import APIError
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from .json import JSONResponse
 from .telemetry import TelemetryMiddleware
 

@@ -20,7 +20,7 @@ from ..protocol.response.events import TERMINAL, Event
 from ..protocol.response.replay import events_of
 from ..state import Missing, Reservation, State, StateUnavailable, Stored
 from ..state.idempotency import LEASE
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from ..threads import by_size
 from ..upstream import Caller
 

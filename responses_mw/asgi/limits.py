@@ -22,7 +22,7 @@ from ..auth import key_in
 from ..errors import RateLimited
 from ..ids import random_part
 from ..state import StateUnavailable
-from ..telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED
+from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from .json import add_headers
 from .telemetry import websocket_request_span
 

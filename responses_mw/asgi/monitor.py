@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .. import telemetry
 from ..state import StateUnavailable
+from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
 
 if TYPE_CHECKING:
     from ..state import State
@@ -49,15 +49,15 @@ async def _repeat(measure: Callable[[], Awaitable[None]]) -> None:
 async def _measure_state(state: State) -> None:
     try:
         found = await state.queue.backlog()
-        telemetry.QUEUE_DEPTH.set(found.jobs)
-        telemetry.QUEUE_AGE.set(found.seconds)
+        QUEUE_DEPTH.set(found.jobs)
+        QUEUE_AGE.set(found.seconds)
         await state.check()  # records the memory
     except StateUnavailable as error:  # the state has counted the failure
         logger.debug("could not measure Redis: %s", error.message)
 
 
 async def _measure_upstream(is_up: Callable[[], Awaitable[bool]]) -> None:
-    telemetry.UPSTREAM_UP.set(int(await is_up()))
+    UPSTREAM_UP.set(int(await is_up()))
 
 
 async def _measure_lag() -> None:
@@ -66,4 +66,4 @@ async def _measure_lag() -> None:
     while True:
         due = loop.time() + LAG_INTERVAL
         await asyncio.sleep(LAG_INTERVAL)
-        telemetry.EVENT_LOOP_LAG.record(max(0.0, loop.time() - due), {})
+        EVENT_LOOP_LAG.record(max(0.0, loop.time() - due), {})

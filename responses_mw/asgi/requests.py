@@ -21,7 +21,7 @@ from ..protocol.response import document
 from ..protocol.types import Item, Part
 from ..settings import AuthSettings, LimitSettings
 from ..state import Page
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from ..threads import by_size
 from ..upstream import Caller, Standing
 from .inbound import BODY_TIMEOUT, Inbound, Receiving

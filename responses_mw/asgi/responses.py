@@ -26,7 +26,7 @@ from ..protocol.response.document import whole
 from ..protocol.types import Document
 from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from ..upstream import Caller, Upstream
 from .idempotency import OnceOnly, key_of, once
 from .json import JSONResponse, add_headers

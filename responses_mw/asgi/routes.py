@@ -18,7 +18,7 @@ from ..errors import MethodNotAllowed, NotFound
 from ..jobs import JobService
 from ..settings import Settings
 from ..state import State
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from ..upstream import Upstream
 from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from .error_response import error_response
 from .json import JSONResponse
 

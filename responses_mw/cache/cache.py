@@ -27,7 +27,8 @@ from ..ids import random_part
 from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..settings import CacheSettings
-from ..telemetry import CACHE_LOOKUPS, CACHE_MISSES, annotate
+from ..telemetry.context import annotate
+from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard, record
 from .embeddings import Embedder, Embeddings, Headers, Scope
 from .key import Key, key_of, obstacle

@@ -20,7 +20,8 @@ from pydantic import SecretStr
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
 from ..settings import CacheSettings
-from ..telemetry import WarningLimit, measured_embedding
+from ..telemetry.report import WarningLimit
+from ..telemetry.tracing import measured_embedding
 from .key import Key
 from .policy import Policy
 

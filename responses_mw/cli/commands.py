@@ -19,7 +19,7 @@ from ..errors import APIError, StartupError
 from ..jobs import Worker
 from ..sandbox import SandboxSettings
 from ..settings import Settings, unknown_variables, variables
-from ..telemetry import set_up_logs, set_up_sdk
+from ..telemetry.setup import set_up_logs, set_up_sdk
 from .check import check, no_app
 from .flags import FLAGS
 from .serve import check_ports, serve

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ..network import address_family
-from ..telemetry import METRICS_DIRECTORY, forget_process, set_up_logs
+from ..telemetry.instruments import METRICS_DIRECTORY, forget_process
+from ..telemetry.setup import set_up_logs
 from .serve import STARTUP_FAILURE, announce_server, check_ports, run_server
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..auth import InvalidKeys
 from ..network import address_family
-from ..telemetry import set_up_sdk
+from ..telemetry.setup import set_up_sdk
 from .summary import announce, summary
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from ..auth import APIKeys
 from ..settings import Settings
 from ..state import without_credentials
-from ..telemetry import log_facts
+from ..telemetry.report import log_facts
 from ..version import VERSION
 
 __all__ = ["announce", "summary"]

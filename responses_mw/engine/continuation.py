@@ -20,11 +20,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from .. import telemetry
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase
-from ..telemetry import UPSTREAM_WAITS
+from ..telemetry.metrics import UPSTREAM_WAITS
+from ..telemetry.report import report_continuation
 from ..upstream.backend import Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .run import Run
@@ -133,7 +133,7 @@ class Continuation:
         run.turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, turn))
         if run.turn is None:
             raise error
-        telemetry.report_continuation(
+        report_continuation(
             run.document["id"],
             reason="timeout" if isinstance(error, UpstreamTimeout) else "broken",
             phase=phase,

@@ -20,7 +20,7 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import ID_PREFIXES
 from ..protocol.types import Document, Item
 from ..state import Batch, Chain, Deleted, Missing, OverBound, OverQuota, State, StateFull, StateUnavailable
-from ..telemetry import annotate
+from ..telemetry.context import annotate
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from .. import telemetry
 from ..cache import Hit, Miss, Uncacheable
 from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
@@ -23,6 +22,7 @@ from ..protocol.response.seam import Phase
 from ..protocol.response.takeover import Takeover
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Chunk, Document, Part
+from ..telemetry.context import end_run
 from ..tools import Toolbox
 from ..tools.tool import ToolResult
 from ..upstream import Caller
@@ -166,7 +166,7 @@ class Run:
     def report(self) -> None:
         """Add the outcome of the run to the facts of the current request. For a cancelled run, this is its current state."""
         continuations = self.continuations + (self.takeover is not None)
-        telemetry.end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
+        end_run(self.document, turns=self.turns, continuations=continuations, error=self.error)
 
     def fail(self, error: Exception) -> None:
         """Record `error` in the document as the end of the run."""

@@ -11,7 +11,6 @@ from functools import partial
 
 import anyio
 
-from .. import telemetry
 from ..auth import Gate
 from ..cache import Cache, Hit, Miss, Policy, mark
 from ..crypto import Sealer
@@ -24,6 +23,8 @@ from ..protocol.response.events import Event
 from ..protocol.response.takeover import Takeover
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
+from ..telemetry.context import begin_run, end_run
+from ..telemetry.tracing import with_trace_context
 from ..threads import by_size
 from ..tools import Tools
 from ..upstream import Caller, Upstream
@@ -146,7 +147,7 @@ class Runner:
             messages = self._compaction.user_messages(run)
             run.compacted = await self._compaction.compact(run)
         add_compaction(run)
-        telemetry.end_run({**run.document, "status": "completed"}, turns=1)
+        end_run({**run.document, "status": "completed"}, turns=1)
         return compaction.document(run.document, messages)
 
     async def check(self, run: Run) -> None:
@@ -217,9 +218,9 @@ class Runner:
         output: Sequence[Item] = (),
     ) -> Run:
         """`output` holds the items that another worker has already added to the response."""
-        telemetry.begin_run(created, streams=request.stream)
+        begin_run(created, streams=request.stream)
         assembler = self._backend.builder(request, created, context.ids, caller.owner, context.chain.call_ids)
-        headers = telemetry.with_trace_context(caller.headers) if request.tools else {}
+        headers = with_trace_context(caller.headers) if request.tools else {}
         gate = self._gate(caller)
         toolbox = self._tools.toolbox(request.tools, [*context.items, *output], context.input, headers, caller.owner, gate)
         messages = self._backend.messages(request)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ..protocol import sse
 from ..protocol.response.events import Event
 from ..state import Batch, Job, Jobs, StateUnavailable
-from ..telemetry import EVENTS_APPENDED, LEASES_LOST
+from ..telemetry.metrics import EVENTS_APPENDED, LEASES_LOST
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,10 @@ from ..protocol.request.create import parse
 from ..protocol.response.takeover import Takeover, take_over
 from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
-from ..telemetry import JOBS_RETRIED, annotate, end_run, link_to_request, report_continuation
+from ..telemetry.context import annotate, end_run
+from ..telemetry.metrics import JOBS_RETRIED
+from ..telemetry.report import report_continuation
+from ..telemetry.tracing import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error

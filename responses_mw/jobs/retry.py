@@ -7,7 +7,7 @@ import logging
 import random
 
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from ..telemetry import kind_of_error
+from ..telemetry.context import kind_of_error
 
 logger = logging.getLogger(__name__)
 

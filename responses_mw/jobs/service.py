@@ -18,7 +18,8 @@ from ..protocol import sse
 from ..protocol.types import Document
 from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
-from ..telemetry import annotate, queueing_span, with_trace_context
+from ..telemetry.context import annotate
+from ..telemetry.tracing import queueing_span, with_trace_context
 from .finalize import write_end
 from .follower import Followers
 from .job_runner import secrets_purpose

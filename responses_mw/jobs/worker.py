@@ -22,7 +22,8 @@ from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.keys import Partition, stop_channel
-from ..telemetry import WarningLimit, count_response, job_span, log_facts, report_failure
+from ..telemetry.report import WarningLimit, count_response, log_facts, report_failure
+from ..telemetry.tracing import job_span
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end
 from .job_runner import JobRunner

@@ -14,8 +14,8 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .. import telemetry
 from ..network import failure_reason
+from ..telemetry.tracing import count_state_error, measure_round_trip, redis_span
 from .cancellation import cancellations, raise_lost_cancellation
 from .errors import Damaged, StateFull, StateUnavailable
 from .keys import kind_of
@@ -128,7 +128,7 @@ class _Probe:
         except exceptions.ResponseError:
             return True  # an error is an answer
         except FAILURES as error:
-            telemetry.count_state_error(error)
+            count_state_error(error)
             return False
         return True
 
@@ -184,17 +184,17 @@ class Client:
         before, began = cancellations(), time.perf_counter()
         try:
             # redis-py's pools raise an error when all connections are in use: wait for one here.
-            with telemetry.redis_span(operation, script, size, partial(self._address, key)):
+            with redis_span(operation, script, size, partial(self._address, key)):
                 async with asyncio.timeout(self._timeout), self._free:
                     reply = await ask()
-            telemetry.measure_round_trip(operation, time.perf_counter() - began)
+            measure_round_trip(operation, time.perf_counter() - began)
         except FAILURES as error:
-            telemetry.measure_round_trip(operation, time.perf_counter() - began, error)
+            measure_round_trip(operation, time.perf_counter() - began, error)
             await raise_lost_cancellation(before)
             if _is_damage(error):
                 raise self.damage(key, str(error)) from error
             self._away_since = self._away_since or time.monotonic()
-            telemetry.count_state_error(error)
+            count_state_error(error)
             if isinstance(error, _TIMEOUTS):
                 self._probe(key)
             raise _unavailable(error) from error
@@ -216,7 +216,7 @@ class Client:
         """
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         error, kind, now = Damaged(kind_of(name)), kind_of(name), time.monotonic()
-        telemetry.count_state_error(error)
+        count_state_error(error)
         if now - self._logged.get(kind, float("-inf")) >= _LOG_INTERVAL:
             self._logged[kind] = now
             logger.error("the %s at %s is damaged: %.200s", kind, name, reason)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
-from ..telemetry import REDIS_MEMORY_MAX, REDIS_MEMORY_USED, WarningLimit
+from ..telemetry.metrics import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
+from ..telemetry.report import WarningLimit
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:

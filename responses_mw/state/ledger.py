@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from ..ids import random_part
-from ..telemetry import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
+from ..telemetry.metrics import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
 from .errors import Damaged, StateUnavailable
 from .scripts import script
 

@@ -18,7 +18,7 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..telemetry import LIMITS_REFUSED, LIMITS_UNCHECKED
+from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from .errors import OverQuota, StateUnavailable
 from .scripts import script
 

@@ -7,23 +7,28 @@
   OpenTelemetry's specification). Dashboards and alerts depend on the names: a test compares them.
 - Labels are fixed for each metric; an attribute that is not given is an empty label, which Prometheus treats as absent.
 - A metric has at most `MAX_SERIES` series; beyond that every label is `_OTHER`.
+- If PROMETHEUS_MULTIPROC_DIR names a directory when the package is imported, the processes of one server share their metrics
+  through files in it. The counts of processes that have ended remain there, so that no counter goes down.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 import prometheus_client as prometheus
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from ..version import VERSION
 from .conventions import SCHEMA_URL, SCOPE
-from .shared import is_shared, shared_registry
-
-__all__ = ["MAX_SERIES", "REGISTRY", "Counter", "Gauge", "Histogram", "KnownNames", "UpDownCounter", "exposition"]
 
 Attributes: TypeAlias = Mapping[str, str | int]
 Metric = TypeVar("Metric", bound=MetricWrapperBase)
@@ -32,9 +37,11 @@ MAX_SERIES = 1000
 MAX_NAME = 256
 OTHER = "_OTHER"
 REGISTRY = prometheus.CollectorRegistry()
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 _METER = get_meter(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _UNIT_SUFFIXES = {"s": "_seconds", "By": "_bytes"}
+_LIVE = re.compile(r"gauge_live[a-z]+_([0-9]+)\.db")
 
 
 class Instrument(Generic[Metric]):
@@ -160,13 +167,47 @@ class KnownNames:
         return name if name in self._names else OTHER
 
 
+def _prometheus_name(name: str, unit: str = "") -> str:
+    return name.replace(".", "_") + _UNIT_SUFFIXES.get(unit, "")
+
+
+# -- exposition ------------------------------------------------------------------------------------------------------------
+
+
 def exposition(accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type: OpenMetrics if the `Accept` header names it, else Prometheus' text format."""
-    registry = shared_registry(REGISTRY) if is_shared() else REGISTRY
+    registry = REGISTRY
+    if is_shared():
+        registry = prometheus.CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_Unshared())
     if "application/openmetrics-text" in accept:
         return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     return prometheus.generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _prometheus_name(name: str, unit: str = "") -> str:
-    return name.replace(".", "_") + _UNIT_SUFFIXES.get(unit, "")
+def is_shared() -> bool:
+    """Return whether this process shares its metrics with other processes."""
+    return METRICS_DIRECTORY in os.environ
+
+
+def forget_process(pid: int, directory: str) -> None:
+    """Remove the gauges of a process that has ended from the `directory` of shared metrics."""
+    mark_process_dead(pid, directory)  # type: ignore[no-untyped-call]
+
+
+class _Unshared(Collector):
+    """Metrics that are not in the files: build information, and the process metrics of all processes combined."""
+
+    def collect(self) -> Iterator[Family]:
+        yield from (family for family in REGISTRY.collect() if family.type == "info")
+        names = (_LIVE.fullmatch(path.name) for path in Path(os.environ[METRICS_DIRECTORY]).iterdir())
+        combined: dict[str, Family] = {}
+        for pid in sorted({int(name[1]) for name in names if name is not None}):
+            for family in prometheus.ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                known = combined.setdefault(family.name, family)
+                if known is not family:
+                    [one], [other] = known.samples, family.samples
+                    value = min(one.value, other.value) if "start_time" in family.name else one.value + other.value
+                    known.samples = [one._replace(value=value)]
+        yield from combined.values()

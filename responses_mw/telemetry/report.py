@@ -5,21 +5,40 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry.trace import get_current_span
 
 from .context import Failure, RequestContext
-from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS
-from .usage import USAGE
-
-__all__ = ["count_response", "log_facts", "report_continuation", "report_failure", "report_lost_job"]
+from .metrics import CONTINUATION_PAUSE, CONTINUATIONS, RESPONSES, STATUSES, UNSTORED, UNSTORED_REASONS, USAGE
 
 logger = logging.getLogger("responses_mw.runs")
 
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _MAX_MESSAGE = 500
+WARNING_INTERVAL = 60.0
+"""Minimum number of seconds between two warnings about the same fault."""
+
+
+class WarningLimit:
+    """Limits the warnings about one fault."""
+
+    def __init__(self) -> None:
+        self._next = float("-inf")
+
+    def is_due(self) -> bool:
+        """Return whether to warn now: true at most once in `WARNING_INTERVAL`."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + WARNING_INTERVAL
+        return True
+
+    def reset(self) -> None:
+        """Allow the next warning at once, because the fault is over."""
+        self._next = float("-inf")
 
 
 def log_facts(

@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import httpx
 
-from .. import telemetry
 from ..auth import Gate
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Chunk, Item, Tool
+from ..telemetry.tracing import ToolCallSpan
 from . import code_interpreter, mcp_tools, web_search
 from .mcp import MCPServers
 from .mcp_tools import MCPEntry, SignedListings
@@ -156,9 +156,7 @@ class Toolbox:
         served = self._serving[id(form)]
         name = form.members.get("name", served.offered.name)
         label = form.members.get("server_label", "")
-        with telemetry.ToolCallSpan(
-            name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server
-        ) as call:
+        with ToolCallSpan(name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server) as call:
             result = await served.call(arguments)
             call.result(result.content, failed=result.failed)
         return result

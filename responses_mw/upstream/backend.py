@@ -24,7 +24,7 @@ from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part
 from ..settings import UpstreamSettings
-from ..telemetry import TurnSpan, UpstreamServer
+from ..telemetry.turn import TurnSpan, UpstreamServer
 from .caller import Caller
 from .client import Upstream
 from .stream import ChatStream

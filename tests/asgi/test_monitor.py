@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from responses_mw.asgi.monitor import LAG_INTERVAL, monitoring
-from responses_mw.telemetry import REGISTRY
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.scripted import HELLO, Signal, text
 from tests.support.websocket import UVICORN, opened
 

@@ -14,7 +14,7 @@ from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.ids import random_part
 from responses_mw.state import Damaged, State, StateUnavailable, connect
-from responses_mw.telemetry import MAX_OWNERS, USAGE
+from responses_mw.telemetry.metrics import MAX_OWNERS, USAGE
 from tests.support.configured import make_settings
 from tests.support.scripted import completion, error
 from tests.support.servers import lifespan

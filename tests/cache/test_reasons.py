@@ -9,7 +9,7 @@ import pytest
 
 from responses_mw.cache import Miss, Policy
 from responses_mw.cache.embeddings import MAX_TEXT_LENGTH
-from responses_mw.telemetry import REGISTRY
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.cache.asking import EXACT, SEMANTIC, EmbeddingServer, ask, granted, key
 from tests.cache.test_command import run
 from tests.support.scripted import completion

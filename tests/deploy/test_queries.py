@@ -7,7 +7,8 @@ import tomllib
 
 import pytest
 
-from responses_mw.telemetry import REGISTRY
+import responses_mw.telemetry.metrics  # noqa: F401 (registers the metrics)
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.paths import ROOT
 from tests.support.queries import EMITTED, OF_EVERY_TARGET, OF_PROMETHEUS, alerts, asked_for, dashboard, queries
 

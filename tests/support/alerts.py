@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from responses_mw.telemetry import exposition
+from responses_mw.telemetry.instruments import exposition
 from tests.support.queries import FILES, alerts, asked_for
 
 _MINUTES = 30

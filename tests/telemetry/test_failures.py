@@ -15,7 +15,8 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw import create_app
 from responses_mw.cli.check import check
-from responses_mw.telemetry import REGISTRY, UPSTREAM_UP
+from responses_mw.telemetry.instruments import REGISTRY
+from responses_mw.telemetry.metrics import UPSTREAM_UP
 from tests.support.alerts import Samples, assert_fires, scrape
 from tests.support.configured import make_settings
 from tests.support.scripted import completion, error, json_answer, text

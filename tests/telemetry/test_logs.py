@@ -15,9 +15,9 @@ from responses_mw.asgi.error_response import ErrorResponse
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.errors import UpstreamError
-from responses_mw.telemetry import REGISTRY, annotate, begin_run
-from responses_mw.telemetry.context import RequestContext, activated
-from responses_mw.telemetry.logs import HumanFormatter, JSONFormatter
+from responses_mw.telemetry.context import RequestContext, activated, annotate, begin_run
+from responses_mw.telemetry.instruments import REGISTRY
+from responses_mw.telemetry.setup import HumanFormatter, JSONFormatter
 from tests.support.scripted import HELLO
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from responses_mw.asgi.admin import Admin
-from responses_mw.telemetry import TurnSpan, UpstreamServer, instruments, metrics
+from responses_mw.telemetry import instruments, metrics
+from responses_mw.telemetry.turn import TurnSpan, UpstreamServer
 from tests.support.queries import EMITTED
 from tests.support.scripted import HELLO, Signal, text
 

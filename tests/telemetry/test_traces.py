@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from responses_mw.telemetry import set_up_sdk
 from responses_mw.telemetry.conventions import SCHEMA_URL
+from responses_mw.telemetry.setup import set_up_sdk
 from responses_mw.version import VERSION
 from tests.support.mcp_servers import weather
 from tests.support.paths import ROOT

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.telemetry import REGISTRY
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream
 from tests.support.scripted import HELLO, call, finish

@@ -16,7 +16,7 @@ from ...engine.runner import Runner
 from ...errors import APIError, RateLimited, Unavailable
 from ...settings import CacheSettings, LimitSettings, ServerSettings
 from ...state import State
-from ...telemetry import WEBSOCKETS_OPEN
+from ...telemetry.metrics import WEBSOCKETS_OPEN
 from ...upstream import Caller, Upstream
 from ..access import Origins
 from ..error_response import ErrorResponse

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
 from responses_mw.ids import random_part
-from responses_mw.telemetry import REGISTRY
+from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.scripted import HELLO, completion, finish, text, usage
 
 if TYPE_CHECKING:

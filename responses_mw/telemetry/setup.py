@@ -1,0 +1,190 @@
+"""Set-up of logs, traces and metrics for our own commands. A host application sets up its own.
+
+Log records are text or JSON, with the ids of the request, response and trace. They never hold content of requests. Clients and
+the upstream choose the paths, models and error messages in records, so characters that could start a line or control a terminal
+are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from traceback import format_tb
+from typing import Any, Literal
+
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.trace import ProxyTracerProvider, get_current_span, get_tracer_provider, set_tracer_provider
+
+from ..version import VERSION
+from .context import current_request
+
+logger = logging.getLogger(__name__)
+
+_QUIET = ("httpx", "httpx2", "httpcore", "opentelemetry", "uvicorn")
+"""Loggers limited to warnings: at `info` they log every request or their own internals."""
+
+# C0, DEL and C1, Unicode's line separators, characters that change the text direction, and lone surrogates.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_INDENT = "    "
+_OTLP_EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+
+
+def set_up_logs(level: str, form: Literal["human", "json"]) -> None:
+    """Log to standard error. Only our own commands call this; a host application configures its logging itself."""
+    handler = logging.StreamHandler()
+    handler.setFormatter((JSONFormatter if form == "json" else HumanFormatter)(with_messages=level == "debug"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_up_sdk() -> None:
+    """Export traces and metrics as the environment variables specify.
+
+    An OTLP endpoint is enough: both are then sent to it over HTTP. Nothing is set up without an endpoint or exporter, with
+    `OTEL_SDK_DISABLED`, or if `opentelemetry-instrument` has done so already. That command supports more features, such as
+    configuration files. Raises `RuntimeError` for an exporter that is not installed.
+    """
+    traces, metrics = _exporter_names("TRACES"), _exporter_names("METRICS")
+    is_disabled = _variable("OTEL_SDK_DISABLED").lower() == "true"
+    if is_disabled or not (traces or metrics) or not isinstance(get_tracer_provider(), ProxyTracerProvider):
+        return
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError:
+        logger.warning("OTEL_* variables are set, but the extra responses-mw[otel] is not installed: nothing is exported")
+        return
+    attributes = {"service.version": VERSION}
+    if not _variable("OTEL_SERVICE_NAME") and "service.name=" not in _variable("OTEL_RESOURCE_ATTRIBUTES"):
+        attributes["service.name"] = "responses-mw"
+    resource = Resource.create(attributes)
+    if traces:
+        tracer_provider = TracerProvider(resource=resource)
+        for exporter in _exporters("traces", traces):
+            tracer_provider.add_span_processor(BatchSpanProcessor(exporter))
+        set_tracer_provider(tracer_provider)
+    if metrics:
+        exporters = _exporters("metrics", metrics)
+        readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in exporters]
+        set_meter_provider(MeterProvider(readers, resource))
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _exporter_names(signal: str) -> list[str]:
+    """Return the entry points of the exporters for `signal`, by default OTLP if it has an endpoint."""
+    has_endpoint = _variable("OTEL_EXPORTER_OTLP_ENDPOINT") or _variable(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    names = _variable(f"OTEL_{signal}_EXPORTER") or ("otlp" if has_endpoint else "none")
+    if names.lower() == "none":
+        return []
+    protocol = _variable(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or _variable("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    stripped = [name.strip() for name in names.split(",")]
+    return [_OTLP_EXPORTERS.get(protocol, protocol) if name == "otlp" else name for name in stripped]
+
+
+def _exporters(signal: str, names: list[str]) -> Iterator[Any]:
+    for name in names:
+        found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
+        if not found:
+            raise RuntimeError(f"no installed package provides the OpenTelemetry {signal} exporter {name!r}")
+        yield found[0].load()()
+
+
+# -- log records ----------------------------------------------------------------------------------------------------
+
+
+class _Formatter(logging.Formatter):
+    form: str | None = None
+
+    def __init__(self, *, with_messages: bool = False) -> None:
+        """`with_messages` includes the messages of exceptions, which may quote requests: it is meant for debugging.
+
+        Messages are omitted for requests that are not known to be stored.
+        """
+        super().__init__(self.form)
+        self._with_messages = with_messages
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Return the traceback, by default without the exceptions' messages."""
+        request = current_request()
+        if self._with_messages and (request is None or request.stores):
+            return _block(super().formatException(ei))
+        return _block("\n".join(_traceback(ei[1]))) if ei[1] is not None else ""
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 (logging's name)
+        return _block(stack_info)
+
+
+class HumanFormatter(_Formatter):
+    """Format a record as one line. A traceback follows, indented, so that none of its lines looks like a record."""
+
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s%(ids)s"
+
+    def format(self, record: logging.LogRecord) -> str:
+        ids = {} if hasattr(record, "facts") else _ids()
+        record.ids = " [" + " ".join(f"{name}={value}" for name, value in ids.items()) + "]" if ids else ""
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return _escaped(super().formatMessage(record))
+
+
+class JSONFormatter(_Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": getattr(record, "subject", None) or record.getMessage(),
+            **_ids(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def _block(text: str) -> str:
+    return "\n".join(_INDENT + _escaped(line.expandtabs()) for line in text.split("\n"))
+
+
+def _ids() -> dict[str, str]:
+    """Return the ids of the current trace, request and response."""
+    ids: dict[str, str] = {}
+    context, request = get_current_span().get_span_context(), current_request()
+    if context.is_valid:
+        ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+    if request is not None:
+        ids |= {"request": request.request_id, "response": request.response_id}
+    return {name: value for name, value in ids.items() if value}
+
+
+def _traceback(error: BaseException) -> Iterator[str]:
+    """Describe an exception, its causes and its members by location and class only."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield from _traceback(cause)
+        yield "and then:"
+    yield from (line.rstrip() for line in format_tb(error.__traceback__))
+    yield f"{type(error).__module__}.{type(error).__qualname__}"
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield "in it:"
+        yield from _traceback(inner)
