@@ -112,7 +112,6 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
         state = State(
             client,
             ttl_seconds=settings.state.ttl,
-            log_ttl_seconds=settings.jobs.log_ttl,
             bounds=bounds,
             patience=COMMIT_TIMEOUTS * settings.redis.timeout,
             owner_bytes=settings.limits.stored_bytes,

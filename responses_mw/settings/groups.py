@@ -198,9 +198,6 @@ class JobSettings(Group):
     retry_timeout: Duration = Field(
         600.0, ge=0, description="time for which a background response waits for an unavailable upstream before it fails"
     )
-    log_ttl: WholeDuration = Field(
-        24 * 3600, gt=0, description="time for which the events of a finished background response can be streamed"
-    )
 
 
 class CacheSettings(Group):

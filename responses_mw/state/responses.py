@@ -31,6 +31,8 @@ __all__ = ["Responses"]
 
 logger = logging.getLogger(__name__)
 
+# Maximum lifetime of the event log of a background response after its end.
+LOG_TTL = 24 * 60 * 60
 CHAINABLE = ("completed", "incomplete")
 # Lifetime of the tombstone of a deleted response. A run that takes longer could store the response again.
 TOMBSTONE_SECONDS = 24 * 60 * 60
@@ -51,18 +53,16 @@ class Responses:
         retractions: Retractions,
         *,
         ttl_seconds: int,
-        log_ttl_seconds: int,
         bounds: Bounds,
         patience: float,
     ) -> None:
-        """``ttl_seconds``: lifetime of a response. ``log_ttl_seconds``: lifetime of a background response's log after its end.
-        ``patience``: seconds for which a commit is retried."""
+        """``ttl_seconds``: lifetime of a response. ``patience``: seconds for which a commit is retried."""
         self._client = client
         self._conversations = conversations
         self._quota = quota
         self._segments = Segments(client, recent_bytes=bounds.recent_bytes)
         self._ttl = ttl_seconds * 1000
-        self._log_ttl = log_ttl_seconds * 1000
+        self._log_ttl = min(ttl_seconds, LOG_TTL) * 1000
         self._bounds = bounds
         self._patience = patience
         self._retractions = retractions

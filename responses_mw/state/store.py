@@ -28,8 +28,7 @@ __all__ = ["State"]
 
 _CHECK_KEYS = script("keys_check")
 
-DAY = 24 * 60 * 60
-WEEK = 7 * DAY
+WEEK = 7 * 24 * 60 * 60
 
 
 class State:
@@ -45,15 +44,13 @@ class State:
         client: Client,
         *,
         ttl_seconds: int = WEEK,
-        log_ttl_seconds: int = DAY,
         bounds: Bounds | None = None,
         patience: float = 10.0,
         partitions: int = 8,
         owner_bytes: int = 0,
     ) -> None:
-        """``ttl_seconds``: lifetime of stored objects. ``log_ttl_seconds``: lifetime of a background response's event log after
-        its end. ``patience``: seconds for which an idempotent write is retried while Redis is unavailable. ``partitions``:
-        number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
+        """``ttl_seconds``: lifetime of stored objects. ``patience``: seconds for which an idempotent write is retried while
+        Redis is unavailable. ``partitions``: number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
         self.bounds = bounds = bounds or Bounds()
         self._ttl = ttl_seconds * 1000
         self.client = client
@@ -68,7 +65,6 @@ class State:
             quota,
             retractions,
             ttl_seconds=ttl_seconds,
-            log_ttl_seconds=log_ttl_seconds,
             bounds=bounds,
             patience=patience,
         )

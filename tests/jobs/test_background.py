@@ -11,6 +11,7 @@ import pytest
 import redis
 from openai.types.responses import Response
 
+from responses_mw.state import responses
 from tests.jobs.conftest import SECRET
 from tests.support.echo import Echo
 from tests.support.scripted import HELLO, Answer, Signal, completion, error, finish, text
@@ -447,8 +448,11 @@ async def test_a_follower_that_does_not_read_holds_nobody_up(replica: Replica, u
         assert events_in(await slow.aread()) == await streamed(ours, response_id)
 
 
-async def test_a_log_that_has_expired_is_an_error(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(jobs__log_ttl=1)
+async def test_a_log_that_has_expired_is_an_error(
+    replica: Replica, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "LOG_TTL", 1)
+    ours = replica()
     upstream.stream(*HELLO)
     response_id = (await create(ours))["id"]
     await ended(ours, response_id)
