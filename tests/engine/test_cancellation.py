@@ -238,10 +238,11 @@ async def test_a_request_whose_body_is_not_complete_when_the_server_stops_gets_a
     assert b"The server is shutting down." in client.bodies[0]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_slow_client_is_no_silent_upstream(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*[text("x" * 1000) for _ in range(50)], finish())
     client = Client()
-    async with apps.open(upstream__timeout=5, server__keep_alive=0.05) as app, anyio.create_task_group() as group:
+    async with apps.open(upstream__timeout=5) as app, anyio.create_task_group() as group:
         group.start_soon(client.call, app)
         await client.begun.wait()
         await asyncio.sleep(1.2)
@@ -292,6 +293,7 @@ async def test_a_server_that_tells_by_an_error_that_the_client_left_is_understoo
         await answer.left.wait()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: ScriptedUpstream) -> None:
     upstream.stream(*HELLO)
 
@@ -302,11 +304,12 @@ async def test_nothing_is_sent_once_the_end_is_on_its_way(apps: Apps, upstream: 
                 await asyncio.sleep(0.2)
 
     client = Slow()
-    async with apps.open(server__keep_alive=0.05) as app:
+    async with apps.open() as app:
         await client.call(app)
     assert check(b"".join(client.bodies)).terminal == "response.completed"
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_client_that_does_not_take_a_keep_alive_gets_no_other(apps: Apps, upstream: ScriptedUpstream) -> None:
     more = Signal()
     upstream.stream(text("Hel"), more, text("lo"), finish())
@@ -319,7 +322,7 @@ async def test_a_client_that_does_not_take_a_keep_alive_gets_no_other(apps: Apps
                 await asyncio.sleep(0.2)
 
     client = Stuck()
-    async with apps.open(server__keep_alive=0.05) as app:
+    async with apps.open() as app:
         begun = time.monotonic()
         await client.call(app)
         took = time.monotonic() - begun

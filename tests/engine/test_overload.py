@@ -79,10 +79,11 @@ async def test_the_official_client_sees_nothing_of_an_overload_after_the_grace(o
     assert len(upstream.requests) == 2
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_it_waits_for_as_long_as_the_upstream_asks_and_keeps_the_stream_alive(
     start: Start, upstream: ScriptedUpstream
 ) -> None:
-    ours = start(upstream__status_grace=0, server__keep_alive=0.1)
+    ours = start(upstream__status_grace=0)
     upstream.whole(error("busy", 429), 429, headers={"retry-after": "1"})
     upstream.stream(*HELLO)
     began = time.monotonic()

@@ -175,9 +175,9 @@ def test_pods_whose_secrets_are_the_users_own_begin_anew_only_when_told() -> Non
 
 def test_settings_arrive_as_the_server_reads_them() -> None:
     given = {
-        "state": {"ttl": 604800},
+        "state": {"ttl": 604800, "required": False},
         "upstream": {"timeout": 0.5},
-        "server": {"sse_done": False, "cors_origins": ["a", "b"]},
+        "server": {"cors_origins": ["a", "b"]},
         "limits": {"max_request_bytes": "64MiB", "memory_bytes": 1073741824},
     }
     data = settings(render({**REQUIRED, "settings": given}))
@@ -185,7 +185,7 @@ def test_settings_arrive_as_the_server_reads_them() -> None:
     assert data["RESPONSES_MW_STATE_TTL"] == "604800"
     assert data["RESPONSES_MW_LIMITS_MEMORY_BYTES"] == "1073741824"
     assert data["RESPONSES_MW_UPSTREAM_TIMEOUT"] == "0.5"
-    assert data["RESPONSES_MW_SERVER_SSE_DONE"] == "false"
+    assert data["RESPONSES_MW_STATE_REQUIRED"] == "false"
     assert data["RESPONSES_MW_LIMITS_MAX_REQUEST_BYTES"] == "64MiB"
     assert data["RESPONSES_MW_SERVER_CORS_ORIGINS"] == '["a","b"]'
     assert all(isinstance(value, str) for value in data.values())

@@ -53,7 +53,7 @@ def run(*arguments: str) -> int:
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "UPSTREAM_URL": "http://vllm:8000/v1/", "UPSTREAM_API_KEY": "secret", "UPSTREAM_DIALECT": "vllm",
-        "UPSTREAM_STATUS_GRACE": "0.2", "SERVER_BASE_PATH": "/openai/", "SERVER_SSE_DONE": "false",
+        "UPSTREAM_STATUS_GRACE": "0.2", "SERVER_BASE_PATH": "/openai/", "STATE_REQUIRED": "true",
         "LIMITS_MAX_REQUEST_BYTES": "1000", "SERVER_LOG_LEVEL": "debug",
     }  # fmt: skip
     for name, value in given.items():
@@ -63,7 +63,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     assert settings.upstream.api_key is not None
     assert settings.upstream.api_key.get_secret_value() == "secret"
     assert (settings.upstream.dialect, settings.upstream.status_grace, settings.server.base_path) == ("vllm", 0.2, "/openai")
-    assert (settings.server.sse_done, settings.limits.max_request_bytes, settings.server.log_level) == (False, 1000, "debug")
+    assert (settings.state.required, settings.limits.max_request_bytes, settings.server.log_level) == (True, 1000, "debug")
 
 
 @pytest.mark.parametrize(

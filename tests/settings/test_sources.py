@@ -64,8 +64,8 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
         [limits]
         max_request_bytes = "64MiB"
         streams = 3
-        [server]
-        sse_done = false
+        [state]
+        required = true
         [tools.mcp_servers.weather]
         url = "http://weather/mcp"
         headers = {x-key = "secret"}
@@ -73,7 +73,7 @@ def test_a_file_sets_every_kind_of_value(write: Write) -> None:
     settings = Settings()
     assert (settings.upstream.url, settings.upstream.forward_headers) == ("http://vllm:8000", ["x-mine"])
     assert (settings.upstream.timeout, settings.limits.max_request_bytes, settings.limits.streams) == (90, 64 << 20, 3)
-    assert settings.server.sse_done is False
+    assert settings.state.required is True
     assert settings.auth.secret_keys[0].get_secret_value().startswith("a secret")
     assert settings.tools.mcp_servers["weather"].headers["x-key"].get_secret_value() == "secret"
 
