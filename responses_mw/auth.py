@@ -65,12 +65,10 @@ class APIKeys:
     @classmethod
     def of(cls, settings: AuthSettings) -> APIKeys | None:
         """Return the configured keys, or None if there are none. Raises `InvalidKeys`."""
-        if settings.api_keys_file is None:
-            keys = cls(settings.api_keys) if settings.api_keys else None
-        else:
-            keys = cls([*_read_lines(settings.api_keys_file), *settings.api_keys])
-            if not keys._hashes:
-                raise InvalidKeys("auth.api_keys_file contains no keys: every request would be refused")
+        given = settings.api_keys
+        keys = cls(line for entry in given for line in _read_lines(entry)) if given else None
+        if keys is not None and not keys.names:
+            raise InvalidKeys("auth.api_keys contains no keys: every request would be refused")
         unknown = set(settings.tenant_keys) - (keys.names if keys is not None else set())
         if unknown:
             raise InvalidKeys(f"auth.tenant_keys contains names of unknown API keys: {', '.join(sorted(unknown))}")
@@ -91,11 +89,14 @@ class APIKeys:
         return found if scheme.lower() == "bearer" else None
 
 
-def _read_lines(path: str) -> list[str]:
+def _read_lines(entry: str) -> list[str]:
+    """Return the lines of the file that `@path` names, or `entry` itself."""
+    if not entry.startswith("@"):
+        return [entry]
     try:
-        return Path(path).read_text("utf-8").splitlines()
+        return Path(entry.removeprefix("@")).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidKeys(f"auth.api_keys_file cannot be read: {type(error).__name__}") from None
+        raise InvalidKeys(f"auth.api_keys: the file cannot be read: {type(error).__name__}") from None
 
 
 def has_key(scope: Any) -> bool:

@@ -24,7 +24,6 @@ _ENDINGS = {
     "url": "URL",
     "_bytes": "SIZE",
     "ttl": "SECONDS",
-    "_file": "PATH",
     "_dir": "PATH",
     "host": "ADDRESS",
     "config": "PATH",

@@ -155,10 +155,10 @@ class AuthSettings(Group):
     secret_keys: Secrets = Field(
         [], description="secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"
     )
-    api_keys_file: str | None = Field(
-        None, description="file of API keys, one name:sha256:hash per line; requests without a key are then refused"
+    api_keys: Names = Field(
+        [],
+        description="API keys as name:sha256:hash, or @PATH of a file with one per line; requests without one are then refused",
     )
-    api_keys: Names = Field([], description="API keys in the format of the file, in addition to its keys")
     tenant_header: str | None = Field(
         None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
     )

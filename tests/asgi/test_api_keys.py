@@ -129,7 +129,7 @@ async def test_a_websocket_without_a_key_is_refused(extensions: dict[str, Any], 
 def test_a_file_has_comments_and_empty_lines(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("\n".join(["# who may ask", "", f"  {LINES[0]}  ", LINES[2].upper().replace("BOB:SHA", "bob:sha")]))
-    keys = APIKeys.of(make_settings(auth__api_keys_file=str(file)).auth)
+    keys = APIKeys.of(make_settings(auth__api_keys=[f"@{file}"]).auth)
     assert keys is not None
     assert [keys.name(f"Bearer {key}") for key in (ALICE, BOB, OTHER_OF_ALICE)] == ["alice", "bob", None]
     assert keys.name(f"Basic {ALICE}") is None
@@ -149,7 +149,7 @@ def test_a_file_that_is_away_or_empty_keeps_the_server_from_starting(tmp_path: P
     (tmp_path / "empty").write_text("# nobody\n")
     for name in ("absent", "empty"):
         with pytest.raises(InvalidKeys):
-            APIKeys.of(make_settings(auth__api_keys_file=str(tmp_path / name)).auth)
+            APIKeys.of(make_settings(auth__api_keys=[f"@{tmp_path / name}"]).auth)
 
 
 def test_without_file_and_setting_no_key_is_asked_for() -> None:

@@ -54,6 +54,7 @@ LEAST: dict[str, Any] = {
 }
 TRYOUT: dict[str, Any] = {"upstream": REQUIRED["upstream"], "tryout": {"enabled": True}}
 REF = {"name": "mine", "key": "secret"}
+KEYS_FILE = {"apiKeys": {"existingSecret": "keys"}}
 SETS = {"required": REQUIRED, "everything": EVERYTHING, "least": LEAST, "tryout": TRYOUT}
 
 
@@ -110,6 +111,8 @@ def test_lint_finds_nothing(values: Any) -> None:
         ({**REQUIRED, "existingSecret": "mine"}, "existingSecret replaces redis.url"),
         ({**REQUIRED, "secretRefs": {"redis": {"url": REF}}}, "secretRefs.redis.url replaces"),
         ({**REQUIRED, "secretRefs": {"upstream": {"url": REF}}}, "secretRefs.upstream"),
+        ({**REQUIRED, **KEYS_FILE, "secretRefs": {"auth": {"api_keys": REF}}}, "apiKeys.existingSecret sets"),
+        ({**REQUIRED, **KEYS_FILE, "secretSettings": {"auth": {"api_keys": "alice:sha256:0"}}}, "apiKeys.existingSecret sets"),
         ({**REQUIRED, "prompts": {"files": {"a.toml": ""}, "existingConfigMap": "mine"}}, "prompts.existingConfigMap replaces"),
         ({**REQUIRED, "tryout": {"enabled": True}}, "starts its own Valkey"),
         ({**TRYOUT, "replicaCount": 2}, "tryout.enabled is for one replica"),

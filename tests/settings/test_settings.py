@@ -264,12 +264,13 @@ def test_check_says_whose_key_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"), [("--auth.api-keys-file", "api_keys_file"), ("--server.prompts-dir", "prompts_dir")]
+    ("flag", "told"),
+    [("--auth.api-keys=@/nowhere", "auth.api_keys"), ("--server.prompts-dir=/nowhere", "prompts_dir")],
 )
 def test_check_says_which_file_is_missing(
-    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], setting: str, told: str
+    upstream: ScriptedUpstream, serve: Serve, redis_url: str, capsys: pytest.CaptureFixture[str], flag: str, told: str
 ) -> None:
-    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0", setting, "/nowhere") == 1
+    assert run("serve", "--upstream", serve(upstream), "--redis", redis_url, "--check", "--port=0", flag) == 1
     assert told in capsys.readouterr().err
 
 

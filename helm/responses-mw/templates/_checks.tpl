@@ -46,6 +46,9 @@
 {{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
 {{- fail "existingSecret replaces redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
 {{- end -}}
+{{- if and $values.apiKeys.existingSecret (or (dig "auth" "api_keys" "" $values.secretSettings) (dig "auth" "api_keys" "" $values.secretRefs)) -}}
+{{- fail "apiKeys.existingSecret sets auth.api_keys: leave it out of secretSettings and secretRefs" -}}
+{{- end -}}
 {{- $held := fromYaml (include "responses-mw.secrets" .) -}}
 {{- range $group, $settings := $values.secretRefs -}}
 {{- range $name, $_ := $settings -}}

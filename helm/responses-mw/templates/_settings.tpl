@@ -29,7 +29,7 @@
 {{- $_ := set $settings "tools" (dict "sandbox_url" (printf "http://%s-sandbox:8090/mcp" (include "responses-mw.fullname" .))) -}}
 {{- end -}}
 {{- if .Values.apiKeys.existingSecret -}}
-{{- $_ := set $settings "auth" (dict "api_keys_file" (printf "/etc/responses-mw/%s" .Values.apiKeys.key)) -}}
+{{- $_ := set $settings "auth" (dict "api_keys" (printf "@/etc/responses-mw/%s" .Values.apiKeys.key)) -}}
 {{- end }}
 RESPONSES_MW_HOST: "0.0.0.0"
 RESPONSES_MW_PORT: "8080"
