@@ -34,7 +34,7 @@ from .embeddings import Embedder, Embeddings, Headers, Scope
 from .key import Key, key_of, obstacle
 from .policy import Policy
 from .result import Hit, Miss, Uncacheable
-from .store import NO_VECTOR, Entries, LookupResult, Page, Redis, Stats
+from .store import Entries, LookupResult, Page, Redis, Stats
 
 if TYPE_CHECKING:
     from .search import Match, Scan
@@ -281,7 +281,7 @@ class Cache:
                 token=miss.token or "",
                 ttl=policy.ttl,
                 response=document["id"],
-                vector=self._scan.stored(vector) if vector is not None and self._scan is not None else NO_VECTOR,
+                vector=self._scan.stored(vector) if vector is not None and self._scan is not None else ("", b""),
             )
         if verdict == "kept":
             miss.token = None

@@ -26,7 +26,7 @@ from .key import Key
 from .policy import Policy
 
 if TYPE_CHECKING:
-    from .vectors import Vector
+    from .search import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Embeddings:
     def __init__(
         self, transport: httpx.AsyncBaseTransport, base: str, settings: CacheSettings, api_key: SecretStr | None = None
     ) -> None:
-        from .vectors import unit_vector
+        from .search import unit_vector
 
         assert settings.embedding_model is not None
         self._unit_vector = unit_vector

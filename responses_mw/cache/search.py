@@ -1,7 +1,7 @@
 """Search for the entries of a partition that are nearest to a vector.
 
 Each process holds the vectors of the partitions that it has searched. Before each search, it reads the vectors that were added
-since. The search is exact. Redis needs no module for it.
+since. The search is exact. Redis needs no module for it. Vectors have length 1; they are float32 in memory, float16 in Redis.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .key import Key
-from .store import MAX_PARTITION_ENTRIES, Entries, Page, StoredVector
-from .vectors import Vector, VectorTable, encode_vector
+from .store import MAX_PARTITION_ENTRIES, Entries, Page
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Vector: TypeAlias = NDArray[np.float32]
 
 MAX_MATCHES = 4
 """Maximum number of entries returned: the guard may refuse the nearest ones."""
@@ -25,6 +26,10 @@ PAGE = 2000
 """Maximum number of vectors that are read at a time."""
 _MAX_RECORD_BYTES = 4 * 1024 * 1024
 """Maximum size of the records that are held for each partition."""
+_STORED = np.dtype("<f2")
+_TINY = np.float32(1e-30)  # avoids a division by zero
+_ROUNDING = 1e-4  # upper bound of the error of similarities and lengths
+_MIN_GROWTH = 128
 
 
 class Match(NamedTuple):
@@ -43,26 +48,25 @@ class Scan:
     records take up to ``max_bytes``; the least recently used partition is dropped first.
     """
 
-    def __init__(self, store: Entries, space: str, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Entries, space: str, max_bytes: int) -> None:
         self._store = store
         self._space = space
         self._max_bytes = max_bytes
-        self._max_entries = MAX_PARTITION_ENTRIES
-        self._clock = clock
-        self._partitions: OrderedDict[tuple[str, int], _Partition] = OrderedDict()
-        self._dimensions: int | None = None
-        """Size of the last vector; None before the first."""
+        self._partitions: OrderedDict[tuple[str, str], _Partition] = OrderedDict()
+        """By partition and space."""
+        self._latest: str | None = None
+        """Space of the last vector; None before the first."""
 
-    def stored(self, vector: Vector) -> StoredVector:
-        """Return ``vector`` in the form in which it is stored."""
-        return StoredVector(self._sized_space(len(vector)), encode_vector(vector))
+    def stored(self, vector: Vector) -> tuple[str, bytes]:
+        """Return the space of ``vector`` and its stored form."""
+        return self._space_of(vector), encode_vector(vector)
 
     def known(self, key: Key) -> tuple[str, int] | None:
         """Return the space and the last entry number read of the partition; None before the first search."""
-        if self._dimensions is None:
+        if self._latest is None:
             return None
-        partition = self._partitions.get((key.partition, self._dimensions))
-        return self._sized_space(self._dimensions), partition.last if partition is not None else 0
+        partition = self._partitions.get((key.partition, self._latest))
+        return self._latest, partition.last if partition is not None else 0
 
     async def nearest(
         self, key: Key, vector: Vector, threshold: float, count: int = MAX_MATCHES, page: Page | None = None
@@ -71,28 +75,38 @@ class Scan:
 
         ``page`` is what the exact lookup has read after ``known``; if there is more, it is read here.
         """
-        self._dimensions = len(vector)
-        place = key.partition, self._dimensions
-        partition = self._partitions.setdefault(place, _Partition(self._dimensions))
-        if page is None or not self._update(partition, page):
-            await self._read_rest(key, partition)
+        self._latest = self._space_of(vector)
+        place = key.partition, self._latest
+        partition = self._partitions.setdefault(place, _Partition(self._latest, len(vector)))
+        if page is None or not partition.update(page):
+            async with partition.reading:
+                while not partition.update(await self._store.since(key, partition.space, partition.last, PAGE)):
+                    pass
         if place in self._partitions:
             self._partitions.move_to_end(place)
-        self._evict()
-        near = partition.vectors.nearest(vector, threshold, count, self._now())
-        records = await self._records(key, partition, [entry for entry, _ in near])
+        while len(self._partitions) > 1 and sum(one.nbytes for one in self._partitions.values()) > self._max_bytes:
+            self._partitions.popitem(last=False)
+        now = _now()
+        near = partition.vectors.nearest(vector, threshold, count, now)
+        records = await self._records(key, partition, [entry for entry, _ in near], now)
         return [Match(entry, similarity, *records[entry]) for entry, similarity in near if entry in records]
 
     def similarity(self, key: Key, vector: Vector, floor: float) -> float | None:
         """Return the similarity of the nearest entry known here; None if it is below ``floor``."""
-        partition = self._partitions.get((key.partition, len(vector)))
-        near = partition.vectors.nearest(vector, floor, 1, self._now()) if partition is not None else []
+        partition = self._partitions.get((key.partition, self._space_of(vector)))
+        near = partition.vectors.nearest(vector, floor, 1, _now()) if partition is not None else []
         return near[0][1] if near else None
 
-    async def _records(self, key: Key, partition: _Partition, entries: Sequence[str]) -> dict[str, tuple[bytes, float]]:
+    def _space_of(self, vector: Vector) -> str:
+        """Return the space of ``vector``: only vectors of the same model and size are comparable."""
+        return f"{self._space}{len(vector):x}"
+
+    async def _records(
+        self, key: Key, partition: _Partition, entries: Sequence[str], now: int
+    ) -> dict[str, tuple[bytes, float]]:
         """Return record and remaining seconds of each entry that still exists. Records that are not held are read."""
-        now, state = self._now(), partition.state
-        held = {entry: known for entry in entries if (known := partition.records.get(entry)) is not None}
+        state = partition.state
+        held = {entry: partition.records[entry] for entry in entries if entry in partition.records}
         records = {entry: (record, (expiry - now) / 1000) for entry, (record, expiry) in held.items()}
         missing = [entry for entry in entries if entry not in held]
         for entry, read in zip(missing, await self._store.read(key, missing) if missing else (), strict=True):
@@ -101,107 +115,192 @@ class Scan:
                 continue
             records[entry] = read
             if partition.state == state:
-                partition.records.put(entry, read[0], now + int(read[1] * 1000))
+                partition.hold(entry, read[0], now + int(read[1] * 1000))
         return records
 
-    async def _read_rest(self, key: Key, partition: _Partition) -> None:
-        async with partition.reading:
-            while True:
-                space = self._sized_space(partition.vectors.dimensions)
-                page = await self._store.since(key, space, partition.last, PAGE)
-                if self._update(partition, page):
-                    return
 
-    def _update(self, partition: _Partition, page: Page) -> bool:
-        """Add a page to ``partition``; return whether the partition is complete now."""
-        if page.space != self._sized_space(partition.vectors.dimensions):
-            return False
-        return partition.update(page, self._max_entries, self._now())
-
-    def _sized_space(self, dimensions: int) -> str:
-        return f"{self._space}{dimensions:x}"
-
-    def _now(self) -> int:
-        return int(self._clock() * 1000)
-
-    def _evict(self) -> None:
-        while len(self._partitions) > 1 and sum(one.nbytes for one in self._partitions.values()) > self._max_bytes:
-            self._partitions.popitem(last=False)
+def _now() -> int:
+    return int(time.time() * 1000)
 
 
 class _Partition:
-    """What this process has read of a partition, up to entry number ``last``."""
+    """What this process has read of a partition in one ``space``, up to entry number ``last``."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, space: str, dimensions: int) -> None:
+        self.space = space
         self.reading = asyncio.Lock()
         self.removals = ""
-        self._reset("", dimensions)
+        self._purge("", dimensions)
 
-    def _reset(self, generation: str, dimensions: int) -> None:
+    def _purge(self, generation: str, dimensions: int) -> None:
         self.generation = generation
         self.last = 0
         self.vectors = VectorTable(dimensions)
-        self.records = _Records()
+        self._drop_records()
+
+    def _drop_records(self) -> None:
+        self.records: dict[str, tuple[bytes, int]] = {}
+        """Recently used records with their expiry (ms)."""
+        self._record_bytes = 0
 
     @property
     def nbytes(self) -> int:
-        return self.vectors.nbytes + self.records.nbytes
+        return self.vectors.nbytes + self._record_bytes
 
     @property
     def state(self) -> tuple[str, int, str]:
         """A value that changes when a record is replaced or deleted."""
         return self.generation, self.last, self.removals
 
+    def hold(self, entry: str, record: bytes, expiry: int) -> None:
+        """Keep a record; drop all others if they are too large together."""
+        self._forget(entry)
+        if self._record_bytes + len(record) > _MAX_RECORD_BYTES:
+            self._drop_records()
+        self.records[entry] = record, expiry
+        self._record_bytes += len(record)
+
     def remove(self, entry: str) -> None:
         self.vectors.remove(entry)
-        self.records.remove(entry)
+        self._forget(entry)
 
-    def update(self, page: Page, limit: int, now: int) -> bool:
+    def _forget(self, entry: str) -> None:
+        self._record_bytes -= len(self.records.pop(entry, (b"", 0))[0])
+
+    def update(self, page: Page) -> bool:
         """Add a page, which may arrive late or twice; return whether everything up to its end is known now."""
+        if page.space != self.space:
+            return False
         if page.removals != self.removals:
-            self.removals, self.records = page.removals, _Records()
+            self.removals = page.removals
+            self._drop_records()
         same = page.generation == self.generation
         if same and page.last < self.last > page.after:
             return True  # more has been read meanwhile
         if not same or page.last < self.last:
-            self._reset(page.generation, self.vectors.dimensions)  # the cache was purged
+            self._purge(page.generation, self.vectors.dimensions)
         if page.after > self.last:
             return False  # the entries in between are unknown
         new = [entry for entry in page.entries if entry[1] > self.last]
         self.vectors.put((entry, *_split(vector)) for entry, _, vector in new if vector)
-        for entry, _, _ in new:
-            self.records.remove(entry)
-        if new:
-            self.last = new[-1][1]
-        self.vectors.shrink(limit, now)
+        for entry, number, _ in new:
+            self._forget(entry)
+            self.last = number
+        self.vectors.shrink(MAX_PARTITION_ENTRIES, _now())
         return not page.full
-
-
-class _Records:
-    """Recently used records with their expiry (ms), up to ``_MAX_RECORD_BYTES``."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._records: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
-
-    def get(self, entry: str) -> tuple[bytes, int] | None:
-        if entry in self._records:
-            self._records.move_to_end(entry)
-        return self._records.get(entry)
-
-    def put(self, entry: str, record: bytes, expiry: int) -> None:
-        self.remove(entry)
-        self._records[entry] = record, expiry
-        self.nbytes += len(record)
-        while self.nbytes > _MAX_RECORD_BYTES:
-            self.remove(next(iter(self._records)))
-
-    def remove(self, entry: str) -> None:
-        record, _ = self._records.pop(entry, (b"", 0))
-        self.nbytes -= len(record)
 
 
 def _split(stored: bytes) -> tuple[int, bytes]:
     """Split an expiry (ms) from a vector."""
     expiry, _, vector = stored.partition(b":")
     return int(expiry), vector
+
+
+# -- vectors ---------------------------------------------------------------------------------------------------------------
+
+
+def unit_vector(numbers: object) -> Vector:
+    """Return ``numbers`` as a vector of length 1. Raises ``ValueError`` if it has no direction."""
+    with np.errstate(over="ignore"):  # an overflow is reported below
+        try:
+            vector = np.asarray(numbers, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("the embedding is not a list of numbers") from None
+        length = np.linalg.norm(vector) if vector.ndim == 1 else np.float32(0)
+    if not np.isfinite(length) or length == 0:
+        raise ValueError("the embedding has no direction")
+    return vector / length
+
+
+def encode_vector(vector: Vector) -> bytes:
+    """Return ``vector`` as little-endian float16."""
+    return vector.astype(_STORED).tobytes()
+
+
+def decode_vectors(blobs: Sequence[bytes], dimensions: int) -> Vector:
+    """Return encoded vectors as the rows of a matrix, scaled to length 1 again."""
+    rows = np.frombuffer(b"".join(blobs), _STORED).astype(np.float32).reshape(len(blobs), dimensions)
+    unit_rows: Vector = rows / np.sqrt(np.vecdot(rows, rows) + _TINY)[:, np.newaxis]
+    return unit_rows
+
+
+class VectorTable:
+    """Vectors by id, each with an expiry (ms), in the order in which they were added.
+
+    A search compares the head of each vector, a quarter of its numbers. By the Cauchy-Schwarz inequality, the tails add at most
+    the product of their lengths to a similarity, so rows that cannot reach the threshold are skipped. Among 10,000 vectors of
+    384 (1536) numbers, a search takes 0.1 (0.3) ms; comparing all numbers takes 0.3 (2) ms.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self._rows: dict[str, int] = {}
+        self._ids: list[str] = []
+        """The id of each row."""
+        self._free: list[int] = []
+        self._head = -(-dimensions // 4)
+        self._heads = np.empty((0, self._head), np.float32)
+        self._tails = np.empty((0, dimensions - self._head), np.float32)
+        self._tail_lengths = np.empty(0, np.float32)
+        self._expiries = np.empty(0, np.int64)
+        """The expiry of each row (ms); 0 if the row is free."""
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.dimensions * len(self._expiries)
+
+    def put(self, entries: Iterable[tuple[str, int, bytes]]) -> None:
+        """Add entries (id, expiry and encoded vector), or replace them; skip vectors of a wrong size."""
+        fitting = [entry for entry in entries if len(entry[2]) == _STORED.itemsize * self.dimensions]
+        if not fitting:
+            return
+        rows = [self._row(id_) for id_, _, _ in fitting]
+        missing = len(self._ids) - len(self._expiries)
+        if missing > 0:
+            size = len(self._expiries) + max(missing, len(self._expiries) // 2, _MIN_GROWTH)
+            for array in (self._heads, self._tails, self._tail_lengths, self._expiries):
+                array.resize((size, *array.shape[1:]), refcheck=False)
+        vectors = decode_vectors([vector for _, _, vector in fitting], self.dimensions)
+        self._heads[rows], self._tails[rows] = np.hsplit(vectors, [self._head])
+        self._tail_lengths[rows] = np.linalg.norm(vectors[:, self._head :], axis=1)
+        self._expiries[rows] = [expiry for _, expiry, _ in fitting]
+
+    def remove(self, id_: str) -> None:
+        """Remove an entry, if it is there."""
+        row = self._rows.pop(id_, None)
+        if row is not None:
+            self._expiries[row] = 0
+            self._free.append(row)
+
+    def shrink(self, limit: int, now: int) -> None:
+        """If there are more than ``limit`` entries, remove the expired ones, and then the oldest."""
+        if len(self._rows) <= limit:
+            return
+        for id_ in [id_ for id_, row in self._rows.items() if self._expiries[row] <= now]:
+            self.remove(id_)
+        for id_ in list(self._rows)[: max(0, len(self._rows) - limit)]:
+            self.remove(id_)
+
+    def nearest(self, vector: Vector, threshold: float, count: int, now: int) -> list[tuple[str, float]]:
+        """Return ids and similarities of up to ``count`` unexpired entries that reach the threshold, nearest first."""
+        head, tail = np.split(vector, [self._head])
+        similarities = np.vecdot(self._heads, head)
+        likely = similarities + self._tail_lengths * (np.linalg.norm(tail) + _ROUNDING) >= threshold - _ROUNDING
+        rows = np.flatnonzero(likely & (self._expiries > now))
+        few = len(rows) < len(self._tails) // 8  # copying many rows costs more than multiplying all
+        rest = np.vecdot(self._tails[rows], tail) if few else np.vecdot(self._tails, tail)[rows]
+        similarities = similarities[rows] + rest
+        best = [place for place in np.argsort(-similarities)[:count] if similarities[place] >= threshold]
+        return [(self._ids[rows[place]], float(similarities[place])) for place in best]
+
+    def _row(self, id_: str) -> int:
+        """Return a row for ``id_``, which becomes the newest entry."""
+        row = self._rows.pop(id_, None)
+        if row is None and self._free:
+            row = self._free.pop()
+        if row is None:
+            row = len(self._ids)
+            self._ids.append("")
+        self._ids[row] = id_
+        self._rows[id_] = row
+        return row

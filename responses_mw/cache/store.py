@@ -14,16 +14,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import orjson
 
 from ..lua import Script
 from ..settings import CacheSettings
 from .key import Key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_PARTITION_ENTRIES = 10_000
 """Maximum number of answers that differ only in the last user text. A semantic lookup compares the text with all of them."""
@@ -112,23 +109,12 @@ class Stats:
     partitions: int
 
 
-class StoredVector(NamedTuple):
-    """An encoded vector; vectors are comparable only within one ``space`` (model, size, namespace)."""
-
-    space: str
-    data: bytes
-
-
-NO_VECTOR = StoredVector("", b"")
-
-
 class Entries:
     """All cache entries of all owners."""
 
-    def __init__(self, redis: Redis, settings: CacheSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, redis: Redis, settings: CacheSettings) -> None:
         self._redis = redis
         self._settings = settings
-        self._clock = clock
         self._registered: dict[str, float] = {}
         self._shards = max(1, min(settings.max_owner_bytes // MAX_PARTITION_BYTES, MAX_SHARDS))
         """Number of shards of an owner. Entries stored under another limit may be in other shards, where they are not found."""
@@ -160,29 +146,37 @@ class Entries:
         return Page.parse(space, after, limit, generation, reply)
 
     async def keep(
-        self, key: Key, record: bytes, *, generation: str, token: str, ttl: int, response: str, vector: StoredVector
+        self,
+        key: Key,
+        record: bytes,
+        *,
+        generation: str,
+        token: str,
+        ttl: int,
+        response: str,
+        vector: tuple[str, bytes] = ("", b""),
     ) -> str:
-        """Store a record for ``ttl`` seconds and end the flight of ``token``.
+        """Store a record for ``ttl`` seconds and end the flight of ``token``. ``vector`` is its space and its encoded form.
 
         Return ``kept``, ``purged`` (the cache was purged since the lookup) or ``bound`` (the entry exceeds a limit).
         """
-        settings = self._settings
+        space, encoded = vector
         facts = {
             "generation": generation,
             "token": token,
             "id": key.exact,
             "partition": key.partition,
             "response": response,
-            "space": vector.space,
+            "space": space,
             "ttl": ttl * 1000,
-            "index_ttl": (settings.ttl + _MARGIN) * 1000,
+            "index_ttl": (self._settings.ttl + _MARGIN) * 1000,
             "partition_entries": MAX_PARTITION_ENTRIES,
             "partition_bytes": MAX_PARTITION_BYTES,
             "shard_entries": MAX_PARTITION_ENTRIES,
-            "shard_bytes": settings.max_owner_bytes // self._shards,
+            "shard_bytes": self._settings.max_owner_bytes // self._shards,
         }
         await self.register(key.owner)
-        reply: bytes = await self._redis.script(_KEEP, [self._key(key)], [orjson.dumps(facts), record, vector.data])
+        reply: bytes = await self._redis.script(_KEEP, [self._key(key)], [orjson.dumps(facts), record, encoded])
         return reply.decode()
 
     # -- flights --------------------------------------------------------------------------------------------------
@@ -206,7 +200,7 @@ class Entries:
 
         This must happen before an answer is computed or stored.
         """
-        now = self._clock()
+        now = time.time()
         if self._registered.get(owner, 0.0) > now:
             return
         until = int(now) + self._settings.ttl + int(_REGISTER_INTERVAL) + _MARGIN
@@ -250,7 +244,7 @@ class Entries:
         return await self._redis.scripts(script, [([f"rmw:{{c:{owner}:{shard}}}:g"], args) for shard in range(MAX_SHARDS)])
 
     async def _owners(self) -> list[str]:
-        now = int(self._clock())
+        now = int(time.time())
         commands: list[tuple[str | int, ...]] = [("ZREMRANGEBYSCORE", _OWNERS, "-inf", now), ("ZRANGE", _OWNERS, 0, -1)]
         _, owners = await self._redis.pipeline(commands)
         return [owner.decode() for owner in owners]

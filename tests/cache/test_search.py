@@ -11,9 +11,8 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from responses_mw.cache.key import Key
-from responses_mw.cache.search import Scan
+from responses_mw.cache.search import Scan, VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.cache.store import Entries, Page
-from responses_mw.cache.vectors import VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.ids import random_part
 from responses_mw.state import connect
 from tests.cache.asking import ALICE, BOB, settings
@@ -21,7 +20,7 @@ from tests.cache.asking import ALICE, BOB, settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from responses_mw.cache.vectors import Vector
+    from responses_mw.cache.search import Vector
     from responses_mw.state import Client
     from tests.support.valkey import Plain
 
