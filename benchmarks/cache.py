@@ -174,9 +174,9 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             text = question(number)
             key = key_of(text)
             vector = found.stored(unit_vector(embed(text)))
-            packed = record.pack(
-                record.Entry((("content", "x" * 1000),), None, 3600, signature(text, salt=key.partition)), key, UNSEALED
-            )
+            texts = (("content", "x" * 1000),)
+            entry = record.Entry(key.owner, key.exact, texts, None, 3600, signature(text, salt=key.partition))
+            packed = record.pack(entry, UNSEALED)
             await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
 
         for start in range(0, entries, FILLED_AT_ONCE):

@@ -198,11 +198,11 @@ class Cache:
         return next((hit for hit in hits if hit is not None), None)
 
     def _exact_hit(self, key: Key, found: LookupResult) -> Hit | None:
-        entry = self._unpack(found.record, key, key.exact, signed=False)
+        entry = self._unpack(found.record, key, key.exact)
         return None if entry is None else _hit("exact", 1.0, entry, found.left)
 
     def _semantic_hit(self, miss: Miss, match: Match) -> Hit | None:
-        entry = self._unpack(match.record, miss.key, match.entry, signed=True)
+        entry = self._unpack(match.record, miss.key, match.entry)
         if entry is None or entry.signature is None:
             miss.because("unreadable")
             return None
@@ -212,9 +212,9 @@ class Cache:
             return None
         return _hit("semantic", match.similarity, entry, match.left)
 
-    def _unpack(self, data: bytes, key: Key, exact: str, *, signed: bool) -> record.Entry | None:
+    def _unpack(self, data: bytes, key: Key, exact: str) -> record.Entry | None:
         try:
-            return record.unpack(data, key.owner, exact, self._sealer, signed=signed)
+            return record.unpack(data, key.owner, exact, self._sealer)
         except record.UnreadableRecord:
             logger.debug("a cached record cannot be read")
             self.counts["failed"] += 1
@@ -267,8 +267,8 @@ class Cache:
     async def _keep(self, miss: Miss, document: Document, texts: tuple[record.Text, ...], generation: str) -> bool:
         key, policy = miss.key, miss.policy
         signature = self._signature(miss) if miss.vector is not None else None
-        entry = record.Entry(texts, record.unmarked(document["usage"]), policy.ttl, signature)
-        data = record.pack(entry, key, self._sealer)
+        entry = record.Entry(key.owner, key.exact, texts, record.unmarked(document["usage"]), policy.ttl, signature)
+        data = record.pack(entry, self._sealer)
         if len(data) > MAX_ENTRY_BYTES:
             await self._end(miss, mark=LEASE)
             return False

@@ -18,13 +18,11 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from . import lexicon
-from .lexicon import EDGES
-from .reading import KINDS, Reading
+from .lexicon import EDGES, Word, article, literals, spelled, tokens, unframed, without_commas
 
 _LIKE_CODE = re.compile(r"[{}\[\]<>=|\\^~`;]|\n\s|\w\(|//|/\*")
 _PLAIN = str.maketrans(
@@ -32,7 +30,6 @@ _PLAIN = str.maketrans(
 )
 _CHANGES_MEANING = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")
 
-Digest = Callable[[str], str]
 Hashes = tuple[str, ...]
 
 
@@ -69,12 +66,6 @@ class Signature:
     words: Hashes = ()
     """All words that are compared, in the order of the text."""
 
-    @classmethod
-    def of(cls, members: dict[str, Any]) -> Signature:
-        """Restore a signature from JSON. Raises ``KeyError`` or ``TypeError`` if it is invalid."""
-        lists = {field.name: tuple(members[field.name]) for field in fields(cls) if field.name not in _SCALARS}
-        return cls(whole=str(members["whole"]), plain=members["plain"] is True, careful=members["careful"] is True, **lists)
-
 
 RULES = {
     "script": "code, scripts other than Latin, and texts without a content word match only themselves",
@@ -94,7 +85,13 @@ RULES = {
 }
 """The meaning of each result of ``difference``, in the order of comparison."""
 
-_SCALARS = frozenset({"whole", "plain", "careful"})
+KINDS = ("kind", "negations", "numbers", "units", "dates", "quoted", "literals", "critical", "symbols", "articles")
+"""The lists that must be equal in two texts, in the order of comparison."""
+
+_LISTS = (*KINDS, "names", "proper", "content", "bare", "plurals", "definite", "indefinite", "forms", "words")
+_ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
+_CONTENT = ("content", "numbers", "units", "dates", "quoted", "literals")
+"""The lists that show that a text has content of its own, not only words that refer to a context."""
 
 
 def difference(one: Signature, other: Signature, *, strict: bool = True) -> str | None:
@@ -137,11 +134,12 @@ def signature(text: str, *, salt: str = "") -> Signature:
     plain_text = " ".join((text if ascii_only else unicodedata.normalize("NFKC", text).translate(_PLAIN)).split())
     if _LIKE_CODE.search(text) or not (ascii_only or all(map(_keeps_meaning, text))):
         return Signature(digest(text.strip()), plain=False)
-    whole = digest(_uncapitalized(plain_text.strip(EDGES + " ")) + _question_mark(plain_text))
+    bare = plain_text.strip(EDGES + " ")
+    whole = digest(bare[:1].lower() + bare[1:] + _question_mark(plain_text))  # other capitals may change the meaning
     if not (plain_text.isascii() or all(map(_is_latin, plain_text))):
         return Signature(whole, plain=False)
-    reading = Reading(plain_text)
-    if not reading.has_content:
+    reading = _Reading(plain_text)
+    if not any(reading.lists[name] for name in _CONTENT):
         return Signature(whole, plain=False)
     hashes = {
         name: tuple(map(digest, values if name in _ORDERED else sorted(values))) if values else ()
@@ -150,18 +148,10 @@ def signature(text: str, *, salt: str = "") -> Signature:
     return Signature(whole, plain=True, careful=reading.careful, **hashes)
 
 
-def _digest(salt: str) -> Digest:
+def _digest(salt: str) -> Callable[[str], str]:
     """Return the function that hashes a word under ``salt``."""
     key = hashlib.sha256(salt.encode()).digest()
     return lambda word: hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=6).hexdigest()
-
-
-_ORDERED = frozenset({"numbers", "quoted", "literals", "words", "kind"})
-
-
-def _uncapitalized(text: str) -> str:
-    """Return ``text`` with a lower-case first letter; other capitals may change the meaning."""
-    return text[:1].lower() + text[1:]
 
 
 def _question_mark(text: str) -> str:
@@ -176,3 +166,191 @@ def _keeps_meaning(letter: str) -> bool:
 
 def _is_latin(letter: str) -> bool:
     return letter < "\u0250" or not letter.isalpha() or unicodedata.name(letter, "").startswith("LATIN")
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------------
+
+_QUOTED = re.compile(r"\"[^\"]+\"|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
+_PERCENT = re.compile(r"(?<=\d) ?%(?=\s+[^\W\d]{2}|[\s?.!,;:)]*$)")
+_LOWER_I = re.compile(r"\bi\b")
+_ARTICLES = {"the": "definite", "a": "indefinite", "an": "indefinite"}
+_REACH = 4
+"""Maximum distance of a determiner from its noun: a very big red car."""
+
+
+class _Reading:
+    """The words of one text.
+
+    English text is normalized: the way of asking is removed, plurals and a few synonyms become one word. A text in another
+    language, or one about words (spell, translate, a programming language), is read word by word.
+
+    ``lists`` has a list for each class; ``words`` in it has all words that are compared, in order.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.lists: dict[str, list[str]] = {name: [] for name in _LISTS}
+        self.careful = text[:1].isupper() and not _LOWER_I.search(text)
+        text = _PERCENT.sub(" percent", text)
+        self.lists["quoted"] = _QUOTED.findall(text)
+        self.lists["literals"] = list(literals(text))
+        words = tokens(text)
+        texts = {word.text for word in words}
+        self._english = not texts.isdisjoint(lexicon.ENGLISH) and texts.isdisjoint(lexicon.FOREIGN) and "¿" not in text
+        self._closely = self._english and texts.isdisjoint(lexicon.ABOUT_WORDS)
+        asked = text.endswith("?")
+        if self._english:
+            kind, words = unframed(words, asked=asked)
+        else:
+            kind = "asked so" if asked and texts.isdisjoint(lexicon.INTERROGATIVES) else ""
+        self.lists["kind"] = [kind]
+        if self._closely:
+            self.lists["articles"] = [article(kind, words)]
+        words = _with_letters(_without_plain_commas(words))
+        self._clashing = _clashing(words)
+        self._determined = 0
+        self._article: str | None = None
+        for place, word in enumerate(words):
+            self._classify(word, after_number=place > 0 and _is_number(words[place - 1].text))
+
+    def _classify(self, word: Word, *, after_number: bool) -> None:
+        """Add a word to the list of its class."""
+        kind = _kind_of(word, after_number=after_number)
+        self._determined = _REACH if word.text in lexicon.DETERMINERS else self._determined - 1
+        if kind is not None:
+            name, noted = kind
+            if name == "critical" and self._determined < _REACH:
+                self._determined = -1
+            if name == "numbers" and self._english:
+                noted = without_commas(noted)
+            self.lists[name].append(noted)
+            self.lists["words"].append(noted)
+        elif not (self._closely and word.text in lexicon.EMPTY):
+            self._add_content(word)
+            if self._article is not None:
+                self.lists[self._article].append(self.lists["content"][-1])
+        self._article = _ARTICLES.get(word.text)
+
+    def _add_content(self, word: Word) -> None:
+        """Add a content word."""
+        lists = self.lists
+        form = _cased(word, spelled(word.text) if self._closely else word.text)
+        stem = form
+        if self._closely:
+            singular = _singular(form) if form not in lexicon.WRITTEN else form
+            stem = singular if singular in self._clashing else lexicon.SYNONYMS.get(singular, singular)
+            if singular != form:
+                lists["plurals"].append(stem)
+            elif self._determined < 0:
+                lists["bare"].append(stem)
+        lists["content"].append(stem)
+        lists["words"].append(stem)
+        lists["forms"].append(form)
+        if word.case:
+            lists["names"].append(form)
+        if word.case == "^":
+            lists["proper"].append(form)
+
+
+def _without_plain_commas(words: list[Word]) -> list[Word]:
+    """Remove commas without a meaning: at an edge, after a number, or before a conjunction."""
+
+    def is_significant(place: int) -> bool:
+        inside = 0 < place < len(words) - 1
+        return inside and not words[place - 1].text.startswith("#") and words[place + 1].text not in lexicon.JOINS
+
+    return [word for place, word in enumerate(words) if word.text != "," or is_significant(place)]
+
+
+# -- classes of words ----------------------------------------------------------------------------------------------------------
+
+
+_KNOWN = {
+    **{text: ("dates", date) for text, date in lexicon.DATES.items()},
+    **{text: ("negations", text) for text in lexicon.NEGATIONS},
+    **{text: ("numbers", f"#{number}.") for text, number in lexicon.ORDINALS.items()},
+    **{text: ("numbers", "#" + number) for text, number in lexicon.NUMBERS.items()},
+}
+_BINDING = {**{text: text for text in lexicon.CRITICAL | lexicon.DIRECTIONS}, **dict.fromkeys(lexicon.BE, "be")}
+
+
+def _kind_of(word: Word, *, after_number: bool) -> tuple[str, str] | None:
+    """Return the list and the normalized form of a word that the guard compares by its class; None for a content word."""
+    text = word.text
+    if text.startswith("#"):
+        return "numbers", text
+    if text.startswith("letter "):
+        return "literals", text
+    if text in _KNOWN and (text != "am" or after_number):
+        name, noted = _KNOWN[text]
+        return name, _cased(word, noted)
+    unit = _unit(word, after_number=after_number)
+    if unit is not None:
+        return "units", "unit " + unit
+    if text in _BINDING:
+        return "critical", _cased(word, _BINDING[text])
+    return None if text[0].isalpha() else ("symbols", text)
+
+
+def _is_number(text: str) -> bool:
+    return text.startswith("#") or text in lexicon.NUMBERS
+
+
+def _unit(word: Word, *, after_number: bool) -> str | None:
+    """Return the name of a unit. A single letter is a unit only after a number, and M is not m."""
+    if len(word.text) == 1 and not after_number:
+        return None
+    unit = lexicon.UNITS.get(word.text) or lexicon.UNITS.get(_singular(word.text))
+    return unit + "^" if unit and word.case and len(word.text) <= 3 else unit
+
+
+def _cased(word: Word, noted: str) -> str:
+    """Mark ``noted`` as capitalized if that makes it another word (Turkey and turkey, G and g)."""
+    if len(word.text) == 1:
+        return noted + "^" if word.case else noted
+    return noted + word.case if word.text in lexicon.CASED else noted
+
+
+def _with_letters(words: list[Word]) -> list[Word]:
+    """Mark each "a" that is not an article and each "I" that is not a pronoun as a letter (vitamin A, a few, World War I), and
+    ignore the case of a letter that enumerates (vitamin D, plan B)."""
+
+    def read(place: int, word: Word) -> Word:
+        if _is_letter(words, place):
+            return Word("letter " + word.text)
+        return Word(word.text) if place and words[place - 1].text in lexicon.LETTERED else word
+
+    return [read(place, word) if len(word.text) == 1 else word for place, word in enumerate(words)]
+
+
+def _is_letter(words: list[Word], place: int) -> bool:
+    word, last = words[place], place == len(words) - 1
+    if word.text == "a":
+        return last or (bool(word.case) and place > 0) or words[place + 1].text in lexicon.WITH_AN_ARTICLE
+    if word.text != "i" or place == 0:
+        return False
+    before = words[place - 1]
+    known = before.text in lexicon.POLAR or before.text in lexicon.EMPTY or _kind_of(before, after_number=False) is not None
+    return last or (bool(before.case) and not known)
+
+
+def _clashing(words: Sequence[Word]) -> frozenset[str]:
+    """Return words whose synonym is in the text too: there, the two are different words (delete and remove)."""
+    by_stem: dict[str, set[str]] = {}
+    for word in words:
+        singular = _singular(word.text)
+        if singular in lexicon.SYNONYMS:
+            by_stem.setdefault(lexicon.SYNONYMS[singular], set()).add(singular)
+    return frozenset().union(*(group for group in by_stem.values() if len(group) > 1))
+
+
+def _singular(text: str) -> str:
+    if not text.endswith("s"):
+        return text
+    singular = text
+    if len(text) > 4 and text.endswith("ies"):
+        singular = text[:-3] + "y"
+    elif len(text) > 4 and text.endswith(("sses", "shes", "ches", "xes", "zes")):
+        singular = text[:-2]
+    elif len(text) > 3 and not text.endswith(("ss", "us", "is", "ics")):
+        singular = text[:-1]
+    return text if singular in lexicon.PLURALS_APART else singular

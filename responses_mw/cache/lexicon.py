@@ -1,22 +1,25 @@
-"""The words that the guard knows, read from ``words.txt``, and how it splits a text into words.
+"""The words that the guard knows, read from ``words.txt``, how a text is split into words, and which ways of asking are alike.
 
-A missing word only costs hits: an unknown word must be in both texts.
+A missing word only costs hits: an unknown word must be in both texts. "How do I", "how can I" and "how to" ask the same; so do
+"which time zone is" and "what time zone is". The words that only ask are removed; they determine the ``kind`` of the question,
+which must be the same in both texts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-Group = list[str]
+Phrase = tuple[str, ...]
 
 
-def _sections() -> dict[str, list[Group]]:
+def _sections() -> dict[str, list[list[str]]]:
     """Return the groups of words of each section."""
-    sections: dict[str, list[Group]] = {}
-    groups: list[Group] = []
+    sections: dict[str, list[list[str]]] = {}
+    groups: list[list[str]] = []
     for line in (files("responses_mw.cache") / "words.txt").read_text("utf-8").splitlines():
         if line.startswith("["):
             groups = sections.setdefault(line.strip("[]"), [])
@@ -44,7 +47,7 @@ def _numbers(section: str) -> dict[str, str]:
     return numbers
 
 
-def _phrases(section: str) -> frozenset[tuple[str, ...]]:
+def _phrases(section: str) -> frozenset[Phrase]:
     return frozenset(map(tuple, _SECTIONS[section]))
 
 
@@ -210,3 +213,167 @@ def _split_apostrophe(lower: str, case: str) -> list[Word]:
     if stem in ELISIONS:
         return [Word("ne" if stem == "n" else stem), Word(suffix, case)]
     return [Word(lower, case)]
+
+
+# -- questions -----------------------------------------------------------------------------------------------------------------
+
+
+class Frame(NamedTuple):
+    """Phrases at the beginning of a question that are removed; the rest is a question of this ``kind``.
+
+    The next word must be in ``before`` and not in ``unless``, and the word after it in ``then``. An empty set is ignored.
+    """
+
+    phrases: frozenset[Phrase]
+    kind: str = ""
+    before: frozenset[str] = frozenset()
+    then: frozenset[str] = frozenset()
+    unless: frozenset[str] = frozenset()
+
+    def fits(self, texts: Sequence[str]) -> bool:
+        """Return whether the frame may be removed before ``texts``."""
+        after, next_but_one = (*texts, "", "")[:2]
+        follows = (not self.before or after in self.before) and after not in self.unless
+        return follows and (not self.then or next_but_one in self.then)
+
+
+_FRAMES = (
+    Frame(WAYS, "how", unless=OF_ONESELF),
+    Frame(PLACES, "where", before=FINDINGS),
+    Frame(REQUESTS, before=TASKS),
+    Frame(REQUESTS, before=DEEDS, then=POINTING),
+    Frame(WONDERS, before=ASKS),
+    Frame(MEANS, "mean"),
+    Frame(DEFINES, "define"),
+    Frame(TELLS, "tell"),
+    Frame(TELLINGS, before=ASKS | KNOWN),
+    Frame(FRAMES),
+)
+_BY_FIRST_WORD: dict[str, list[tuple[Phrase, Frame]]] = defaultdict(list)
+"""Phrases with their frames, longer phrases of a frame first."""
+for _frame in _FRAMES:
+    for _phrase in sorted(_frame.phrases, key=len, reverse=True):
+        _BY_FIRST_WORD[_phrase[0]].append((_phrase, _frame))
+_VERBS = POLAR | BE
+_BOUND = CRITICAL | DIRECTIONS | POLAR | BE
+
+
+def unframed(words: list[Word], *, asked: bool) -> tuple[str, list[Word]]:
+    """Return the kind of the question, and its words without phrases such as "how do I" and "please tell me".
+
+    ``asked``: whether the text ends with a question mark.
+    """
+    words = _normalized(words)
+    texts = [word.text for word in words]
+    end = len(texts) - _thanks(texts)
+    begin, kind = 0, ""
+    while begin < end and kind not in ("how", "how you", "where"):
+        framed, length = _first_frame(texts[begin:end])
+        if not length:
+            break
+        kind = framed or kind
+        if kind == "how" and _addresses_reader(texts[begin : begin + length], texts[begin + length : end]):
+            kind = "how you"
+        begin += length
+    if not kind:
+        kind, front, back = _kind_by_last_word(texts[begin:end])
+        begin, end = begin + front, end - back
+    rest = words[begin:end] or words
+    if not kind:
+        kind = "yes or no" if rest[0].text in POLAR else ""
+    if asked and not (kind or begin) and ASKS.isdisjoint(texts) and not _VERBS.isdisjoint(texts):
+        kind = "asked so"
+    if kind == "tell" and _BOUND.isdisjoint(word.text for word in rest):
+        kind = ""  # "explain entropy" is "what is entropy"; "describe the capital of Peru" is not "what is the capital ..."
+    return kind, rest
+
+
+def article(kind: str, words: Sequence[Word]) -> str:
+    """Return the article of the one thing that a question asks for: ``the``, ``none``, or nothing for "a" and for plurals.
+
+    It distinguishes *the time* from *time*, and *a light* from *light*.
+    """
+    if kind not in ("", "define", "mean") or len(words) > 3 or not _BOUND.isdisjoint(word.text for word in words):
+        return ""
+    if words[0].text == "the":
+        return "the"
+    return "" if words[0].text in ("a", "an") or words[-1].text.endswith("s") else "none"
+
+
+def _first_frame(texts: list[str]) -> tuple[str, int]:
+    """Return the kind and the length of the frame with which ``texts`` begin, with a following comma; length 0 for none."""
+    for phrase, frame in _BY_FIRST_WORD.get(texts[0], ()):
+        length = len(phrase)
+        if tuple(texts[:length]) == phrase and frame.fits(texts[length : length + 2]):
+            return frame.kind, length + (texts[length : length + 1] == [","])
+    return "", 0
+
+
+def _addresses_reader(phrase: Sequence[str], rest: Sequence[str]) -> bool:
+    """Return whether "you" in ``phrase`` is the model: How do you store my data? is not How do I store my data?"""
+    return "you" in phrase and not PERSONS.isdisjoint(rest)
+
+
+def _kind_by_last_word(texts: Sequence[str]) -> tuple[str, int, int]:
+    """Return the kind of a question by its last word (what does it mean, how much does it cost), and how many words to remove
+    at its front and at its back."""
+    if len(texts) > 3 and texts[0] == "what" and texts[1] in ("do", "does") and texts[-1] in ("mean", "cost"):
+        return texts[-1], 2, 1
+    if len(texts) > 4 and tuple(texts[:2]) == ("how", "much") and texts[2] in ("do", "does") and texts[-1] == "cost":
+        return "cost", 3, 1
+    return "", 0, 0
+
+
+def _thanks(texts: list[str]) -> int:
+    """Return how many words at the end are thanks."""
+    ends = next((len(phrase) for phrase in ENDINGS if tuple(texts[-len(phrase) :]) == phrase), 0)
+    return ends + (bool(ends) and texts[-ends - 1 : -ends] == [","])
+
+
+# -- forms that ask the same -------------------------------------------------------------------------------------------------
+
+
+def _normalized(words: list[Word]) -> list[Word]:
+    """Replace equivalent forms by one of them."""
+    texts = [word.text for word in words]
+    if not CONVERSIONS.isdisjoint(texts):
+        words = [Word("to") if word.text == "into" else word for word in words]
+    if texts[:2] == ["how", "many"]:
+        words = _with_be(words, texts)
+    if "which" in texts:
+        words = [Word("what") if _is_what(texts, place) else word for place, word in enumerate(words)]
+    if "there" in texts and texts[0] in ("how", "which", "what"):
+        words = [word for place, word in enumerate(words) if not _is_filler(texts, place)]
+    return _with_setting_last(words)
+
+
+def _is_what(texts: Sequence[str], place: int) -> bool:
+    """Return whether "which" at ``place`` means "what": before a noun and its verb (which time zone is), or a superlative
+    (which is the largest). Elsewhere it asks for a choice (which is right?)."""
+    if texts[place] != "which":
+        return False
+    verb = next((n for n in range(place + 1, len(texts)) if texts[n] in _BOUND or not texts[n].isalpha()), 0)
+    if 2 <= verb - place <= 3:
+        return texts[verb] in POLAR
+    after = texts[place + 1 : place + 4]
+    return len(after) == 3 and after[0] in ("is", "are") and after[1] == "the" and after[2].endswith("est")
+
+
+def _is_filler(texts: Sequence[str], place: int) -> bool:
+    """Return whether "there" at ``place`` has no meaning: how many planets are there in the solar system."""
+    return texts[place] == "there" and place > 2 and texts[place - 1] in BE and texts[place + 1 : place + 2] == ["in"]
+
+
+def _with_be(words: list[Word], texts: Sequence[str]) -> list[Word]:
+    """Add the missing verb to questions like "How many ounces in a pound"."""
+    place = next((n for n in range(2, len(texts)) if texts[n] in _BOUND), 0)
+    lacks = 3 <= place <= 4 and texts[place] == "in" and POLAR.isdisjoint(texts)
+    return [*words[:place], Word("are"), *words[place:]] if lacks else words
+
+
+def _with_setting_last(words: list[Word]) -> list[Word]:
+    """Move a language or a program at the front (in Python, how do I ...) to the end."""
+    if len(words) < 5 or words[0].text != "in" or words[1].text not in SETTINGS:
+        return words
+    rest = words[3:] if words[2].text == "," else words[2:]
+    return [*rest, *words[:2]] if rest[0].text in ASKS else words

@@ -9,15 +9,16 @@ replayed exactly. A hit is replayed as chat chunks, so ids, events and document 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
-from ..crypto import InvalidEnvelope, Sealer
+from ..crypto import Sealer
 from ..protocol.types import Chunk, Document
 from .guard import Signature
-from .key import VERSION, Key
+from .key import VERSION
 
 Text = tuple[str, str]
 """A kind (``reasoning`` or ``content``) and the text."""
@@ -40,13 +41,21 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: its ``texts`` in order, its ``usage``, its lifetime (seconds), and its question's ``signature``."""
+    """A cached answer: its ``texts`` in order, its ``usage``, its lifetime (seconds), and its question's ``signature``.
 
+    It is bound to an ``owner``, an exact ``key`` and a version.
+    """
+
+    owner: str
+    key: str
     texts: tuple[Text, ...]
     usage: dict[str, Any] | None
     ttl: int
     signature: Signature | None = None
+    v: int = VERSION
 
+
+_ENTRY = TypeAdapter(Entry)
 
 # -- from a document, and back -----------------------------------------------------------------------------------------------
 
@@ -127,28 +136,26 @@ def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
 # -- bytes -----------------------------------------------------------------------------------------------------------------
 
 
-def pack(entry: Entry, key: Key, sealer: Sealer) -> bytes:
+def pack(entry: Entry, sealer: Sealer) -> bytes:
     """Return the stored form of ``entry``, sealed if the sealer's keys are shared by all replicas."""
-    data = orjson.dumps({"v": VERSION, "owner": key.owner, "key": key.exact, **asdict(entry)})
+    data = orjson.dumps(entry)
     if sealer.is_shared:
-        return b"S" + sealer.seal(data, purpose=_purpose(key.exact), owner=key.owner).encode()
+        return b"S" + sealer.seal(data, purpose=_purpose(entry.key), owner=entry.owner).encode()
     return b"C" + data
 
 
-def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer, *, signed: bool = True) -> Entry:
-    """Return the entry of ``owner`` under ``exact``, with its signature if ``signed``.
+def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
+    """Return the entry of ``owner`` under ``exact``.
 
     Raises ``UnreadableRecord``, including for a record that was stored under another key or owner.
     """
     try:
-        data = orjson.loads(_opened(blob, owner, exact, sealer))
-        if (data["v"], data["owner"], data["key"]) != (VERSION, owner, exact):
-            raise UnreadableRecord("the record belongs to another entry or version")
-        signature = Signature.of(data["signature"]) if signed and data["signature"] else None
-        texts = tuple((str(kind), str(text)) for kind, text in data["texts"])
-        return Entry(texts, data["usage"], int(data["ttl"]), signature)
-    except (InvalidEnvelope, ValueError, LookupError, TypeError) as error:
+        entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
+    except ValueError as error:
         raise UnreadableRecord(str(error)) from error
+    if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
+        raise UnreadableRecord("the record belongs to another entry or version")
+    return entry
 
 
 def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:

@@ -32,7 +32,7 @@ def test_a_replayed_answer_differs_only_in_its_ids(texts: list[tuple[str, str]],
     first = run(asked(**fields), _chunks(texts))[1]
     kept = texts_of(first)
     assert kept is not None
-    _, again = run(asked(**fields), replay(Entry(kept, first["usage"], 60)), "exact")
+    _, again = run(asked(**fields), replay(Entry(ALICE, KEY.exact, kept, first["usage"], 60)), "exact")
     assert without_ids(again) == without_ids(first)
     assert again["usage"] == {**first["usage"], "cache": "exact"}
     assert again["id"] != first["id"]
@@ -47,7 +47,7 @@ def _chunks(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def test_an_answer_without_usage_is_replayed_without() -> None:
-    assert run(asked(), replay(Entry((("content", "Hi"),), None, 60)), "exact")[1]["usage"] is None
+    assert run(asked(), replay(Entry(ALICE, KEY.exact, (("content", "Hi"),), None, 60)), "exact")[1]["usage"] is None
 
 
 FAILED = {**answered(), "status": "failed", "error": {"code": "server_error", "message": "no"}}
@@ -105,16 +105,17 @@ def test_an_answer_with_more_in_it_than_texts_is_not_kept(more: dict[str, Any]) 
 
 
 def entry() -> Entry:
-    return Entry((("reasoning", "Hm"), ("content", "confidential")), answered()["usage"], 60, signature("What?"))
+    texts = (("reasoning", "Hm"), ("content", "confidential"))
+    return Entry(ALICE, KEY.exact, texts, answered()["usage"], 60, signature("What?"))
 
 
 @pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
 def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
-    assert unpack(pack(entry(), KEY, sealer), ALICE, KEY.exact, sealer) == entry()
+    assert unpack(pack(entry(), sealer), ALICE, KEY.exact, sealer) == entry()
 
 
 def test_nothing_of_a_sealed_record_can_be_read() -> None:
-    packed = pack(entry(), KEY, SEALING)
+    packed = pack(entry(), SEALING)
     assert b"confidential" not in packed
     with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
@@ -122,7 +123,7 @@ def test_nothing_of_a_sealed_record_can_be_read() -> None:
 
 @pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
 def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
-    packed = pack(entry(), KEY, sealer)
+    packed = pack(entry(), sealer)
     with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, "f" * 40, sealer)
     with pytest.raises(UnreadableRecord):
@@ -131,7 +132,7 @@ def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
 
 def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
     with pytest.raises(UnreadableRecord):
-        unpack(pack(entry(), KEY, PLAIN), ALICE, KEY.exact, SEALING)
+        unpack(pack(entry(), PLAIN), ALICE, KEY.exact, SEALING)
 
 
 @given(
@@ -146,6 +147,6 @@ def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
 
 
 def test_a_record_of_another_version_is_not_read() -> None:
-    packed = pack(entry(), KEY, PLAIN).replace(b'"v":%d' % VERSION, b'"v":0', 1)
+    packed = pack(entry(), PLAIN).replace(b'"v":%d' % VERSION, b'"v":0')
     with pytest.raises(UnreadableRecord):
         unpack(packed, ALICE, KEY.exact, PLAIN)
