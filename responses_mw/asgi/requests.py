@@ -15,7 +15,7 @@ from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
 from ..errors import BadRequest, RequestTimeout, TooLarge
 from ..protocol.request import checks
-from ..protocol.request.body import decode
+from ..protocol.request.checks import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
 from ..protocol.response import document
 from ..protocol.types import Item, Part

@@ -12,7 +12,7 @@ from ..cache import Hit, Miss, Uncacheable
 from ..errors import APIError, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
-from ..protocol.request.body import RequestLimits
+from ..protocol.request.checks import RequestLimits
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted

@@ -13,7 +13,7 @@ import orjson
 from ..errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout
 from ..http import MAX_BODY, BodyRefused, check_uncompressed
 from ..protocol.chat.chunks import DeltaFastPath, SurrogateHalves, Text, as_chunk
-from ..protocol.request.body import loads
+from ..protocol.request.checks import loads
 from ..protocol.response.events import TERMINAL
 from ..protocol.sse import DONE, FrameTooLong, SSEDecoder
 from ..protocol.types import Chunk

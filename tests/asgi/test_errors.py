@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import ResponseError
 
 from responses_mw.errors import UpstreamError
-from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.upstream.errors import ERROR_CODES, as_response_error, from_status
 from tests.support.oracle import check, stream
 from tests.support.scripted import HELLO, BrokenOff, Signal, completion, error, frame, text

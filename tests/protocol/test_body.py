@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.errors import BadRequest, TooLarge
-from responses_mw.protocol.request import body
-from responses_mw.protocol.request.body import RequestLimits, decode, has_more_values
+from responses_mw.protocol.request import checks
+from responses_mw.protocol.request.checks import RequestLimits, decode, has_more_values
 
 texts = st.text(alphabet='a",[{\\é', max_size=6)
 values: st.SearchStrategy[Any] = st.recursive(
@@ -34,7 +34,7 @@ def number_of(value: Any) -> int:
 def test_values_are_counted_in_the_text_and_strings_are_none(value: Any, at_once: int) -> None:
     number, data = number_of(value), orjson.dumps(value)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(body, "_CHUNK_SIZE", at_once)
+        patched.setattr(checks, "_CHUNK_SIZE", at_once)
         assert not has_more_values(data, number)
         assert number == 0 or has_more_values(data, number - 1)
 

@@ -17,7 +17,7 @@ from responses_mw.protocol.chat.chunks import as_chunk
 from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import DIALECTS
 from responses_mw.protocol.chat.request import to_chat
-from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResponse, parse
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.response import document

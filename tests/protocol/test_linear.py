@@ -21,7 +21,7 @@ from responses_mw.protocol.chat.patterns import as_pattern
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.chat.tool_calls import ToolCalls
 from responses_mw.protocol.chat.truncation import Truncation, truncated
-from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
 from responses_mw.protocol.request.previous_messages import parse_previous

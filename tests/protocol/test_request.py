@@ -15,7 +15,7 @@ from openai.types.responses import (
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from responses_mw.errors import BadRequest, TooLarge
-from responses_mw.protocol.request.body import RequestLimits
+from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, parse
 from responses_mw.protocol.request.items import ITEMS, NOT_SERVED
 from responses_mw.protocol.response.document import create

@@ -17,7 +17,7 @@ import orjson
 
 from ...errors import APIError, BadRequest, TooLarge
 from ...protocol.request import checks
-from ...protocol.request.body import RequestLimits, decode
+from ...protocol.request.checks import RequestLimits, decode
 from ...protocol.response.events import Event
 
 LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")

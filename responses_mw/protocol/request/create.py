@@ -14,8 +14,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from ...errors import BadRequest
 from ..types import Item, Tool
 from . import checks
-from .body import RequestLimits
-from .checks import Check, among, closed_object
+from .checks import Check, RequestLimits, among, closed_object
 from .items import parse_input
 from .previous_messages import parse_previous, refuse_two_histories
 from .tools import check_number_of_tools, check_tool_choice, check_tools
