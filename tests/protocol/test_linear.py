@@ -23,8 +23,7 @@ from responses_mw.protocol.chat.tool_calls import ToolCalls
 from responses_mw.protocol.chat.truncation import Truncation, truncated
 from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import parse
-from responses_mw.protocol.request.items import parse_input
-from responses_mw.protocol.request.previous_messages import parse_previous
+from responses_mw.protocol.request.items import parse_input, parse_previous
 from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names
 from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations

@@ -14,7 +14,7 @@ from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import VLLM
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
-from responses_mw.protocol.request.previous_messages import parse_previous, refuse_two_histories
+from responses_mw.protocol.request.items import parse_previous
 from responses_mw.protocol.response.response_messages import (
     RawTurn,
     harmony_input,
@@ -240,9 +240,9 @@ def test_what_is_no_message_is_refused_by_its_place(messages: Any, param: str) -
 
 def test_two_histories_are_one_too_many() -> None:
     """The text is vLLM's."""
-    refuse_two_histories({"previous_input_messages": [], "previous_response_id": "resp_1"})
+    parse({"previous_input_messages": [], "previous_response_id": "resp_1"})
     with pytest.raises(BadRequest, match="Only one of `previous_input_messages` and `previous_response_id` can be set"):
-        refuse_two_histories({"previous_input_messages": [RESULT], "previous_response_id": "resp_1"})
+        parse({"previous_input_messages": [RESULT], "previous_response_id": "resp_1"})
 
 
 # -- raw_message_tokens ----------------------------------------------------------------------------------------------------

@@ -196,6 +196,12 @@ def _not_longer(value: str | list[Any], path: str, kind: str, maximum: int | Non
         invalid(path, f"{name} too long. {expected}", f"{name}_above_max_length")
 
 
+def string_or_array(value: Any, path: str) -> str | list[Any]:
+    if not isinstance(value, str | list):
+        wrong_type(path, "a string or an array of objects", value)
+    return value
+
+
 def boolean(value: Any, path: str) -> bool:
     if not isinstance(value, bool):
         wrong_type(path, "a boolean", value)

@@ -15,8 +15,7 @@ from ...errors import BadRequest
 from ..types import Item, Tool
 from . import checks
 from .checks import Check, RequestLimits, among, closed_object
-from .items import parse_input
-from .previous_messages import parse_previous, refuse_two_histories
+from .items import parse_input, parse_previous
 from .tools import check_number_of_tools, check_tool_choice, check_tools
 
 INCLUDABLE = frozenset(
@@ -238,7 +237,9 @@ def _refuse_names(given: dict[str, Any]) -> None:
     if given.keys() >= {"previous_response_id", "conversation"}:
         message = "Only one of 'previous_response_id' and 'conversation' can be set."
         raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
-    refuse_two_histories(given)
+    if given.get("previous_input_messages") and given.get("previous_response_id"):
+        message = "Only one of `previous_input_messages` and `previous_response_id` can be set."  # as in vLLM
+        raise BadRequest(message, param="previous_response_id", code="mutually_exclusive_parameters")
 
 
 def _check_background(known: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Input items: check what a client sends as ``input`` and normalize it.
+"""Input items: check what a client sends as ``input`` or as vLLM's ``previous_input_messages``, and normalize it.
 
 Items keep unknown fields, because clients send SDK objects back that have more fields than we sent. Nulls are removed, and the
 content of a message becomes a list of parts. To add a type of item, add it to its ``ToolKind`` or to ``ITEMS``.
@@ -6,20 +6,21 @@ content of a message becomes a list of parts. To add a type of item, add it to i
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
+
+from ...errors import BadRequest
 from ..chat.client_tools import BRINGS_TOOLS
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
-from ..tool_kinds.form import ItemKind
+from ..tool_kinds.form import ItemKind, flat_name
 from ..tool_kinds.registry import TOOL_ITEMS
-from ..types import Item
+from ..types import Item, Message
 from . import checks
 from .tools import check_brought_tools
-
-Unseal = Callable[[str], str | None]
-"""Opens an envelope. Returns None if it was not sealed with our keys."""
 
 _role = checks.among("user", "assistant", "system", "developer")
 _id = partial(checks.string, max_length=256)
@@ -30,6 +31,10 @@ def user_message(text: str) -> Item:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
+def _assistant_message(text: str) -> Item:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, "annotations": []}]}
+
+
 def text_of(item: Item) -> str:
     """The plain text of a reasoning item: its content, otherwise its summary."""
     return "\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
@@ -37,10 +42,8 @@ def text_of(item: Item) -> str:
 
 def parse_input(value: Any, path: str = "input", max_items: int | None = None) -> list[Item]:
     """Check ``input`` and return it as a list of items."""
-    if isinstance(value, str):
+    if isinstance(checks.string_or_array(value, path), str):
         return [user_message(value)]
-    if not isinstance(value, list):
-        checks.wrong_type(path, "a string or an array of objects", value)
     return checks.each(item, max_length=max_items)(value, path)
 
 
@@ -68,18 +71,11 @@ def item(value: Any, path: str) -> Item:
 
 def _message(value: Item, path: str) -> Item:
     is_assistant = checks.required(value, "role", path, _role) == "assistant"
-    content = value.get("content")
-    if content is None:
-        checks.missing(f"{path}.content")
+    content = checks.required(value, "content", path, checks.string_or_array)
     if isinstance(content, str):
-        output = {"type": "output_text", "text": content, "annotations": []}
-        return {**value, "content": [output] if is_assistant else [{"type": "input_text", "text": content}]}
-    if not isinstance(content, list):
-        checks.wrong_type(f"{path}.content", "a string or an array of objects", content)
+        made = _assistant_message(content) if is_assistant else user_message(content)
+        return {**value, "content": made["content"]}
     return {**value, "content": (ASSISTANT_PARTS if is_assistant else INPUT_PARTS)(content, f"{path}.content")}
-
-
-_reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
 
 
 def _compaction(value: Item, path: str) -> Item:
@@ -92,6 +88,8 @@ def _item_reference(value: Item, path: str) -> Item:
     return {"type": "item_reference", "id": checks.required(value, "id", path, checks.string)}
 
 
+_reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
+
 ITEMS: dict[str, ItemKind] = {
     "message": ItemKind("message", "msg", _message),
     "reasoning": ItemKind("reasoning", "rs", lambda value, path: {"summary": [], **_reasoning(value, path)}),
@@ -102,40 +100,149 @@ ITEMS: dict[str, ItemKind] = {
     **TOOL_ITEMS,
 }
 ID_PREFIXES = {type_: kind.prefix for type_, kind in ITEMS.items() if kind.prefix}
-
 NOT_SERVED = frozenset(
-    {
-        "computer_call",
-        "computer_call_output",
-        "configuration_update",
-        "file_search_call",
-        "image_generation_call",
-        "program",
-        "program_output",
-    }
+    {"computer_call", "computer_call_output", "configuration_update", "file_search_call", "image_generation_call"}
+    | {"program", "program_output"}
 )
-
 
 # -- encrypted reasoning -----------------------------------------------------------------------------------------------
 # With ``include: ["reasoning.encrypted_content"]``, a client that stores no responses here receives the text of a reasoning
 # item as ``encrypted_content`` and sends it back later (OpenAI reference, "Encrypted reasoning items").
 
 
-def unsealed(items: Sequence[Item], unseal: Unseal, *, offset: int = 0) -> list[Item]:
-    """Restore the content of encrypted reasoning items.
+def unsealed(items: Sequence[Item], unseal: Callable[[str], str | None], *, offset: int = 0) -> list[Item]:
+    """Restore the content of encrypted reasoning items. ``unseal`` returns None if a text was not sealed with our keys.
 
     An item that cannot be opened may come from another server. Raise ``BadRequest`` only if it has no readable text and is in
     the request's own input (from ``offset`` on).
     """
-    return [_unsealed(item, unseal, index - offset) for index, item in enumerate(items)]
 
-
-def _unsealed(item: Item, unseal: Unseal, index: int) -> Item:
-    if item["type"] != "reasoning" or "encrypted_content" not in item or item.get("content"):
+    def restored(item: Item, index: int) -> Item:
+        if item["type"] != "reasoning" or "encrypted_content" not in item or item.get("content"):
+            return item
+        text = unseal(item["encrypted_content"])
+        if text is not None:
+            return {**item, "content": [{"type": "reasoning_text", "text": text}]}
+        if index >= 0 and not text_of(item):
+            checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
         return item
-    text = unseal(item["encrypted_content"])
-    if text is not None:
-        return {**item, "content": [{"type": "reasoning_text", "text": text}]}
-    if index >= 0 and not text_of(item):
-        checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
-    return item
+
+    return [restored(item, position - offset) for position, item in enumerate(items)]
+
+
+# -- vLLM's previous_input_messages ------------------------------------------------------------------------------------
+# A history of Harmony or chat messages: ``input_messages`` and ``output_messages`` of earlier responses, and messages that the
+# client adds.
+
+_PREVIOUS = "previous_input_messages"
+
+
+def parse_previous(value: Any, max_items: int | None = None) -> list[Item]:
+    """Convert ``previous_input_messages`` to items that precede the ``input``.
+
+    As in vLLM, system and developer messages are ignored: only the instructions of the request count.
+    """
+    history = _History()
+    for index, one in enumerate(checks.array(value, _PREVIOUS, max_length=max_items)):
+        path = f"{_PREVIOUS}[{index}]"
+        history.add(checks.mapping(one, path), path)
+        checks.array(history.items, _PREVIOUS, max_length=max_items)  # one message can become many items
+    return history.items
+
+
+class _History:
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        # Calls by id, by name, and all of them, each under its own key. Calls with a result are removed when they come first.
+        self._calls: defaultdict[tuple[str, ...], deque[Item]] = defaultdict(deque)
+
+    def add(self, message: Message, path: str) -> None:
+        author, where = message, path
+        if "author" in message:
+            where = f"{path}.author"
+            author = checks.mapping(message["author"], where)
+        roles = {"user", "assistant", "system", "developer", "tool"}
+        role = checks.one_of(checks.required(author, "role", where, checks.string), f"{where}.role", roles)
+        message = {**author, **message}
+        if role == "user":
+            self.items.append(user_message(_text(message, path)))
+        elif role == "assistant":
+            self._add_answer(message, path)
+        elif role == "tool":
+            self._add_result(message, path)
+
+    def _add_answer(self, message: Message, path: str) -> None:
+        to = message.get("recipient")
+        calls = checks.array(message.get("tool_calls") or [], f"{path}.tool_calls")
+        if to is not None:
+            self._add_call(checks.string(to, f"{path}.recipient"), _text(message, path), message.get("call_id"))
+            return
+        if message.get("channel") == "analysis":
+            self._add_reasoning(_text(message, path))
+            return
+        reasoning = message.get("reasoning") or message.get("reasoning_content")
+        if reasoning:
+            self._add_reasoning(checks.string(reasoning, f"{path}.reasoning"))
+        if text := _text(message, path):
+            self.items.append(_assistant_message(text))
+        for index, one in enumerate(calls):
+            where = f"{path}.tool_calls[{index}]"
+            call = checks.mapping(one, where)
+            function = checks.required(call, "function", where, checks.mapping)
+            name = checks.required(function, "name", f"{where}.function", checks.string)
+            arguments = checks.string(function.get("arguments", ""), f"{where}.function.arguments")
+            self._add_call(name, arguments, call.get("id"))
+
+    def _add_reasoning(self, text: str) -> None:
+        self.items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
+
+    def _add_call(self, to: str, arguments: str, call_id: Any) -> None:
+        """Add a call. It is ``incomplete`` until its result is added; without a result, it counts as not executed."""
+        call = {
+            "type": "function_call",
+            "call_id": call_id if isinstance(call_id, str) else f"call_{len(self.items)}",
+            "name": _function_name(to),
+            "arguments": orjson.dumps({"code": arguments}).decode() if to == "python" else arguments,
+            "status": "incomplete",
+        }
+        self.items.append(call)
+        for key in (("id", call["call_id"]), ("name", call["name"]), ()):
+            self._calls[key].append(call)
+
+    def _add_result(self, message: Message, path: str) -> None:
+        call_id = message.get("tool_call_id") or message.get("call_id")
+        name = message.get("name")
+        call = self._waiting("id", call_id) if isinstance(call_id, str) else None
+        call = call or (self._waiting("name", _function_name(str(name))) if name else self._waiting())
+        if call is None:
+            why = f"No tool call found for the tool message '{path}'."
+            raise BadRequest(why, param=f"{path}.name", code="missing_tool_call")
+        call["status"] = "completed"
+        self.items.append({"type": "function_call_output", "call_id": call["call_id"], "output": _text(message, path)})
+
+    def _waiting(self, *key: str) -> Item | None:
+        """The first call under ``key`` without a result."""
+        calls = self._calls[key]
+        while calls and calls[0]["status"] == "completed":
+            calls.popleft()
+        return calls[0] if calls else None
+
+
+def _function_name(to: str) -> str:
+    return flat_name(None, to.removeprefix("functions."))
+
+
+def _text(message: Message, path: str) -> str:
+    """The text of a message. Harmony has only text parts; a part without text is empty."""
+    content = message.get("content", "")
+    return content if isinstance(content, str) else "\n".join(_texts(content, f"{path}.content"))
+
+
+def _part_text(value: Any, path: str) -> str:
+    part = checks.mapping(value, path)
+    if part.get("type", "text") not in ("text", "input_text", "output_text"):
+        checks.unsupported(f"{path}.type", "messages of earlier responses can only hold text.")
+    return checks.string(part.get("text", ""), f"{path}.text")
+
+
+_texts = checks.each(_part_text)

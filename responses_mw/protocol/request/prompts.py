@@ -83,11 +83,10 @@ def filled(body: dict[str, Any], template: PromptTemplate, values: Variables) ->
 
 def _own_input(body: dict[str, Any]) -> list[Any]:
     own = body.get("input")
-    if own is None or isinstance(own, str):
-        return [] if own is None else [user_message(own)]
-    if not isinstance(own, list):
-        checks.wrong_type("input", "a string or an array of objects", own)
-    return own
+    if own is None:
+        return []
+    own = checks.string_or_array(own, "input")
+    return [user_message(own)] if isinstance(own, str) else own
 
 
 def _item(item: Item, values: Variables) -> Item:

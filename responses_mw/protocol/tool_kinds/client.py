@@ -53,11 +53,7 @@ def _call(
 
 
 def _text_or_parts(value: Any, path: str) -> Any:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        checks.wrong_type(path, "a string or an array of objects", value)
-    return INPUT_PARTS(value, path)
+    return value if isinstance(checks.string_or_array(value, path), str) else INPUT_PARTS(value, path)
 
 
 def _output_kind(kind: str, prefix: str) -> ItemKind:
