@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from ..auth import API_KEY
 from ..errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, Unauthorized
-from .error_response import ErrorResponse
+from .http_responses import ErrorResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

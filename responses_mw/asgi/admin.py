@@ -28,7 +28,7 @@ from ..state import server_group
 from ..telemetry.instruments import exposition, is_shared
 from ..telemetry.tracing import is_measuring
 from ..upstream import Caller
-from .json import JSONResponse
+from .http_responses import JSONResponse
 from .monitor import monitoring
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ..protocol.types import Item
 from ..state import Conversation, Page, State
 from ..threads import by_size
 from ..upstream import Caller, Upstream
-from .json import JSONResponse
+from .http_responses import JSONResponse
 from .requests import Reader, included, listed, paging, shown
 
 MAX_NEW_ITEMS = 20

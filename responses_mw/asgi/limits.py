@@ -23,8 +23,7 @@ from ..errors import RateLimited
 from ..ids import random_part
 from ..state import StateUnavailable
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
-from .json import add_headers
-from .telemetry import websocket_request_span
+from .telemetry import add_headers, websocket_request_span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

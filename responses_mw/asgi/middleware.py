@@ -16,7 +16,7 @@ from ..http import check_upgrade
 from ..jobs import JobService
 from ..settings import ServerSettings
 from ..upstream import Upstream
-from .error_response import ErrorResponse
+from .http_responses import ErrorResponse
 from .telemetry import TelemetryMiddleware
 
 # The members of the host's scope that are passed to calls outside a request.

@@ -19,7 +19,7 @@ from ..protocol.response.compaction import COMPACT_MEMBERS
 from ..settings import ServerSettings
 from ..version import VERSION
 from .conversations import MAX_NEW_ITEMS
-from .json import JSONResponse
+from .http_responses import JSONResponse
 from .requests import DEFAULT_LIMIT, MAX_LIMIT
 
 __all__ = ["DescriptionMiddleware", "Operation", "describe"]

@@ -31,7 +31,7 @@ from ..errors import (
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
 from .access import PassablePaths, check_path
-from .error_response import ErrorResponse
+from .http_responses import ErrorResponse
 from .inbound import BODY_TIMEOUT
 
 if TYPE_CHECKING:

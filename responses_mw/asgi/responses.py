@@ -28,11 +28,11 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry.context import annotate
 from ..upstream import Caller, Upstream
+from .http_responses import EventResponse, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, key_of, once
-from .json import JSONResponse, add_headers
 from .limits import allowance_of
 from .requests import Reader, RequestParser, flag, included, listed, number, paging, shown
-from .sse import EventResponse, EventStreamResponse, LogStreamResponse, RunJSONResponse
+from .telemetry import add_headers
 
 _MAX_SEQUENCE_NUMBER = 2**53
 _FORWARDED, _NOT_OFFERED = "x-responses-forwarded", "x-responses-not-offered"

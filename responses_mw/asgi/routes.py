@@ -22,11 +22,10 @@ from ..telemetry.context import annotate
 from ..upstream import Upstream
 from .access import SAFE_METHODS, Origins
 from .conversations import ConversationRoutes
-from .error_response import ErrorResponse, error_response
+from .http_responses import ErrorResponse, EventResponse, error_response
 from .openapi import Operation
 from .requests import HOST_SCOPE, Reader, RequestParser
 from .responses import ResponseRoutes
-from .sse import EventResponse
 from .websocket import WebSockets
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]

@@ -1,4 +1,4 @@
-"""Middleware that gives each request a span, metrics and an access log line."""
+"""Middleware that gives each request a span, metrics and an access log line, and adds headers to its answer."""
 
 from __future__ import annotations
 
@@ -6,36 +6,25 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..telemetry.context import RequestContext, activated
-from ..telemetry.conventions import (
-    CLIENT_ADDRESS,
-    ERROR_TYPE,
-    HTTP,
-    PROTOCOL_VERSION,
-    SERVER_ADDRESS,
-    SERVER_PORT,
-    URL_PATH,
-    URL_SCHEME,
-)
+from ..telemetry.conventions import ERROR_TYPE, HTTP, URL_SCHEME
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
 from ..telemetry.report import count_response, log_facts, report_failure
 from ..telemetry.tracing import (
-    RequestSpan,
     activated_span,
     end_request_span,
     is_tracing,
     request_span,
+    start_http_span,
     start_request_span,
     trace_id,
 )
-from .json import HeaderSource, collect_headers, encode_headers
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("responses_mw.access")
 
@@ -44,6 +33,16 @@ CLIENT_LEFT = 499
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+HeaderSource: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""Headers, or a function that returns them when the answer starts."""
+
+_HEADERS = "responses_mw.headers"
+
+
+def add_headers(scope: Scope, headers: HeaderSource) -> None:
+    """Add headers to the answer to the request with this ASGI `scope`, whether the request succeeds or fails."""
+    scope[_HEADERS].append(headers)
 
 
 class TelemetryMiddleware:
@@ -66,12 +65,14 @@ class TelemetryMiddleware:
             return
         method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
         request = RequestContext(self._route, _request_id(scope))
-        headers = collect_headers(scope, {"x-request-id": request.request_id}) if self._traced else []
+        headers: list[HeaderSource] = []
+        if self._traced:
+            scope[_HEADERS] = headers = [{"x-request-id": request.request_id}]
         answer = _Answer(send, headers)
         started = time.perf_counter()
         active = {HTTP.METHOD: method, URL_SCHEME: scope.get("scheme", "http")}
         ACTIVE_REQUESTS.add(1, active)
-        span = _start_span(method, scope) if self._traced and is_tracing() else None
+        span = start_http_span(method, scope) if self._traced and is_tracing() else None
         request.trace_id = trace_id(span) if span is not None else ""
         try:
             with activated(request), activated_span(span):
@@ -119,7 +120,12 @@ class _Answer:
         if next(types, b"").startswith(b"text/event-stream"):
             self.is_stream = True
             STREAMS_OPEN.add(1)
-        return {**message, "headers": [*headers, *encode_headers(self._added)]} if self._added else message
+        added = [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for source in self._added
+            for name, value in (source() if callable(source) else source).items()
+        ]
+        return {**message, "headers": [*headers, *added]} if added else message
 
 
 @contextmanager
@@ -152,26 +158,6 @@ def _request_id(scope: Scope) -> str:
 
 def _new_id() -> str:
     return f"req_{secrets.token_hex(16)}"
-
-
-def _start_span(method: str, scope: Scope) -> RequestSpan:
-    attributes: dict[str, Any] = {
-        HTTP.METHOD: method,
-        URL_SCHEME: scope.get("scheme", "http"),
-        URL_PATH: scope["path"],
-        PROTOCOL_VERSION: scope.get("http_version", "1.1"),
-    }
-    if scope.get("client"):
-        attributes[CLIENT_ADDRESS] = scope["client"][0]
-    server = scope.get("server")
-    if server:
-        attributes[SERVER_ADDRESS] = server[0]
-        if server[1]:
-            attributes[SERVER_PORT] = server[1]
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return start_request_span(method, headers, attributes)
 
 
 def _measure(active: Mapping[str, str], request: RequestContext, status: int, duration: float) -> None:

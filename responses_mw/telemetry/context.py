@@ -12,19 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ..errors import APIError, UpstreamError
 from .conventions import GenAI, Own
 
-__all__ = ["Failure", "RequestContext", "annotate", "begin_run", "current_request", "end_run", "kind_of_error"]
-
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _FAULTS = frozenset({"failed", "interrupted"})
-_REFUSALS = frozenset({401, 403})
 _HASH_LENGTH, _SHORT = 16, 8
 """Minimum length of an owner that is a hash, and how many of its characters are shown."""
-_UNKNOWN = ("", None)
 _MAX_TEXT = 128
 """Maximum length of a fact that a client or the upstream chooses."""
 
@@ -77,6 +73,7 @@ class RequestContext:
     stores: bool = False
     """False if the text of the response must not be recorded anywhere."""
     cache: str = ""
+    """The result of a lookup: `exact`, `semantic` or `miss`."""
     cache_reason: str = ""
     """Why the cache has no answer."""
     outcome: str = ""
@@ -101,14 +98,12 @@ class RequestContext:
     trace_id: str = ""
     started: float = field(default_factory=time.perf_counter)
 
-    @property
-    def has_failed(self) -> bool:
-        return self.outcome == "failed"
-
     def fail(self, error: Exception) -> None:
         """Record that `error` is the answer to the request."""
-        is_refusal = isinstance(error, APIError) and error.status < 500 and not isinstance(error, UpstreamError)
-        is_refusal = is_refusal or (isinstance(error, UpstreamError) and error.status in _REFUSALS)
+        if isinstance(error, UpstreamError):
+            is_refusal = error.status in (401, 403)
+        else:
+            is_refusal = isinstance(error, APIError) and error.status < 500
         self.outcome, self.failure = "refused" if is_refusal else "failed", Failure.of(error)
 
     def error_type(self, status: int = 200) -> str:
@@ -161,7 +156,7 @@ class RequestContext:
             "left": self.has_left or None,
             "trace_id": self.trace_id,
         }
-        return {name: value for name, value in facts.items() if value not in _UNKNOWN}
+        return {name: value for name, value in facts.items() if value not in ("", None)}
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("responses_mw.request", default=None)
@@ -181,22 +176,8 @@ def activated(request: RequestContext) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-class Facts(TypedDict, total=False):
-    """Members of `RequestContext` that `annotate` sets as they become known."""
-
-    route: str
-    owner: str
-    key: str
-    cache: str
-    """The result of a lookup: `exact`, `semantic` or `miss`."""
-    cache_reason: str
-    outcome: str
-    stored: bool
-    unstored: str
-
-
-def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: Unpack[Facts]) -> None:
-    """Add facts to the current request, if there is one.
+def annotate(*, error: Exception | None = None, response: Mapping[str, Any] | None = None, **facts: str | bool) -> None:
+    """Set `facts`, members of `RequestContext`, for the current request, if there is one.
 
     `error` is the answer to the request, `response` the document being created or retrieved.
     """
@@ -235,6 +216,6 @@ def end_run(document: Mapping[str, Any], *, turns: int, continuations: int = 0, 
         return
     request.outcome = document["status"] if document["status"] in _ENDS else "cancelled"
     request.turns, request.continuations, request.usage = turns, continuations, document.get("usage") or {}
-    fault = document.get("error") if request.has_failed else None
+    fault = document.get("error") if request.outcome == "failed" else None
     if fault:
         request.failure = Failure.of(error, fault["code"]) if error is not None else Failure(fault["code"], fault["code"])

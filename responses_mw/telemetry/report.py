@@ -75,7 +75,7 @@ def report_failure(request: RequestContext, **more: Any) -> None:
     The text of the error, which may quote the request, is logged only at `debug`, and never if the response is not stored.
     """
     failure = request.failure
-    if not request.has_failed or failure is None:
+    if request.outcome != "failed" or failure is None:
         return
     subject = f"response {request.response_id} failed" if request.response_id else f"{request.route or 'a request'} failed"
     log_facts(logger, subject, {**request.facts(), **more}, level=logging.WARNING)

@@ -18,11 +18,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from opentelemetry import propagate
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import (
     NoOpTracerProvider,
@@ -40,16 +39,26 @@ from opentelemetry.trace import (
 
 from ..version import VERSION
 from .context import RequestContext, activated, current_request
-from .conventions import DB, ERROR_TYPE, HTTP, SCHEMA_URL, SCOPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Messaging, Own
+from .conventions import (
+    CLIENT_ADDRESS,
+    DB,
+    ERROR_TYPE,
+    HTTP,
+    PROTOCOL_VERSION,
+    SCHEMA_URL,
+    SCOPE,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    URL_PATH,
+    URL_SCHEME,
+    GenAI,
+    Messaging,
+    Own,
+)
 from .metrics import EMBEDDING_DURATION, JOBS_RUNNING, REDIS_DURATION, STATE_ERRORS, TOOL_DURATION
-
-RequestSpan: TypeAlias = Span
-"""The span of a request, for the ASGI middleware, which does not import OpenTelemetry."""
 
 TRACER = get_tracer(SCOPE, VERSION, schema_url=SCHEMA_URL)
 _NO_SPAN = nullcontext()
-_DESTINATION = "responses"
-"""The name of the queue of background responses in spans."""
 
 
 def is_tracing() -> bool:
@@ -122,13 +131,33 @@ def start_request_span(name: str, headers: Mapping[str, str], attributes: Mappin
     return TRACER.start_span(name, extract_context(headers), SpanKind.SERVER, attributes)
 
 
-def end_request_span(span: Span, request: RequestContext, method: str, status: int) -> None:
-    """End the span of an HTTP request, named by its method and route."""
+def start_http_span(method: str, scope: Mapping[str, Any]) -> Span:
+    """Start the span of the HTTP request with this ASGI `scope`."""
+    address, port = scope.get("server") or (None, None)
+    known = {
+        HTTP.METHOD: method,
+        URL_SCHEME: scope.get("scheme", "http"),
+        URL_PATH: scope["path"],
+        PROTOCOL_VERSION: scope.get("http_version", "1.1"),
+        CLIENT_ADDRESS: scope["client"][0] if scope.get("client") else None,
+        SERVER_ADDRESS: address,
+        SERVER_PORT: port or None,
+    }
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return start_request_span(method, headers, {name: value for name, value in known.items() if value is not None})
+
+
+def end_request_span(span: Span, request: RequestContext, method: str = "", status: int = 200) -> None:
+    """Set the facts of `request` on its span and end it. `method` and `status` are those of an HTTP request."""
     if span.is_recording():
-        attributes: dict[str, str | int] = {HTTP.STATUS: status, **request.span_attributes()}
-        if request.route:
-            span.update_name(f"{method} {request.route}")
-            attributes[HTTP.ROUTE] = request.route
+        attributes: dict[str, str | int] = {**request.span_attributes()}
+        if method:
+            attributes[HTTP.STATUS] = status
+            if request.route:
+                span.update_name(f"{method} {request.route}")
+                attributes[HTTP.ROUTE] = request.route
         span.set_attributes(attributes)
     if error_type := request.error_type(status):
         mark_failed(span, error_type)
@@ -137,21 +166,18 @@ def end_request_span(span: Span, request: RequestContext, method: str, status: i
 
 @contextmanager
 def request_span(request: RequestContext, span: Span) -> Iterator[None]:
-    """Make `request` and `span` current. On exit, set the facts of `request` on the span and end it."""
+    """Make `request` and `span` current, and end the span on exit."""
     try:
         with activated(request), activated_span(span):
             yield
     finally:
-        span.set_attributes(request.span_attributes())
-        if error_type := request.error_type():
-            mark_failed(span, error_type)
-        span.end()
+        end_request_span(span, request)
 
 
 def _messaging(operation: str, response_id: str) -> dict[str, str]:
     return {
         Messaging.SYSTEM: "redis",
-        Messaging.DESTINATION: _DESTINATION,
+        Messaging.DESTINATION: "responses",  # the name of the queue in spans
         Messaging.OPERATION: operation,
         Messaging.OPERATION_TYPE: operation,
         Messaging.MESSAGE_ID: response_id,
@@ -161,7 +187,7 @@ def _messaging(operation: str, response_id: str) -> dict[str, str]:
 @contextmanager
 def queueing_span(response_id: str) -> Iterator[None]:
     """Trace the queueing of a job. The trace of its worker is linked to this span."""
-    span = TRACER.start_span(f"send {_DESTINATION}", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
+    span = TRACER.start_span("send responses", kind=SpanKind.PRODUCER, attributes=_messaging("send", response_id))
     with ending(span), activated_span(span):
         yield
 
@@ -170,7 +196,7 @@ def queueing_span(response_id: str) -> Iterator[None]:
 def job_span(response_id: str, owner: str) -> Iterator[RequestContext]:
     """Trace a job that runs in this task, in a trace of its own. `link_to_request` links it to the request that queued it."""
     attributes = _messaging("process", response_id)
-    span = TRACER.start_span(f"process {_DESTINATION}", Context(), SpanKind.CONSUMER, attributes)
+    span = TRACER.start_span("process responses", Context(), SpanKind.CONSUMER, attributes)
     JOBS_RUNNING.add(1)
     request = RequestContext(owner=owner, response_id=response_id, stores=True, trace_id=trace_id(span))
     try:
@@ -241,55 +267,49 @@ def count_state_error(error: Exception) -> None:
     STATE_ERRORS.add(1, {ERROR_TYPE: type(error).__name__})
 
 
-class ToolCallSpan:
-    """A context manager that traces and measures a call of the tool `name` with `arguments` (JSON).
+@contextmanager
+def tool_call_span(
+    name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str
+) -> Iterator[Callable[[Any, bool], None]]:
+    """Trace and measure a call of the tool `name` with `arguments` (JSON). Spans of the MCP SDK become children.
 
-    Spans of the MCP SDK become children.
+    `label` is the MCP server's. `kind` and `server` are labels of the metric, so clients must not choose them. Yield a function
+    that records what the call returned and whether the tool failed.
     """
+    request = current_request()
+    described = {
+        GenAI.OPERATION: "execute_tool",
+        GenAI.TOOL_NAME: name,
+        GenAI.TOOL_TYPE: "extension",  # the conventions' term for a tool that the server calls itself
+        GenAI.TOOL_CALL_ID: call_id,
+        Own.MCP_SERVER: label,
+        Own.RESPONSE_ID: request.response_id if request is not None else "",
+    }
+    attributes = {name: value for name, value in described.items() if value}
+    span = TRACER.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes)
+    measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
+    started = time.perf_counter()
 
-    def __init__(self, name: str, arguments: str, *, call_id: str, label: str, kind: str, server: str) -> None:
-        """`label` is the MCP server's. `kind` and `server` are labels of the metric, so clients must not choose them."""
-        self._name = name
-        self._arguments = arguments
-        self._described = {GenAI.TOOL_CALL_ID: call_id, Own.MCP_SERVER: label}
-        self._measured = {Own.TOOL_KIND: kind, Own.TOOL_SERVER: server}
+    def fail(error_type: str) -> None:
+        measured[ERROR_TYPE] = error_type
+        mark_failed(span, error_type)
 
-    def __enter__(self) -> Self:
-        attributes = {
-            GenAI.OPERATION: "execute_tool",
-            GenAI.TOOL_NAME: self._name,
-            GenAI.TOOL_TYPE: "extension",  # the conventions' term for a tool that the server calls itself
-            **{name: value for name, value in self._described.items() if value},
-        }
-        request = current_request()
-        if request is not None and request.response_id:
-            attributes[Own.RESPONSE_ID] = request.response_id
-        self._span = TRACER.start_span(f"execute_tool {self._name}", kind=SpanKind.INTERNAL, attributes=attributes)
-        self._token = attach(set_span_in_context(self._span))
-        self._started = time.perf_counter()
-        return self
-
-    def result(self, content: Any, *, failed: bool) -> None:
-        """Record what the call returned. A tool's failure is a result too."""
+    def record(content: Any, failed: bool) -> None:
         if failed:
-            self._fail("tool_error")
-        request = current_request()
-        if self._span.is_recording() and captures_content(stores=request is not None and request.stores):
-            self._span.set_attribute(GenAI.TOOL_ARGUMENTS, self._arguments)
+            fail("tool_error")
+        if span.is_recording() and captures_content(stores=request is not None and request.stores):
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            self._span.set_attribute(GenAI.TOOL_RESULT, text)
+            span.set_attributes({GenAI.TOOL_ARGUMENTS: arguments, GenAI.TOOL_RESULT: text})
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        detach(self._token)
-        if kind is not None:
-            self._fail(kind.__name__)
-        TOOL_DURATION.record(time.perf_counter() - self._started, self._measured)
-        request = current_request()
+    try:
+        with activated_span(span):
+            yield record
+    except BaseException as error:
+        fail(type(error).__name__)
+        raise
+    finally:
+        TOOL_DURATION.record(time.perf_counter() - started, measured)
         if request is not None:
             request.tool_calls += 1
-            request.tool_errors += ERROR_TYPE in self._measured
-        self._span.end()
-
-    def _fail(self, kind: str) -> None:
-        self._measured[ERROR_TYPE] = kind
-        mark_failed(self._span, kind)
+            request.tool_errors += ERROR_TYPE in measured
+        span.end()

@@ -14,7 +14,7 @@ from ..crypto import Sealer
 from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Chunk, Item, Tool
-from ..telemetry.tracing import ToolCallSpan
+from ..telemetry.tracing import tool_call_span
 from . import code_interpreter, mcp_tools, web_search
 from .mcp import MCPServers
 from .mcp_tools import MCPEntry, SignedListings
@@ -156,9 +156,9 @@ class Toolbox:
         served = self._serving[id(form)]
         name = form.members.get("name", served.offered.name)
         label = form.members.get("server_label", "")
-        with ToolCallSpan(name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server) as call:
+        with tool_call_span(name, arguments, call_id=call_id, label=label, kind=served.kind, server=served.server) as record:
             result = await served.call(arguments)
-            call.result(result.content, failed=result.failed)
+            record(result.content, result.failed)
         return result
 
     async def aclose(self) -> None:

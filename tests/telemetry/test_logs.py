@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.asgi.error_response import ErrorResponse
+from responses_mw.asgi.http_responses import ErrorResponse
 from responses_mw.asgi.proxy import ReverseProxy
 from responses_mw.asgi.telemetry import TelemetryMiddleware
 from responses_mw.errors import UpstreamError

@@ -19,7 +19,7 @@ from ...state import State
 from ...telemetry.metrics import WEBSOCKETS_OPEN
 from ...upstream import Caller, Upstream
 from ..access import Origins
-from ..error_response import ErrorResponse
+from ..http_responses import ErrorResponse
 from ..limits import admitted
 from ..requests import HOST_SCOPE, Reader, RequestParser
 from .connection import WebSocketConnection

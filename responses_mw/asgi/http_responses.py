@@ -1,6 +1,7 @@
-"""HTTP responses made from the events of a run: a stream of server-sent events, or the document of the last event as JSON.
+"""HTTP responses: JSON, errors, and the events of a run.
 
-If the client disconnects, the run and its request to the upstream are cancelled.
+The events become a stream of server-sent events, or the document of the last event as JSON. If the client disconnects, the run
+and its request to the upstream are cancelled.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 
 import anyio
 import orjson
+from starlette import responses
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from ..errors import APIError
 from ..protocol.sse import DONE_FRAME, KEEP_ALIVE, encode, frame
 from ..settings import ServerSettings
 from ..state import Batch
 from ..telemetry.context import annotate
-from .error_response import error_response
-from .json import JSONResponse
+from .telemetry import TelemetryMiddleware
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,55 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the stream
 ]
+_TRY_AGAIN_LATER = 1013
+
+
+class JSONResponse(responses.JSONResponse):
+    """Starlette's response, encoded by orjson."""
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+class ErrorResponse(JSONResponse):
+    """Answer an HTTP request with an error in OpenAI's format, or refuse a WebSocket that has not been accepted."""
+
+    def __init__(self, error: APIError, cause: Exception | None = None) -> None:
+        """`cause` is the original exception, if the client must not see it."""
+        super().__init__(error.body(), error.status, error.headers)
+        self._cause = cause or error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._refuse(scope, receive, send)
+            return
+        annotate(error=self._cause)
+        await super().__call__(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a WebSocket, and observe the refusal like an HTTP request.
+
+        A server without the ASGI extension for refusals with a body closes the WebSocket, and the client gets a 403.
+        """
+
+        async def send_refusal(message: Message) -> None:
+            if "websocket.http.response" in scope.get("extensions", {}):
+                await send({**message, "type": f"websocket.{message['type']}"})
+            elif message["type"] == "http.response.start":
+                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+
+        await receive()
+        await TelemetryMiddleware(self)({**scope, "type": "http", "method": "GET"}, receive, send_refusal)
+
+
+def error_response(error: Exception) -> ErrorResponse | None:
+    """Return the response to a request that failed with `error`, or None if the client has disconnected."""
+    if isinstance(error, APIError):
+        return ErrorResponse(error)
+    if isinstance(error, ClientDisconnect):
+        return None
+    logger.error("a request failed", exc_info=error)
+    return ErrorResponse(APIError("The server had an error while processing your request."), error)
 
 
 class EventResponse:
