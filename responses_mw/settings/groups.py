@@ -252,9 +252,10 @@ class ToolSettings(Group):
     """Tools that the server runs: MCP servers and the code interpreter."""
 
     mcp_servers: ToolServers = Field(
-        {}, description='MCP servers by label, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}'
+        {},
+        description="MCP servers by label or connector_id, as JSON: "
+        '{"label": {"url", "headers", "authorization", "allowed_tools", ...}}',
     )
-    connectors: ToolServers = Field({}, description="MCP servers by connector_id, in the format of mcp_servers")
     allow_private_urls: bool = Field(
         False, description="allow requests to name MCP servers at private addresses; every caller can then reach them"
     )

@@ -82,8 +82,8 @@ def _check_server(tool: Tool, label: str, path: str, settings: ToolSettings) -> 
     if len(named) == 2:
         message = f"Only one of '{path}.server_url' and '{path}.connector_id' can be given."
         raise BadRequest(message, param=f"{path}.connector_id", code="invalid_value")
-    if "connector_id" in tool and tool["connector_id"] not in settings.connectors:
-        why = f"no connector '{tool['connector_id'][:64]}' is configured (setting connectors)."
+    if "connector_id" in tool and tool["connector_id"] not in settings.mcp_servers:
+        why = f"no connector '{tool['connector_id'][:64]}' is configured (tools.mcp_servers)."
         checks.unsupported(f"{path}.connector_id", why)
     if not named and _configured(tool, settings) is None:
         message = (
@@ -234,7 +234,7 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
     if "server_url" in tool:
         return None
     if "connector_id" in tool:
-        return settings.connectors.get(tool["connector_id"])
+        return settings.mcp_servers.get(tool["connector_id"])
     label = tool["server_label"]
     if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
         return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")

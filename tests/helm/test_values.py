@@ -59,7 +59,6 @@ OTHER: dict[str, Any] = {
     "secretSettings": {"upstream": {"api_key": "s3cret"}},
     "secretKeys": ["o" * 32],
     "mcpServers": {"other": {"url": "https://other.example.com"}},
-    "connectors": {"other": {"url": "https://other.example.com"}},
     "service.type": "NodePort",
     "ingress.streaming": "alb",
     "ingress.hosts": ["other.example.com"],

@@ -30,8 +30,7 @@ OPERATOR = {
     "require_approval": "never",
 }
 SETTINGS = make_settings(
-    tools__mcp_servers={"own": OPERATOR, "open": {**OPERATOR, "allowed_tools": ["*"]}},
-    tools__connectors={"connector_x": OPERATOR},
+    tools__mcp_servers={"own": OPERATOR, "open": {**OPERATOR, "allowed_tools": ["*"]}, "connector_x": OPERATOR},
     tools__sandbox_url="http://10.0.0.2",
 )
 

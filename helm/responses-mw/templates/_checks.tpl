@@ -43,8 +43,8 @@
 {{- if not (or $values.redis.url $values.existingSecret $redis $values.tryout.enabled) -}}
 {{- fail "redis.url is required, e.g. --set redis.url=redis://redis:6379/0; or secretRefs.redis.url; or existingSecret, a Secret with the key RESPONSES_MW_REDIS_URL" -}}
 {{- end -}}
-{{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers $values.connectors) -}}
-{{- fail "existingSecret replaces redis.url, secretSettings, secretKeys, mcpServers and connectors: put them into that Secret" -}}
+{{- if and $values.existingSecret (or $values.redis.url $values.secretSettings $values.secretKeys $values.mcpServers) -}}
+{{- fail "existingSecret replaces redis.url, secretSettings, secretKeys and mcpServers: put them into that Secret" -}}
 {{- end -}}
 {{- if and $values.apiKeys.existingSecret (or (dig "auth" "api_keys" "" $values.secretSettings) (dig "auth" "api_keys" "" $values.secretRefs)) -}}
 {{- fail "apiKeys.existingSecret sets auth.api_keys: leave it out of secretSettings and secretRefs" -}}

@@ -73,9 +73,6 @@ RESPONSES_MW_AUTH_SECRET_KEYS: {{ toJson . | quote }}
 {{- with .Values.mcpServers }}
 RESPONSES_MW_TOOLS_MCP_SERVERS: {{ toJson . | quote }}
 {{- end }}
-{{- with .Values.connectors }}
-RESPONSES_MW_TOOLS_CONNECTORS: {{ toJson . | quote }}
-{{- end }}
 {{- include "responses-mw.variables" .Values.secretSettings }}
 {{- end }}
 
@@ -112,7 +109,7 @@ Secret that the chart cannot read, and the master that the Sentinels name may li
 {{- if not (or (has (get $search "provider" | default "none") (list "none" "mcp")) (get $search "url")) -}}
 {{- $urls = append $urls "https://the-providers-own" -}}
 {{- end -}}
-{{- range concat (values (.Values.mcpServers | default dict)) (values (.Values.connectors | default dict)) -}}
+{{- range values (.Values.mcpServers | default dict) -}}
 {{- $urls = append $urls (get . "url") -}}
 {{- end -}}
 {{- range $name, $value := .Values.telemetry.env -}}
