@@ -189,7 +189,6 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
             cache,
             status_grace=settings.upstream.status_grace,
             overload_timeout=settings.upstream.overload_timeout,
-            max_turns=settings.tools.max_turns,
         )
         yield Core(upstream, state, sealer, runner, cache)
 

@@ -94,7 +94,7 @@ class Compaction:
         """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""
         matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
         items = [*matter, user_message(self._settings.prompt or PROMPT)]
-        request = compaction.summary_request(run.request, self._settings.max_tokens)
+        request = compaction.summary_request(run.request)
         ids, owner = RunIds(), run.context.owner
         context = RunContext(Chain.new(), ids, items, owner, run.context.token)
         created = document.create(

@@ -52,7 +52,6 @@ class Runner:
         *,
         status_grace: float,
         overload_timeout: float,
-        max_turns: int,
     ) -> None:
         """Before its first event, a streamed run waits `status_grace` seconds for the upstream's status. Afterwards, it waits
         up to `overload_timeout` seconds while the upstream is overloaded or unavailable."""
@@ -64,7 +63,7 @@ class Runner:
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self.drain = Drain()
         self._continuation = Continuation(backend, overload_timeout)
-        self._loop = ToolLoop(backend, self._compaction, self._continuation, max_turns=max_turns)
+        self._loop = ToolLoop(backend, self._compaction, self._continuation)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """Seconds that a run waits for the first turn to open before its first events. WHOLE has no limit."""
 

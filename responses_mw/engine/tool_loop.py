@@ -18,15 +18,17 @@ from .compaction import Compaction
 from .continuation import Continuation
 from .run import REQUEST_LIMITS, Run
 
+MAX_TURNS = 64
+"""Maximum turns of a response. The last one offers no server-side tools."""
+
 
 class ToolLoop:
     """Runs the turns of a response, and the tool calls between them."""
 
-    def __init__(self, backend: Backend, compactor: Compaction, continuation: Continuation, *, max_turns: int) -> None:
+    def __init__(self, backend: Backend, compactor: Compaction, continuation: Continuation) -> None:
         self._backend = backend
         self._compactor = compactor
         self._continuation = continuation
-        self._max_turns = max_turns
 
     async def offer_tools(self, run: Run) -> None:
         """Connect to the tools that run here, and collect the functions that the model may call."""
@@ -96,7 +98,7 @@ class ToolLoop:
 
     async def _begin_turn(self, run: Run) -> None:
         run.turns += 1
-        run.is_last_turn = run.assembler.is_exhausted or run.turns >= self._max_turns
+        run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
         run.turn = await self._continuation.begin(run)
 
     def _end_turn(self, run: Run, turn: OpenTurn) -> list[Event]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from .tool_servers import ToolServers
-from .types import GIB, KIB, MIB, Duration, Names, Secrets, Size, WholeDuration, check_url
+from .types import GIB, MIB, Duration, Names, Secrets, Size, WholeDuration, check_url
 
 MIN_SECRET_LENGTH = 32
 
@@ -263,9 +263,7 @@ class ToolSettings(Group):
         None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
     )
     sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
-    max_turns: int = Field(64, gt=0, description="maximum turns of a response; the last one offers no server tools")
     timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call or a web search")
-    max_output_bytes: Size = Field(MIB, ge=KIB, description="maximum size of a tool's output that the model gets")
 
     @field_validator("sandbox_url")
     @classmethod
@@ -322,7 +320,6 @@ class CompactionSettings(Group):
     threshold: int = Field(
         100_000, gt=0, description="tokens above which context_management compacts if it has no compact_threshold"
     )
-    max_tokens: int = Field(0, ge=0, description="maximum tokens of a summary; 0 leaves it to the model")
 
 
 class LimitSettings(Group):

@@ -102,8 +102,8 @@ class CodeInterpreter(ToolEntry):
         if settings.sandbox_token is not None:
             headers["authorization"] = f"Bearer {settings.sandbox_token.get_secret_value()}"
         target = MCPTarget("code_interpreter", settings.sandbox_url, headers, allow_private=True, credentials_of_caller=False)
-        self._max_bytes = settings.max_output_bytes
-        limits = MCPLimits(timeout=settings.timeout + _SANDBOX_MARGIN, output_bytes=self._max_bytes)
+        limits = MCPLimits(timeout=settings.timeout + _SANDBOX_MARGIN)
+        self._max_bytes = limits.output_bytes
         self._connection = MCPConnection(target, limits)
         self._memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         self._turn = asyncio.Lock()

@@ -194,7 +194,7 @@ class MCPServers:
             allow_private=server is not None or self._settings.allow_private_urls,
             credentials_of_caller=server is None or any(name in tool for name in _SECRET),
         )
-        limits = MCPLimits(timeout=self._settings.timeout, output_bytes=self._settings.max_output_bytes)
+        limits = MCPLimits(timeout=self._settings.timeout)
         return MCPConnection(target, limits, resolve=self._resolve)
 
     def configured_label(self, tool: Tool) -> str:

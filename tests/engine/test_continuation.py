@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.engine import continuation
+from responses_mw.engine import continuation, tool_loop
 from tests.support.continuing import PIECE, Continuing
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream
@@ -195,11 +195,14 @@ async def test_a_text_before_a_call_is_continued_with_the_call(begin: Start) -> 
     assert streamed.response["output"][1]["arguments"] == '{"city": "Paris"}'
 
 
-async def test_a_call_that_runs_here_is_closed_and_made_again(begin: Start, serve: Serve) -> None:
+async def test_a_call_that_runs_here_is_closed_and_made_again(
+    begin: Start, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upstream = Continuing("Sunny.", calls=(("get_weather", '{"city": "Paris"}'),))
     upstream.cuts = deque([5])
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
-    ours = begin(upstream, tools__max_turns=2)
+    monkeypatch.setattr(tool_loop, "MAX_TURNS", 2)
+    ours = begin(upstream)
     tools = [{"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}]
     streamed = await stream(ours, tools=tools, max_tool_calls=1)
     assert streamed.terminal == "response.completed", streamed.response["error"]

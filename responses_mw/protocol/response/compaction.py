@@ -120,17 +120,12 @@ def _can_summarize(items: Sequence[Item]) -> bool:
     return not all(is_kept(item) for item in items)
 
 
-def summary_request(request: CreateResponse, max_tokens: int) -> CreateResponse:
-    """Make the request for a summary of the history of ``request``: the same model, without options that shape the answer.
-
-    ``max_tokens`` limits the length of the summary; 0 sets no limit.
-    """
+def summary_request(request: CreateResponse) -> CreateResponse:
+    """Make the request for a summary of the history of ``request``: the same model, without options that shape the answer."""
     extra = {name: value for name, value in request.extra.items() if name not in _ANSWER_OPTIONS}
     members = {name: getattr(request, name) for name in _SUMMARY_MEMBERS}
     reasoning = {name: value for name, value in request.reasoning.items() if name != "summary"}
-    return CreateResponse(
-        items=[], extra=extra, **members, reasoning=reasoning, store=False, max_output_tokens=max_tokens or None
-    )
+    return CreateResponse(items=[], extra=extra, **members, reasoning=reasoning, store=False)
 
 
 def envelope(summary: str, waiting: Sequence[Item]) -> bytes:
