@@ -66,16 +66,13 @@ class Embeddings:
         self._foreign = settings.embedding_url is not None
         self._url = httpx.URL((settings.embedding_url or base) + _PATH)
         self._timeout = settings.timeout
-        self._dimensions = settings.embedding_dimensions
         self._parameters: dict[str, Any] = {"model": settings.embedding_model}
-        if self._dimensions is not None:
-            self._parameters["dimensions"] = self._dimensions
         self._headers = {b"host": self._url.netloc, b"content-type": b"application/json", b"accept-encoding": b"identity"}
         key = settings.embedding_api_key or (None if self._foreign else api_key)
         if key:
             self._headers[b"authorization"] = b"Bearer " + key.get_secret_value().encode("latin-1")
         server = settings.embedding_url or ""  # another server may use the same name for another model
-        space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{self._dimensions}\0{settings.namespace}"
+        space = f"{VERSION}\0{server}\0{settings.embedding_model}\0{settings.namespace}"
         self.space = hashlib.sha256(space.encode()).hexdigest()[:16]
         """Vectors are comparable only within one space."""
 
@@ -117,12 +114,9 @@ class Embeddings:
 
     def _vector(self, body: bytes) -> Vector:
         try:
-            vector = self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
+            return self._unit_vector(orjson.loads(body)["data"][0]["embedding"])
         except (ValueError, LookupError, TypeError):
             raise NoEmbedding("the embeddings server sent no embedding") from None
-        if self._dimensions is not None and len(vector) != self._dimensions:
-            raise NoEmbedding("the embeddings server sent a vector of the wrong size")
-        return vector
 
 
 class Embedder:

@@ -60,10 +60,7 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
     ``stored`` is the request's ``store``: with ``store: false`` nothing is cached, unless the request itself names a mode.
     Raises ``BadRequest`` for an invalid value.
     """
-    asked = {
-        **_permitted(_parse_header(header), trusted="header" in settings.request_controls),
-        **_permitted(_parse_body(body), trusted="body" in settings.request_controls),
-    }
+    asked = {**_parse_header(header), **_parse_body(body)}
     return Policy(
         mode=_lower(asked.get("mode", settings.mode), _highest(settings)),
         ttl=min(asked.get("ttl", settings.ttl), settings.ttl),
@@ -71,11 +68,6 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
         read=not asked.get("refresh", False),
         write=not asked.get("no_store", False) and (stored or asked.get("mode", "off") != "off"),
     )
-
-
-def _permitted(asked: dict[str, Any], *, trusted: bool) -> dict[str, Any]:
-    """Drop a mode other than ``off`` if it was given in a way that ``cache.request_controls`` does not list."""
-    return asked if trusted or asked.get("mode") == "off" else {name: asked[name] for name in asked.keys() - {"mode"}}
 
 
 def _highest(settings: CacheSettings) -> str:

@@ -212,16 +212,12 @@ class CacheSettings(Group):
         None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
     )
     embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
-    embedding_dimensions: int | None = Field(None, gt=0, description="size of the vectors (unset: the model's default)")
     threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
     guard: Literal["strict", "loose"] = Field(
         "strict", description="how closely the words of a semantic hit must match; loose needs a strong embedding model"
     )
     max_mode: Literal["off", "exact", "semantic"] = Field(
         "semantic", description="highest cache mode that a request may select"
-    )
-    request_controls: Names = Field(
-        ["body", "header"], description="where a request may select a cache mode; selecting off is always allowed"
     )
     namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
     timeout: Duration = Field(
@@ -233,13 +229,6 @@ class CacheSettings(Group):
     @classmethod
     def _strip_version(cls, value: str | None) -> str | None:
         return strip_version(value)
-
-    @field_validator("request_controls")
-    @classmethod
-    def _check_controls(cls, value: list[str]) -> list[str]:
-        if not set(value) <= {"body", "header"}:
-            raise ValueError("may contain only body and header")
-        return value
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> Self:

@@ -34,11 +34,11 @@ CALLER = {"authorization": "Bearer the caller's", "x-session-id": "7"}
 async def test_the_upstream_is_asked_as_the_caller(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer
 ) -> None:
-    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16).cache)
+    embeddings = Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache)
     vector = await embeddings.embed("Hi", CALLER)
     assert float(np.linalg.norm(vector)) == pytest.approx(1)
     ((headers, body),) = embedding_server.requests
-    assert body == {"model": "embed", "dimensions": 16, "input": "Hi"}
+    assert body == {"model": "embed", "input": "Hi"}
     assert headers["authorization"] == "Bearer the caller's"
 
 
@@ -72,16 +72,14 @@ async def test_another_server_never_sees_a_header_of_the_caller(
      b'{"data": [{"embedding": [0, 0]}]}', b'{"data": [{"embedding": [1e300, 1]}]}',
      b'{"data": [{"embedding": [3e38, 3e38]}]}', b'{"data": [{"embedding": [NaN, 1]}]}',
      b'{"data": [{"embedding": [1e999, 0]}]}', b'{"data": [{"embedding": [null, 1]}]}',
-     b'{"data": [{"embedding": [[1], [2]]}]}', b'{"data": [{"embedding": [1, 2, 3]}]}', b'{"data": {"embedding": 1}}'],
+     b'{"data": [{"embedding": [[1], [2]]}]}', b'{"data": {"embedding": 1}}'],
 )  # fmt: skip
 async def test_an_answer_that_is_no_vector_is_no_embedding(
     transport: httpx.AsyncHTTPTransport, serve: Serve, embedding_server: EmbeddingServer, answer: bytes
 ) -> None:
     embedding_server.answer = answer
     with pytest.raises(NoEmbedding):
-        await Embeddings(
-            transport, serve(embedding_server, lifespan="off"), settings(cache__embedding_dimensions=16).cache
-        ).embed("Hi")
+        await Embeddings(transport, serve(embedding_server, lifespan="off"), settings().cache).embed("Hi")
 
 
 async def test_an_answer_without_end_is_no_embedding(
@@ -121,14 +119,14 @@ async def test_an_error_a_server_that_is_away_and_one_that_is_slow_give_none_in_
     assert time.monotonic() - begun < 5
 
 
-def test_spaces_differ_by_server_model_size_and_namespace() -> None:
+def test_spaces_differ_by_server_model_and_namespace() -> None:
     transport = httpx.AsyncHTTPTransport()
     given: list[dict[str, Any]] = [
-        {}, {"cache__embedding_model": "other"}, {"cache__embedding_dimensions": 8}, {"cache__namespace": "b"},
+        {}, {"cache__embedding_model": "other"}, {"cache__namespace": "b"},
         {"cache__embedding_url": "http://another"},
     ]  # fmt: skip
     spaces = {Embeddings(transport, "http://u", settings(**one).cache).space for one in given}
-    assert len(spaces) == 5
+    assert len(spaces) == 4
 
 
 def test_a_stored_vector_is_the_same_but_for_rounding() -> None:

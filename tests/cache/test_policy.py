@@ -45,16 +45,14 @@ def test_a_request_gets_no_more_than_the_operator_allows() -> None:
     assert (got.ttl, got.threshold) == (100, 0.95)
 
 
-@pytest.mark.parametrize("ways", [["body"], ["header"], []])
-def test_a_way_that_the_operator_does_not_listen_to_can_only_ask_for_less(ways: list[str]) -> None:
-    def asking(way: str, mode: str) -> Policy:
-        body = {"mode": mode, "ttl": 7} if way == "body" else None
-        return policy(body, f"{mode}; ttl=7" if way == "header" else None, cache__mode="exact", cache__request_controls=ways)
-
-    for way in ("body", "header"):
-        assert asking(way, "semantic").mode == ("semantic" if way in ways else "exact")
-        assert asking(way, "semantic").ttl == 7
-        assert asking(way, "off").is_off
+@pytest.mark.parametrize("mode", ["off", "exact"])
+def test_below_the_mode_of_the_operator_a_request_can_only_ask_for_less(mode: str) -> None:
+    for asked in (
+        policy({"mode": "semantic", "ttl": 7}, cache__max_mode=mode, cache__mode="exact"),
+        policy(None, "semantic; ttl=7", cache__max_mode=mode, cache__mode="exact"),
+    ):
+        assert (asked.mode, asked.ttl) == ("exact", 7)
+    assert policy("off", cache__max_mode=mode, cache__mode="exact").is_off
 
 
 def test_an_unstored_response_is_cached_only_if_the_request_asks() -> None:
