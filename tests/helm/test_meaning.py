@@ -99,7 +99,6 @@ def test_secrets_lie_in_secrets_only() -> None:
         "RESPONSES_MW_UPSTREAM_API_KEY",
         "RESPONSES_MW_SEARCH_API_KEY",
         "RESPONSES_MW_TOOLS_MCP_SERVERS",
-        "RESPONSES_MW_TOOLS_CONNECTORS",
     }
 
 
