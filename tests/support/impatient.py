@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from responses_mw.asgi import sse
+from responses_mw.asgi import http_responses
 from responses_mw.cli import main
 
 if __name__ == "__main__":
-    sse.KEEP_ALIVE_INTERVAL = 0.05
+    http_responses.KEEP_ALIVE_INTERVAL = 0.05
     main()
