@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import redis
 
-from responses_mw.state.keys import response_address
+from responses_mw.state.schema import response_address
 
 from .deployment import LEASE, Deployment, Process, Target, Upstream
 from .jobs import Jobs
@@ -102,7 +102,6 @@ class Faults:
         if sound:
             job = sound[int(amount * len(sound))]
             address = response_address(job.response_id)
-            assert address is not None
             keys = [address.record, address.log, address.compressed_log, address.record.replace(":r:", ":k:")]
             key = keys[int(amount * 1000) % len(keys)]
             job.damaged = key

@@ -19,7 +19,7 @@ from ..protocol.response.replay import end
 from ..protocol.types import Document
 from ..state import Batch, Damaged, Missing, State, StateUnavailable
 from ..state.jobs import PAGE, announced
-from ..state.keys import response_address
+from ..state.schema import response_address
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,6 @@ class Followers:
         log = self._followed.get(response_id)
         if log is None:
             address = response_address(response_id)
-            assert address is not None
             log = self._followed[response_id] = _Log()
             log.subscription.enter_context(self._state.wakeups.on(address.events, log.on_message))
         log.cursors.append(cursor)

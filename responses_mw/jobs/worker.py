@@ -21,7 +21,7 @@ from ..engine.runner import Runner
 from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
-from ..state.keys import Partition, stop_channel
+from ..state.schema import Partition, stop_channel
 from ..telemetry.report import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter

@@ -18,7 +18,7 @@ from ..network import failure_reason
 from ..telemetry.tracing import count_state_error, measure_round_trip, redis_span
 from .cancellation import cancellations, raise_lost_cancellation
 from .errors import Damaged, StateFull, StateUnavailable
-from .keys import kind_of
+from .schema import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

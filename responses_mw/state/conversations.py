@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..ids import random_part
-from .codec import json_size, pack, unpack
 from .errors import Missing, NewerRecord, OverBound, StateUnavailable
-from .keys import Address, conversation_key, conversation_tag
 from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
 from .retractions import Undo, own_items
+from .schema import VERSION, Address, conversation_key, conversation_tag, json_size, pack, unpack
 from .scripts import script
-from .values import VERSION, Bounds, Chain, Conversation, Item, Page, no_such_cursor
+from .values import Bounds, Chain, Conversation, Item, Page, no_such_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +66,7 @@ class Conversations:
 
         Raises OverBound, OverQuota.
         """
-        tag, blobs = _tag(conversation.id), _blobs(items)
+        tag, blobs = conversation_tag(conversation.id), _blobs(items)
         metadata = orjson.dumps(conversation.metadata)
         args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
         undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "1"], owner, "c")
@@ -90,19 +89,19 @@ class Conversations:
         answer, *rest = await self._client.script(_UPDATE, [_key(conversation_id)], args)
         _check(answer, conversation_id)
         created_at, *report = rest
-        await self._quota.settle(owner, _tag(conversation_id), report)
+        await self._quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
         """Delete the conversation and its items. Responses made in it remain, but cannot be continued."""
         answer, *report = await self._client.script(_DELETE, [_key(conversation_id)], [owner])
         _check(answer, conversation_id)
-        await self._quota.settle(owner, _tag(conversation_id), report)
+        await self._quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
         """Return the conversation's items as a history. The commit of a response that continues it appends to them."""
         seen, items, size = await self._read(conversation_id, owner)
-        return Chain(_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
+        return Chain(conversation_tag(conversation_id), items, size=size, conversation=conversation_id, seen=seen)
 
     def check_room(self, chain: Chain, items: int) -> None:
         """Raise OverBound if the conversation read as ``chain`` has no room for this number of new ``items`` and an answer."""
@@ -125,7 +124,7 @@ class Conversations:
 
         ``random`` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
         """
-        write, blobs = Address(_tag(conversation_id), random or random_part()), _blobs(items)
+        write, blobs = Address(conversation_tag(conversation_id), random or random_part()), _blobs(items)
         args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *blobs]
         made, name = own_items((item["id"] for item in items), write.random), f"a{write.random}"
         undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "", *made], owner, name)
@@ -171,7 +170,7 @@ class Conversations:
             raise Missing("Item", item_id)
         _check(answer, conversation_id)
         created_at, metadata, *report = rest
-        await self._quota.settle(owner, _tag(conversation_id), report)
+        await self._quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
@@ -187,15 +186,8 @@ class Conversations:
         return self._bounds.chain_items, self._bounds.chain_bytes
 
 
-def _tag(conversation_id: str) -> str:
-    tag = conversation_tag(conversation_id)
-    if tag is None:
-        raise Missing("Conversation", conversation_id)
-    return tag
-
-
 def _key(conversation_id: str) -> str:
-    return conversation_key(_tag(conversation_id))
+    return conversation_key(conversation_tag(conversation_id))
 
 
 def _blobs(items: Sequence[Item]) -> list[str | bytes]:

@@ -8,10 +8,20 @@ import orjson
 
 from ..ids import random_part
 from ..threads import by_size
-from .codec import compress, decompress, json_size, pack, pack_events, unpack, unpack_events
 from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
-from .keys import response_address, stop_channel
 from .responses import TOMBSTONE_SECONDS
+from .schema import (
+    COMPRESS_FROM,
+    compress,
+    decompress,
+    json_size,
+    pack,
+    pack_events,
+    response_address,
+    stop_channel,
+    unpack,
+    unpack_events,
+)
 from .scripts import script
 from .values import Batch, Bounds, Item, Job, Taken
 
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .client import Client
-    from .keys import Address
     from .quota import Quota
 
 __all__ = ["Jobs", "announced"]
@@ -35,7 +44,7 @@ COMPRESSED_PAGE, PLAIN_PAGE = 4, 500
 # Bytes of events after which a compressed chunk ends. A reader holds a page of chunks in memory.
 CHUNK = 64 * 1024
 # Only logs of at least ``COMPRESS_FROM`` bytes are compressed, and only if the result has at most ``COMPRESS_TO``.
-COMPRESS_FROM, COMPRESS_TO = 4096, 32 * 1024 * 1024
+COMPRESS_TO = 32 * 1024 * 1024
 # Seconds for which the plain form of a compressed log is kept.
 PLAIN_SECONDS = 60
 # Maximum number of logs that one call of the script appends to.
@@ -71,7 +80,7 @@ class Jobs:
         It consists of the queued ``document``, the request ``body`` without its input ``items``, the encrypted ``credential``,
         and the first batch of the log (``start``). Raises OverBound, OverQuota, and Deleted if the job was given up meanwhile.
         """
-        address = _address(document["id"])
+        address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
         size, most = len(head) + len(job), self._bounds.response_bytes
         if size > most:
@@ -87,7 +96,7 @@ class Jobs:
 
     async def count_log(self, job: Job, size: int) -> None:
         """Count the log of a running job, which has grown to ``size`` bytes, towards its owner's quota. Raises OverQuota."""
-        await self._quota.log(job.owner, _address(job.response_id), size, self._ttl)
+        await self._quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
         self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""
@@ -97,8 +106,10 @@ class Jobs:
         ``why``: ``run`` it, ``settle`` it if it is lost, or ``cancel`` it, regardless of the holder. With an ``owner``, jobs of
         other owners are ``missing``. Raises NewerRecord.
         """
-        address, token = response_address(response_id), random_part()
-        if address is None:  # a foreign value in the queue
+        token = random_part()
+        try:
+            address = response_address(response_id)
+        except Missing:  # a foreign value in the queue
             return Taken("missing")
         args: Args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
@@ -135,16 +146,16 @@ class Jobs:
 
         A lease is not renewed if another worker holds the job, or if the job has ended or is damaged.
         """
-        calls: list[Call] = [([_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
+        calls: list[Call] = [([response_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
         """Release the job as if it had not been taken."""
-        await self._client.script(_RELEASE, [_address(job.response_id).record], [job.token])
+        await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token])
 
     async def abandon(self, response_id: str) -> None:
         """Delete the credential of a job that can be neither run nor ended, because its record is damaged."""
-        await self._client.command("DEL", _address(response_id).credential)
+        await self._client.command("DEL", response_address(response_id).credential)
 
     async def retry(self, job: Job, error: dict[str, str], *, seconds: float, is_attempt: bool) -> bool:
         """Release the job for a retry after an upstream ``error``. Return False if another worker holds it or it has ended.
@@ -153,7 +164,7 @@ class Jobs:
         ``is_attempt``: whether this run counts as one of the job's attempts.
         """
         args: Args = [job.token, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
-        reply = await self._client.script(_RELEASE, [_address(job.response_id).record], args)
+        reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
         return bool(reply == b"released")
 
     async def tell(self, worker: str, response_id: str) -> None:
@@ -176,7 +187,7 @@ class Jobs:
             answers += [_DAMAGED] * len(keys) if isinstance(replies, Damaged) else replies
         for (job, _, _), answer in zip(batches, answers, strict=True):
             if answer == _DAMAGED:
-                self._client.damage(_address(job).log, "no batch can be appended to it")
+                self._client.damage(response_address(job).log, "no batch can be appended to it")
         return [answer == 1 for answer in answers]
 
     async def logs(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch] | Damaged]:
@@ -185,7 +196,7 @@ class Jobs:
         The first batch may begin before it. A list is empty at the end of the log, and if the log has expired. For a damaged
         log, there is an error in place of the list.
         """
-        commands = [("XRANGE", _address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
+        commands = [("XRANGE", response_address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
         return [self._read(*read) for read in zip((job for job, _ in wanted), replies, strict=True)]
 
@@ -193,7 +204,7 @@ class Jobs:
         try:
             return entries if isinstance(entries, Damaged) else _batches(entries, _stem(job))
         except (LookupError, ValueError):
-            return self._client.damage(_address(job).log, "an entry is not a batch of events")
+            return self._client.damage(response_address(job).log, "an entry is not a batch of events")
 
     async def compress(self, response_id: str) -> bool:
         """Compress the log of a response that has ended to about a twentieth. Return False if it is not compressed."""
@@ -211,10 +222,10 @@ class Jobs:
         args: Args = [PLAIN_SECONDS * 1000]
         for last, data in chunks:
             args += (last + 1, data)
-        return bool(await self._client.script(_COMPRESS, [_address(response_id).record], args) == 1)
+        return bool(await self._client.script(_COMPRESS, [response_address(response_id).record], args) == 1)
 
     async def _plain(self, response_id: str, number: int) -> list[Batch]:
-        log = _address(response_id).log
+        log = response_address(response_id).log
         entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", PLAIN_PAGE)
         batches = self._read(response_id, entries)
         if isinstance(batches, Damaged):
@@ -223,7 +234,7 @@ class Jobs:
 
     async def compressed(self, response_id: str, number: int) -> list[Batch]:
         """Return the next batches of the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
-        log = _address(response_id).compressed_log
+        log = response_address(response_id).compressed_log
         entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", COMPRESSED_PAGE)
         try:
             plain = [(entry_id, {**fields, b"b": decompress(fields[b"z"])}) for entry_id, fields in entries]
@@ -233,7 +244,7 @@ class Jobs:
 
     async def end(self, response_id: str) -> int | None:
         """Return the number of the last event; None if the response has not ended. Raises Missing if it does not exist."""
-        job, number = await self._client.command("HMGET", _address(response_id).record, "job", "next_seq")
+        job, number = await self._client.command("HMGET", response_address(response_id).record, "job", "next_seq")
         if number is None:
             raise Missing("Response", response_id)
         return None if job is not None else int(number) - 1
@@ -248,18 +259,11 @@ def announced(message: bytes) -> Batch | None:
     return Batch(int(last) + 1 - data.count(b"\n\n"), int(last), data, final=bool(final))
 
 
-def _address(response_id: str) -> Address:
-    address = response_address(response_id)
-    if address is None:
-        raise Missing("Response", response_id)
-    return address
-
-
 def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
     keys: list[str] = []
     args: Args = [int(lease * 1000)]
     for job, token, batch in batches:
-        keys.append(_address(job).record)
+        keys.append(response_address(job).record)
         args += (token, batch.first, batch.last, batch.data, pack_events(batch.data, _stem(job)))
     return keys, args
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from .errors import Damaged
-from .keys import Partition
+from .schema import Partition
 from .scripts import script
 
 if TYPE_CHECKING:

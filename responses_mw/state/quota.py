@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from .client import Client
-    from .keys import Address
+    from .schema import Address
 
 __all__ = ["Quota", "Report"]
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..ids import RANDOM_LENGTH
 from ..threads import by_size
-from .codec import json_size, unpack, unpack_turn
 from .errors import Missing, OverBound
-from .keys import Address, conversation_key, item_address
+from .schema import Address, conversation_key, item_address, json_size, unpack, unpack_turns
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -64,10 +63,7 @@ async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_by
 def _calls(item_ids: Sequence[str]) -> Iterator[_Call]:
     groups: dict[Address, list[str]] = {}
     for item_id in item_ids:
-        address = item_address(item_id)
-        if address is None:
-            raise Missing("Item", item_id)
-        groups.setdefault(address, []).append(item_id)
+        groups.setdefault(item_address(item_id), []).append(item_id)
     for address, ids in groups.items():
         for begin in range(0, len(ids), IDS_AT_ONCE):
             yield _Call(address, ids[begin : begin + IDS_AT_ONCE], reads_turn=not begin)
@@ -88,7 +84,7 @@ def _size(reply: Sequence[bytes | None]) -> int:
 def _items(call: _Call, reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
     """Return the items of one call. ``made`` collects the items of the response's turn, which the first call reads."""
     blob, *blobs = reply
-    turn = unpack_turn(blob) if blob is not None else None
+    turn = unpack_turns([blob])[0] if blob is not None else None
     if turn is not None and turn.owner == call.address.random:
         made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
     found = {}

@@ -10,14 +10,13 @@ import orjson
 from ..ids import RANDOM_LENGTH, random_part
 from ..threads import by_size
 from . import references
-from .codec import json_size, pack, pack_turn, turn_text, unpack, unpack_turn
 from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
-from .keys import Address, response_address
 from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
 from .retractions import Undo, own_items
+from .schema import VERSION, Address, json_size, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
 from .scripts import script
 from .segments import Segments
-from .values import VERSION, Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
+from .values import Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,7 +71,7 @@ class Responses:
 
         Raises Missing, and NotChainable if the response is running, failed or cancelled.
         """
-        address = _address(response_id)
+        address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
         status = fields["status"].decode()
         if status not in CHAINABLE:
@@ -84,7 +83,7 @@ class Responses:
 
     async def get(self, response_id: str, owner: str) -> Stored:
         """Return the stored response. Raises Missing."""
-        address = _address(response_id)
+        address = response_address(response_id)
         reply = await self._client.script(_GET, [address.record], [owner])
         if reply is None:
             raise Missing("Response", response_id)
@@ -92,7 +91,7 @@ class Responses:
         _check_version(version)
         if job is not None:  # it has not ended
             return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
-        made = unpack_turn(turn) if turn is not None else None
+        made = unpack_turns([turn])[0] if turn is not None else None
         if made is None or made.owner != address.random:
             raise Missing("Response", response_id)
         return Stored({**unpack(document), "output": made.output}, made.input)
@@ -112,7 +111,7 @@ class Responses:
         It has up to ``limit`` items between the ids ``after`` and ``before``, in ``order`` (``asc`` or ``desc``). Raises
         Missing, and BadRequest for an ``after`` or ``before`` that is not in the list.
         """
-        address = _address(response_id)
+        address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
         if "segment" not in fields:
             given = await self._given_so_far(response_id, owner)
@@ -143,7 +142,7 @@ class Responses:
         Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without ``last``
         is not stored, or is removed as soon as Redis answers.
         """
-        address = _address(document["id"])
+        address = response_address(document["id"])
         # Only the turn contains the output; None keeps its place in the document.
         head = orjson.dumps({**document, "output": None})
         text = turn_text(list(items), document["output"])
@@ -190,7 +189,7 @@ class Responses:
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Delete the response and the text that no remaining response needs. Raises Missing."""
-        address = _address(response_id)
+        address = response_address(response_id)
         keys = [address.record, address.tombstone]
         answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
         if answer == b"missing":
@@ -293,13 +292,6 @@ class Responses:
             answer: bytes
             answer, *report[:] = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
         return answer
-
-
-def _address(response_id: str) -> Address:
-    address = response_address(response_id)
-    if address is None:
-        raise Missing("Response", response_id)
-    return address
 
 
 def _check_version(version: bytes) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ..lua import Script
     from .client import Client
-    from .keys import Address
     from .quota import Quota
+    from .schema import Address
 
 __all__ = ["TOMBSTONE_SECONDS", "Retractions", "Undo", "own_items"]
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from ..ids import RANDOM_LENGTH
 from ..threads import by_size
-from .codec import json_size, turn_owner, unpack_turns
+from .schema import json_size, turn_owner, unpack_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .client import Client
-    from .keys import Address
+    from .schema import Address
     from .values import Pointer, Turn
 
 __all__ = ["Segments"]

@@ -8,7 +8,6 @@ from .conversations import Conversations
 from .health import Health, Memory, check
 from .idempotency import IdempotencyKeys
 from .jobs import Jobs
-from .keys import KEY_CHECK
 from .ledger import Ledger
 from .limits import Usage
 from .pubsub import PubSub
@@ -16,6 +15,7 @@ from .queue import Queue
 from .quota import Quota
 from .responses import Responses
 from .retractions import Retractions
+from .schema import KEY_CHECK
 from .scripts import script
 from .values import Bounds
 

@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import BadRequest
 from ..ids import new_tag
 
-__all__ = ["VERSION", "Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
-
-# The version of records, turns and items that this release writes. Changes are additive; a higher version is refused.
-VERSION = 1
+__all__ = ["Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
 
 Item = dict[str, Any]
 

@@ -17,8 +17,8 @@ from responses_mw.ids import random_part
 from responses_mw.protocol import sse
 from responses_mw.protocol.response.events import Event
 from responses_mw.state import Batch, Damaged, Job, State, connect
-from responses_mw.state.codec import pack_events, unpack_events
 from responses_mw.state.jobs import CHUNK, PLAIN_PAGE, PLAIN_SECONDS
+from responses_mw.state.schema import pack_events, unpack_events
 from tests.jobs.test_background import create as create_response
 from tests.jobs.test_background import ended, follow, streamed
 from tests.jobs.test_follower import following, keys, rest

@@ -14,7 +14,7 @@ from fakeredis import FakeAsyncRedis
 from responses_mw.ids import RunIds
 from responses_mw.state import Batch, Chain, Client, Damaged, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
 from responses_mw.state.jobs import announced
-from responses_mw.state.keys import Address, kind_of, response_address, stop_channel
+from responses_mw.state.schema import Address, kind_of, response_address, stop_channel
 from tests.support.cluster import cluster_url
 from tests.support.valkey import Server, wire
 
@@ -273,7 +273,6 @@ async def test_a_deleted_response_ends_for_its_worker(state: State) -> None:
 async def test_an_append_wakes_the_followers(state: State) -> None:
     job = await taken(state, await create(state))
     address = response_address(job.response_id)
-    assert address is not None
     stands, told = asyncio.Event(), asyncio.Event()
 
     def wake(_: bytes) -> None:
@@ -289,7 +288,6 @@ async def test_an_append_wakes_the_followers(state: State) -> None:
 async def test_a_batch_is_announced_as_a_whole_unless_it_is_long(state: State, last: int) -> None:
     job = await taken(state, await create(state))
     address = response_address(job.response_id)
-    assert address is not None
     messages: asyncio.Queue[bytes] = asyncio.Queue()
     with state.wakeups.on(address.events, messages.put_nowait):
         assert announced(await asyncio.wait_for(messages.get(), 60)) is None
@@ -445,6 +443,4 @@ def test_the_log_names_what_a_damaged_key_holds(key: str, kind: str) -> None:
 
 
 def address_of(job: Job) -> Address:
-    address = response_address(job.response_id)
-    assert address is not None
-    return address
+    return response_address(job.response_id)

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from responses_mw.jobs.job_runner import KEY_ROLLOUT_SECONDS
-from responses_mw.state.codec import pack, unpack
+from responses_mw.state.schema import pack, unpack
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import BODY, RUNNING, cancel, create, create_streamed, ended, follow, get, streamed
 from tests.support.paths import ROOT

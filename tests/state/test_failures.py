@@ -14,8 +14,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateUnavailable, connect
-from responses_mw.state.codec import turn_owner
-from responses_mw.state.keys import Address, conversation_key
+from responses_mw.state.schema import Address, conversation_key, turn_owner
 from responses_mw.state.scripts import script as load
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT

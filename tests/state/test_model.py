@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
 from responses_mw.state import Chain, Missing, NotChainable, State, connect
-from responses_mw.state.codec import json_size, turn_owner
+from responses_mw.state.schema import json_size, turn_owner
 from tests.support.stored import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
 if TYPE_CHECKING:

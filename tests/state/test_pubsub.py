@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.state import State, connect, pubsub
-from responses_mw.state.keys import stop_channel
+from responses_mw.state.schema import stop_channel
 from tests.state.hearing import assert_confirmed, assert_heard
 
 if TYPE_CHECKING:

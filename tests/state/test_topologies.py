@@ -20,7 +20,7 @@ from redis.crc import key_slot
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag
 from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
-from responses_mw.state.keys import stop_channel
+from responses_mw.state.schema import stop_channel
 from tests.state.hearing import assert_heard
 from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
 from tests.support.paths import ROOT

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
-from responses_mw.state.codec import json_size
-from responses_mw.state.keys import response_address
+from responses_mw.state.schema import json_size, response_address
 from responses_mw.state.scripts import script
 
 if TYPE_CHECKING:
     from responses_mw.state import Chain, Item, State
-    from responses_mw.state.keys import Address
+    from responses_mw.state.schema import Address
     from tests.support.valkey import Plain
 
 ALICE, BOB = "a" * 64, "b" * 64
@@ -20,9 +19,7 @@ USAGE = b"rmw:{usage}"
 
 def address(response_id: str) -> Address:
     """Where a response lies."""
-    found = response_address(response_id)
-    assert found is not None
-    return found
+    return response_address(response_id)
 
 
 def message(item_id: str, role: str, text: str) -> Item:

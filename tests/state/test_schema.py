@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from responses_mw.state import Damaged
-from responses_mw.state.codec import compress, decompress, json_size, pack, unpack
+from responses_mw.state.schema import compress, decompress, json_size, pack, unpack
 
 TEXT = "x" * 100_000
 
@@ -39,3 +39,9 @@ def test_no_memory_is_allocated_for_a_short_frame_that_states_a_large_size(size:
         decompress(frame)
     with pytest.raises(Damaged):
         unpack(f"Z{size}:".encode() + frame)
+
+
+@pytest.mark.parametrize("blob", [b"Z5:", b"Z5:no frame", b"Z5", b"J{", b""])
+def test_what_is_no_frame_or_no_json_is_damaged(blob: bytes) -> None:
+    with pytest.raises(Damaged):
+        unpack(blob)

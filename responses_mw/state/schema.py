@@ -1,0 +1,314 @@
+"""The names of keys and the ids from which they are derived; how values are encoded.
+
+    rmw:{<tag>}:r:<random>        hash: the record of response resp_<tag><random>
+    rmw:{<tag>}:s:<segment>       list: turns, append-only
+    rmw:{<tag>}:s:<segment>:refs  zset: which objects need how many of the segment's turns
+    rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, if owners have a quota
+    rmw:{<tag>}:x:<random>        string: tombstone of a deleted response, or of a write that was undone
+    rmw:{<tag>}:e:<random>        stream: the event log of a background response
+    rmw:{<tag>}:z:<random>        stream: the same, compressed, once the response has ended
+    rmw:{<tag>}:k:<random>        string: the encrypted credential that it runs with, until it has ended
+    rmw:{<tag>}:ev:<random>       channel: something was written to that log
+    rmw:{<tag>}:c                 hash: conversation conv_<tag>
+    rmw:{<tag>}:c:items           hash: its items by id
+    rmw:{<tag>}:c:order           zset: its items' ids in order
+
+The tag in braces is the hash tag of Redis Cluster: all keys of a conversation are in one slot. The queue of background
+responses is in other slots; the number after the q is the version of its format.
+
+    rmw:{q1p<n>}:ready            zset: waiting jobs of partition n, by their turn
+    rmw:{q1p<n>}:since            zset: waiting jobs, by the time (ms) since which they wait; for metrics only
+    rmw:{q1p<n>}:leases           zset: leased jobs, by the time (ms) when the lease expires
+    rmw:{q1p<n>}:jobs             hash: the owner of every job
+    rmw:{q1p<n>}:owners           zset: the turn of each owner's last job
+    rmw:{q1p<n>}:turns:<owner>    zset: waiting jobs of an owner, by their turn
+    rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
+    rmw:{q1p<n>}:ev               channel: a job is ready
+    rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
+
+    rmw:{i<hash>}:key             hash: the request and response of an idempotency key (idempotency.py)
+    rmw:{usage}:<day>             hash: what each owner used on a day (usage.py)
+    rmw:{l<owner>}:...            rates and counts of an owner (usage.py)
+    rmw:{b<owner>}:...            the account of what an owner has stored (writes.py)
+    rmw:{keys}:check              set: values by which replicas check that their secret keys agree
+
+Values are JSON:
+
+    J<json>                       uncompressed
+    Z<size>:<frame>               compressed by Zstandard; <size> is the length of the JSON in decimal
+    <random><either>              a turn: the random part of its response's id, then {"input": [...], "output": [...]}
+
+Only values of 4 KiB or more are compressed (level 1: smaller than with zlib, in a quarter of the time). They take most of the
+memory, and shrink to half or less. Compressing short turns would save half a kilobyte each, but slow a long chain down by
+more than the time of all its round trips. The size comes first so that scripts can limit the size of the JSON: the compressed
+form of a repetitive text is tiny. A batch of events is compressed with a dictionary of frequent events: a delta of 240 bytes
+takes 30.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import zstandard
+
+from ..ids import RANDOM_LENGTH, TAG_LENGTH
+from ..threads import MAX_INLINE_BYTES
+from .errors import Damaged, Missing, NewerRecord
+from .values import Item, Turn
+
+VERSION = 1
+"""The version of records that this release writes. Changes are additive; a higher version is refused."""
+KEY_CHECK = "rmw:{keys}:check"
+COMPRESS_FROM = 4096
+"""Minimum bytes of a value that is compressed, and maximum bytes of a batch of events that is compressed by itself."""
+
+# Only these characters may reach a key's name: a brace would change the slot.
+_TAG = rf"([a-z0-9]{{{TAG_LENGTH}}})"
+_RANDOM = rf"([a-z0-9]{{{RANDOM_LENGTH}}})"
+
+# -- keys ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a response: the ``tag`` of its slot and the ``random`` part of its id."""
+
+    tag: str
+    random: str
+
+    @property
+    def record(self) -> str:
+        return f"rmw:{{{self.tag}}}:r:{self.random}"
+
+    @property
+    def tombstone(self) -> str:
+        return f"rmw:{{{self.tag}}}:x:{self.random}"
+
+    @property
+    def log(self) -> str:
+        return f"rmw:{{{self.tag}}}:e:{self.random}"
+
+    @property
+    def compressed_log(self) -> str:
+        return f"rmw:{{{self.tag}}}:z:{self.random}"
+
+    @property
+    def credential(self) -> str:
+        return f"rmw:{{{self.tag}}}:k:{self.random}"
+
+    @property
+    def events(self) -> str:
+        return f"rmw:{{{self.tag}}}:ev:{self.random}"
+
+    def segment(self, name: str) -> str:
+        return f"rmw:{{{self.tag}}}:s:{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One part of the queue."""
+
+    number: int
+
+    @property
+    def ready(self) -> str:
+        return f"rmw:{{q1p{self.number}}}:ready"
+
+    @property
+    def events(self) -> str:
+        return f"rmw:{{q1p{self.number}}}:ev"
+
+
+def response_address(response_id: str) -> Address:
+    """Return the address in ``resp_<tag><random>``. Raises Missing if it is not such an id."""
+    match = re.fullmatch(f"resp_{_TAG}{_RANDOM}", response_id)
+    if match is None:
+        raise Missing("Response", response_id)
+    return Address(*match.groups())
+
+
+def item_address(item_id: str) -> Address:
+    """Return the address of the response that made ``<prefix>_<tag><random><n>``. Raises Missing if it is not such an id."""
+    match = re.fullmatch(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", item_id)
+    if match is None:
+        raise Missing("Item", item_id)
+    return Address(*match.groups())
+
+
+def conversation_tag(conversation_id: str) -> str:
+    """Return the tag in ``conv_<tag>``. Raises Missing if it is not such an id."""
+    match = re.fullmatch(f"conv_{_TAG}", conversation_id)
+    if match is None:
+        raise Missing("Conversation", conversation_id)
+    return match[1]
+
+
+def conversation_key(tag: str) -> str:
+    return f"rmw:{{{tag}}}:c"
+
+
+def stop_channel(worker: str) -> str:
+    return f"rmw:{{w{worker}}}:stop"
+
+
+_KINDS = (
+    (re.compile(r"rmw:\{[a-z0-9]+\}:r:"), "response"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:s:"), "history"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:[ez]:"), "event log"),
+    (re.compile(r"rmw:\{[a-z0-9]+\}:c\b"), "conversation"),
+    (re.compile(r"rmw:\{q\d+p\d+\}:"), "queue partition"),
+    (re.compile(r"rmw:\{[lb][^}]+\}:(rate|streams|background|expires|sizes)$"), "account of an owner"),
+)
+
+
+def kind_of(key: str) -> str:
+    """Return what is stored under a key, for logs and messages."""
+    return next((kind for pattern, kind in _KINDS if pattern.match(key)), "value")
+
+
+# -- values --------------------------------------------------------------------------------------------------------------
+
+_PLAIN, _COMPRESSED = b"JZ"
+# A block of Zstandard takes at least 4 bytes and has at most 128 KiB of content.
+_MAX_RATIO = 128 * 1024 // 4
+_NO_JSON = (ValueError, LookupError, TypeError, zstandard.ZstdError)
+# Replaces the common part of all ids of a response in its events. No JSON text contains it.
+_ID = b"\0"
+# The beginnings and ends of frequent events, the most frequent last. Stored logs can be read only with the dictionary that they
+# were written with, so another dictionary needs another field in a log's entries.
+_FREQUENT = zstandard.ZstdCompressionDict(
+    b"".join(
+        b'event: response.%b.delta\ndata: {"type":"response.%b.delta","item_id":"%b_\x001",'
+        b'"output_index":0,%b,"sequence_number":1' % (kind, kind, prefix, rest)
+        for kind, prefix, rest in (
+            (b"mcp_call_arguments", b"mcp", b'"delta":""'),
+            (b"function_call_arguments", b"fc", b'"delta":""'),
+            (b"reasoning_summary_text", b"rs", b'"summary_index":0,"delta":""'),
+            (b"reasoning_text", b"rs", b'"content_index":0,"delta":""'),
+            (b"output_text", b"msg", b'"content_index":0,"delta":"","logprobs":[]'),
+        )
+    ),
+    zstandard.DICT_TYPE_RAWCONTENT,
+)
+_FREQUENT.precompute_compress(level=1)  # reduces the time for each batch to a tenth
+
+
+class _Zstandard(threading.local):
+    """The compressors of a thread: creating one costs more than using it, and threads must not share one."""
+
+    def __init__(self) -> None:
+        self.compress = zstandard.ZstdCompressor(level=1).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
+        self.compress_events = zstandard.ZstdCompressor(dict_data=_FREQUENT).compress
+        self.decompress_events = zstandard.ZstdDecompressor(dict_data=_FREQUENT).decompress
+
+
+_zstandard = _Zstandard()
+
+
+def compress(data: bytes) -> bytes:
+    """Compress bytes as one frame of Zstandard."""
+    return _zstandard.compress(data)
+
+
+def decompress(frame: bytes | memoryview) -> bytes:
+    """Decompress one frame of Zstandard. Raises ValueError, without allocating memory if its size cannot be true."""
+    try:
+        if not 0 <= zstandard.frame_content_size(frame) <= _MAX_RATIO * len(frame):
+            raise ValueError("the frame is shorter than its content could be, or does not state the size of its content")
+        return _zstandard.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def pack_events(data: bytes, stem: str) -> bytes:
+    """Compress a short batch of events whose ids contain ``stem``. Return ``b""`` if it should be stored uncompressed."""
+    if len(data) > COMPRESS_FROM or _ID in data:
+        return b""
+    packed = _zstandard.compress_events(data.replace(stem.encode(), _ID))
+    return packed if len(packed) < len(data) else b""
+
+
+def unpack_events(packed: bytes, stem: str) -> bytes:
+    """Return the batch that ``pack_events`` compressed.
+
+    Raises ValueError, including for a batch that ``pack_events`` would not have compressed.
+    """
+    try:
+        if not 0 <= zstandard.frame_content_size(packed) <= COMPRESS_FROM:
+            raise ValueError("the frame is too large for a short batch, or does not state its size")
+        return _zstandard.decompress_events(packed).replace(_ID, stem.encode())
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def pack(text: bytes) -> bytes:
+    """Encode a JSON text."""
+    if len(text) < COMPRESS_FROM:
+        return b"J" + text
+    return b"Z%d:" % len(text) + compress(text)
+
+
+def unpack(blob: bytes) -> Any:
+    """Decode a stored value. Raises NewerRecord for an unknown form, Damaged if it is not JSON."""
+    try:
+        return orjson.loads(_text(blob, 0))
+    except _NO_JSON:
+        raise Damaged("value") from None
+
+
+def _text(blob: bytes, start: int) -> bytes | memoryview:
+    """Return the JSON text stored in ``blob`` from ``start`` on."""
+    form = blob[start]
+    if form == _PLAIN:
+        return memoryview(blob)[start + 1 :]
+    if form == _COMPRESSED:
+        frame = memoryview(blob)[blob.index(b":", start) + 1 :]
+        if zstandard.frame_content_size(frame) != json_size(blob, start):  # the scripts limit that size
+            raise ValueError("the size of the frame does not match its value")
+        return decompress(frame)
+    raise NewerRecord
+
+
+def json_size(blob: bytes, start: int = 0) -> int:
+    """Return the length of the JSON stored in ``blob`` from ``start`` on."""
+    if blob[start : start + 1] == b"Z":
+        return int(blob[start + 1 : start + 16].partition(b":")[0])
+    return len(blob) - start - 1
+
+
+def pack_turn(owner: str, items: Sequence[Item], output: Sequence[Item]) -> bytes:
+    """Encode a turn: the input ``items`` and the ``output`` of the response whose id ends in ``owner``."""
+    return owner.encode() + pack(turn_text(items, output))
+
+
+def turn_text(items: Sequence[Item], output: Sequence[Item]) -> bytes:
+    """Return the JSON of a turn."""
+    return orjson.dumps({"input": items, "output": output})
+
+
+def turn_owner(turn: bytes) -> str:
+    """Return the random part of the id of the response that wrote the stored ``turn``."""
+    return turn[:RANDOM_LENGTH].decode()
+
+
+def unpack_turns(turns: Sequence[bytes]) -> list[Turn]:
+    """Decode stored turns. Raises NewerRecord for an unknown form, Damaged if one is not a turn."""
+    try:
+        # Parse the JSON in one piece: parsing hundreds of short texts one by one takes twice as long.
+        texts = [_text(turn, RANDOM_LENGTH) for turn in turns]
+        if sum(map(len, texts)) > MAX_INLINE_BYTES:  # in pieces: other threads can run in between
+            values = [orjson.loads(text) for text in texts]
+        else:
+            values = orjson.loads(b"[%b]" % b",".join(texts))
+        return [
+            Turn(turn_owner(turn), value["input"], value["output"], len(text))
+            for turn, value, text in zip(turns, values, texts, strict=True)
+        ]
+    except _NO_JSON:
+        raise Damaged("history") from None
