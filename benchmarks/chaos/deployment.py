@@ -184,6 +184,8 @@ class Deployment:
         self.upstream = Upstream()
         valkey = free_port()
         options = ["--port", str(valkey), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
+        # "everysec" may hold back acknowledged writes for 2 s while the disk is busy, and a kill would lose them.
+        options += ["--appendfsync", "no"]
         self.valkey = Process([str(get_binary_path()), *options], valkey, folder / "valkey.log")
         self.redis = redis.Redis(port=valkey)
         self.replicas = [self._replica(number, folder) for number in range(3)]
