@@ -106,10 +106,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_search_tool(self) -> Self:
-        if self.search.provider == "mcp":
-            label, _, tool = (self.search.mcp_tool or "").partition("/")
-            if label not in self.tools.mcp_servers:
-                raise ValueError(f"search.mcp_tool names the server '{label}', which is not in tools.mcp_servers")
-            if self.tools.mcp_servers[label].excludes(tool):
-                raise ValueError(f"search.mcp_tool names the tool '{tool}', which is not in allowed_tools of '{label}'")
+        label, slash, tool = self.search.provider.partition("/")
+        if slash and label not in self.tools.mcp_servers:
+            raise ValueError(f"search.provider names the server '{label}', which is not in tools.mcp_servers")
+        if slash and self.tools.mcp_servers[label].excludes(tool):
+            raise ValueError(f"search.provider names the tool '{tool}', which is not in allowed_tools of '{label}'")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -261,30 +261,20 @@ class ToolSettings(Group):
         return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
 
 
-SEARCH_PROVIDERS = {
-    "none": None,
-    "searxng": "url",
-    "tavily": "api_key",
-    "brave": "api_key",
-    "mcp": "mcp_tool",
-}
+SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
 """The providers of web search (the modules in ``tools/search``), with the setting that each requires."""
-
-if TYPE_CHECKING:
-    SearchProviderName: TypeAlias = str
-else:
-    SearchProviderName = Literal[tuple(SEARCH_PROVIDERS)]
 
 
 class SearchSettings(Group):
     """The web search tool."""
 
-    provider: SearchProviderName = Field(
-        "none", description="provider of the web_search tool; mcp: a search tool of a configured MCP server"
+    provider: str = Field(
+        "none",
+        pattern=f"^({'|'.join(SEARCH_PROVIDERS)}|[^/]+/.+)$",
+        description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
     url: str | None = Field(None, description="URL of SearXNG, or of another server with the provider's API")
     api_key: SecretStr | None = Field(None, description="API key for the search provider")
-    mcp_tool: str | None = Field(None, description="MCP tool that searches, as label/tool")
 
     @field_validator("url")
     @classmethod
@@ -294,11 +284,9 @@ class SearchSettings(Group):
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
         """Report incomplete settings at startup, not at the first search."""
-        required = SEARCH_PROVIDERS[self.provider]
+        required = SEARCH_PROVIDERS.get(self.provider)
         if required and not getattr(self, required):
             raise ValueError(f"provider: {self.provider} needs {required}")
-        if self.provider == "mcp" and not re.fullmatch("[^/]+/.+", self.mcp_tool or "", re.DOTALL):
-            raise ValueError("mcp_tool must be label/tool")
         return self
 
 

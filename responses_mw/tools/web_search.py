@@ -236,8 +236,8 @@ class WebSearchEntry(ToolEntry):
             await self._access.aclose()
 
     async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call ``search.mcp_tool``, a tool of one of the operator's servers. The setting itself approves the call."""
-        label, _, name = (self._context.config.search.mcp_tool or "").partition("/")
+        """Call the tool of an operator's server that ``search.provider`` names. The setting itself approves the call."""
+        label, _, name = self._context.config.search.provider.partition("/")
         if self._access is None:
             self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)
         return await self._access.call(name, arguments, approved=True)

@@ -155,7 +155,7 @@ async def test_an_approval_is_for_one_call_with_the_arguments_that_were_shown(
 async def test_the_operators_search_tool_is_called_only_as_its_server_allows(
     start: Start, upstream: ScriptedUpstream, server: Server, allowed: Any, found: bool
 ) -> None:
-    settings = {"search__provider": "mcp", "search__mcp_tool": "own/structured"}
+    settings = {"search__provider": "own/structured"}
     ours = start(tools__mcp_servers={"own": {"url": server.url, "allowed_tools": allowed}}, **settings)
     upstream.stream(*_asks("web_search", query="a"))
     upstream.stream(*HELLO)
@@ -169,7 +169,7 @@ def test_a_search_tool_that_its_server_does_not_allow_is_told_at_the_start() -> 
     for allowed in (["other"], {"tool_names": ["other"]}):
         servers = {"own": {"url": "http://a", "allowed_tools": allowed}}
         with pytest.raises(ValueError, match="is not in allowed_tools of 'own'"):
-            make_settings(tools__mcp_servers=servers, search__provider="mcp", search__mcp_tool="own/search")
+            make_settings(tools__mcp_servers=servers, search__provider="own/search")
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------------

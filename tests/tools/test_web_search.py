@@ -116,8 +116,8 @@ def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
     ("settings", "lacking"),
     [
         *(({"search__provider": name}, required) for name, required in SEARCH_PROVIDERS.items() if required),
-        ({"search__provider": "mcp", "search__mcp_tool": "search"}, "label/tool"),
-        ({"search__provider": "mcp", "search__mcp_tool": "finder/search"}, "mcp_servers"),
+        ({"search__provider": "search"}, "pattern"),
+        ({"search__provider": "finder/search"}, "mcp_servers"),
         ({"search__provider": "searxng", "search__url": "searx.example"}, "http://"),
     ],
 )

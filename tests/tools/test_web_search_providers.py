@@ -38,8 +38,8 @@ Open = Callable[..., SearchProvider]
 
 
 def test_every_provider_has_a_module_a_setting_tests_and_a_row_in_the_docs() -> None:
-    modules = {module.name for module in iter_modules(search.__path__)} - {"provider"}
-    assert modules == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS) | {"mcp"}
+    modules = {module.name for module in iter_modules(search.__path__)} - {"provider", "mcp"}
+    assert modules == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS)
     page = (ROOT / "docs" / "tools.md").read_text()
     assert [name for name in modules if f"| `{name}` |" not in page] == []
 
@@ -297,8 +297,7 @@ def mcp(result: ToolResult, asked: list[dict[str, Any]] | None = None) -> Search
 
 def mcp_by(call: CallMCP) -> SearchProvider:
     settings = make_settings(
-        search__provider="mcp",
-        search__mcp_tool="finder/search",
+        search__provider="finder/search",
         tools__mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}},
     )
     made = open_provider(settings.search, httpx.AsyncClient(verify=False), 60, call)

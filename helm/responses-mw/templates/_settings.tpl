@@ -106,7 +106,7 @@ Secret that the chart cannot read, and the master that the Sentinels name may li
 {{- $cache := .Values.settings.cache | default dict -}}
 {{- $search := .Values.settings.search | default dict -}}
 {{- $urls := list .Values.upstream.url .Values.telemetry.endpoint (get $cache "embedding_url") (get $search "url") -}}
-{{- if not (or (has (get $search "provider" | default "none") (list "none" "mcp")) (get $search "url")) -}}
+{{- if and (has (get $search "provider") (list "tavily" "brave")) (not (get $search "url")) -}}
 {{- $urls = append $urls "https://the-providers-own" -}}
 {{- end -}}
 {{- range values (.Values.mcpServers | default dict) -}}

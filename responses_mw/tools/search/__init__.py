@@ -21,12 +21,12 @@ def open_provider(
 ) -> SearchProvider | None:
     """Open the provider that the settings name; return None if they name none.
 
-    The caller remains responsible for ``http``. ``call_mcp`` calls the tool that the setting ``mcp_tool`` names.
+    The caller remains responsible for ``http``. ``call_mcp`` calls the MCP tool that ``settings.provider`` names.
     """
     if settings.provider == "none":
         return None
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     options = ProviderOptions(http, settings.url, key, timeout, call_mcp)
-    module = import_module(f".{settings.provider}", __name__)
+    module = import_module(".mcp" if "/" in settings.provider else f".{settings.provider}", __name__)
     provider: SearchProvider = module.Provider(options)
     return provider
