@@ -62,6 +62,7 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self.drain = Drain()
+        self.overload_timeout = overload_timeout
         self._continuation = Continuation(backend, overload_timeout)
         self._loop = ToolLoop(backend, self._compaction, self._continuation)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}

@@ -20,7 +20,7 @@ from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerL
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..protocol.response.takeover import Takeover, take_over
-from ..settings import JobSettings, RedisSettings
+from ..settings import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
 from ..telemetry.context import annotate, end_run
 from ..telemetry.metrics import JOBS_RETRIED
@@ -52,7 +52,6 @@ class JobRunner:
         state: State,
         sealer: Sealer,
         log_writer: EventLogWriter,
-        settings: JobSettings,
         redis: RedisSettings,
         scope: MutableMapping[str, Any] | None,
     ) -> None:
@@ -61,7 +60,7 @@ class JobRunner:
         self._sealer = sealer
         self._log_writer = log_writer
         self.breaker = CircuitBreaker()
-        self._retry_timeout = settings.retry_timeout
+        self._retry_timeout = retry.TIMEOUT_FACTOR * runner.overload_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token of the response is an event of a few hundred bytes in the log.

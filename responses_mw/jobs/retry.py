@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 """Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
+TIMEOUT_FACTOR = 20
+"""A job waits for the upstream this many times as long as a stream, `upstream.overload_timeout`."""
 FAILURES = 3
 """Number of consecutive failures that open the circuit."""
 

@@ -58,7 +58,7 @@ class Worker:
         self._lease = settings.lease
         self._name = random_part()
         self._log_writer = EventLogWriter(state.jobs, self._lease)
-        self._jobs = JobRunner(runner, state, sealer, self._log_writer, settings, redis, scope)
+        self._jobs = JobRunner(runner, state, sealer, self._log_writer, redis, scope)
         self._claimed: dict[str, ClaimedJob] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._due = dict.fromkeys(state.queue.partitions)

@@ -66,7 +66,10 @@ class UpstreamSettings(Group):
         0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
     )
     overload_timeout: Duration = Field(
-        30.0, ge=0, description="time a stream waits for an overloaded upstream (429, 502, 503, no connection); 0 fails at once"
+        30.0,
+        ge=0,
+        description="time a stream waits for an overloaded upstream (429, 502, 503, no connection), background responses 20 "
+        "times as long; 0 fails at once",
     )
 
     @field_validator("url")
@@ -195,9 +198,6 @@ class JobSettings(Group):
 
     concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
     lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
-    retry_timeout: Duration = Field(
-        600.0, ge=0, description="time for which a background response waits for an unavailable upstream before it fails"
-    )
 
 
 class CacheSettings(Group):

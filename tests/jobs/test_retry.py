@@ -139,7 +139,7 @@ async def test_jobs_outlive_an_upstream_that_is_down_behind_a_proxy_that_accepts
 async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
     fast: None, replica: Replica, upstream: ScriptedUpstream
 ) -> None:
-    ours = replica(jobs__retry_timeout=1, upstream__status_grace=0)
+    ours = replica(upstream__overload_timeout=0.05, upstream__status_grace=0)
     for _ in range(100):
         upstream.whole(error("the model is being loaded"), 503)
     done = await ended(ours, (await create(ours))["id"])
@@ -147,8 +147,8 @@ async def test_an_upstream_that_stays_away_fails_the_job_with_its_error(
     assert done["error"]["message"] == "the model is being loaded"
 
 
-async def test_without_a_retry_timeout_the_first_error_fails_the_job(replica: Replica, upstream: ScriptedUpstream) -> None:
-    ours = replica(jobs__retry_timeout=0, upstream__status_grace=0)
+async def test_without_an_overload_timeout_the_first_error_fails_the_job(replica: Replica, upstream: ScriptedUpstream) -> None:
+    ours = replica(upstream__overload_timeout=0, upstream__status_grace=0)
     upstream.whole(error("busy"), 429)
     done = await ended(ours, (await create(ours))["id"])
     assert (done["status"], done["error"]["code"]) == ("failed", "rate_limit_exceeded")
