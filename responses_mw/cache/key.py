@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from ..protocol.chat.client_tools import BRINGS_TOOLS
 from ..protocol.request.create import CreateResponse
+from ..protocol.request.tools import BRINGS_TOOLS
 from ..protocol.types import Item
 
 VERSION = 3

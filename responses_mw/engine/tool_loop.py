@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from ..errors import BadRequest
-from ..protocol.chat.client_tools import distinct
+from ..protocol.request.tools import distinct
 from ..protocol.response import compaction
 from ..protocol.response.events import Event
 from ..protocol.response.seam import Phase

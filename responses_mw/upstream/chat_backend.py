@@ -11,11 +11,11 @@ import orjson
 
 from ..crypto import Sealer
 from ..ids import RunIds
-from ..protocol.chat.client_tools import offered
 from ..protocol.chat.dialects import Dialect
 from ..protocol.chat.request import Prefill, is_constrained, to_chat
 from ..protocol.request.create import CreateResponse
 from ..protocol.request.items import text_of, unsealed
+from ..protocol.request.tools import offered
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.builder import ResponseOptions

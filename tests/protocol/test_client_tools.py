@@ -12,10 +12,9 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.chat.client_tools import distinct, history_name, namer, offered
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input
-from responses_mw.protocol.request.tools import check_tools, choice_names
+from responses_mw.protocol.request.tools import check_tools, choice_names, distinct, history_name, namer, offered
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction, flat_name
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}

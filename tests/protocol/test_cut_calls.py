@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from responses_mw.protocol.chat.client_tools import offered
+from responses_mw.protocol.request.tools import offered
 from tests.protocol.runs import assembler, chunk, fragment
 from tests.support.replay import check
 

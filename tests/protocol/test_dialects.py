@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from responses_mw.errors import BadRequest, NotSupported
-from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import DIALECTS, VLLM
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.request.tools import offered
 
 ALL = sorted(DIALECTS)
 TOOL = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from responses_mw.errors import APIError, UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
-from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import DIALECTS
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResponse, parse
 from responses_mw.protocol.request.items import ITEMS
+from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.builder import ResponseOptions
 from tests.protocol.runs import run

@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 import pytest
 
-from responses_mw.protocol.chat.client_tools import distinct, offered
 from responses_mw.protocol.chat.dialects import OPENAI
 from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.chat.patterns import as_pattern
@@ -24,7 +23,7 @@ from responses_mw.protocol.chat.truncation import Truncation, truncated
 from responses_mw.protocol.request.checks import RequestLimits
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input, parse_previous
-from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names
+from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names, distinct, offered
 from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations
 from responses_mw.protocol.response.text import ThinkingSplitter

@@ -10,11 +10,11 @@ import pytest
 from openai_harmony import DeveloperContent, Message, SystemContent  # type: ignore[import-untyped]
 
 from responses_mw.errors import BadRequest, UpstreamError
-from responses_mw.protocol.chat.client_tools import offered
 from responses_mw.protocol.chat.dialects import VLLM
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_previous
+from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response.response_messages import (
     RawTurn,
     harmony_input,

@@ -31,10 +31,10 @@ from ...errors import BadRequest
 from ..parts import Content, to_chat_content, to_tool_content
 from ..request import checks
 from ..request.items import ITEMS, text_of
+from ..request.tools import history_name, search_output
 from ..tool_kinds.form import MAX_NESTING, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import Item, Message, Part
-from .client_tools import history_name, search_output
 from .dialects import Dialect
 
 Names = Callable[[Item], str]

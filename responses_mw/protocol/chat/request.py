@@ -13,10 +13,9 @@ from typing import Any
 from ...errors import BadRequest
 from ..request import checks
 from ..request.create import CreateResponse
-from ..request.tools import choice_names
+from ..request.tools import choice_names, namer
 from ..tool_kinds.form import OfferedFunction
 from ..types import ChatRequest, Item, Part, Tool
-from .client_tools import namer
 from .dialects import Dialect
 from .messages import to_messages
 

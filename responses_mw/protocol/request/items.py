@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from ...errors import BadRequest
-from ..chat.client_tools import BRINGS_TOOLS
 from ..parts import ASSISTANT_PARTS, INPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS
+from ..request.tools import BRINGS_TOOLS
 from ..tool_kinds.form import ItemKind, flat_name
 from ..tool_kinds.registry import TOOL_ITEMS
 from ..types import Item, Message

@@ -1,29 +1,39 @@
-"""Check the tool definitions and the ``tool_choice`` of a request. The kinds of tools are in ``tool_kinds``."""
+"""The tools of a request: check them and the ``tool_choice``, and list the functions that represent them to the chat model.
+
+1. A function's name depends only on its tool (``flat_name``), so calls of earlier turns keep their names (``history_name``).
+   If several functions have the same name, those of MCP servers become ``<label>__<name>``; of the others, all but the first
+   are numbered. ``namer`` returns these names for calls.
+2. Tools in ``additional_tools`` and ``tool_search_output`` items can be called too. If a tool is defined again, the new
+   definition takes the place of the first, because the upstream's prefix cache depends on a stable order.
+3. A deferred tool is not offered until a ``tool_search_output`` contains it.
+
+The kinds of tools are described in ``tool_kinds``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
-from ...errors import BadRequest
-from ..chat.client_tools import BRINGS_TOOLS, offered
-from ..tool_kinds.form import NAME, CallForm, OfferedFunction
-from ..tool_kinds.registry import SERVED_TOOLS, TOOL_KINDS, WEB_SEARCH
+from ..tool_kinds.form import MAX_NAME, NAME, OfferedFunction, flat_name, paragraphs
+from ..tool_kinds.registry import SERVED_TOOLS, TOOL_ITEMS, TOOL_KINDS
 from ..types import Item, Tool
 from . import checks
 
+BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+"""Types of the items that hold tools."""
+_NUMBER_LENGTH = 8
+"""Length of the longest suffix of a numbered name."""
 NOT_SERVED = frozenset(
-    {
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "container",
-        "file_search",
-        "image_generation",
-        "programmatic_tool_calling",
-    }
+    {"computer", "computer_use", "computer_use_preview", "container", "file_search", "image_generation"}
+    | {"programmatic_tool_calling"}
 )
+
+# -- definitions -------------------------------------------------------------------------------------------------------
 
 
 def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
@@ -35,8 +45,7 @@ def check_number_of_tools(tools: Any, items: Any, *, maximum: int) -> None:
     number = _number_of(tools) + sum(map(_number_of, brought))
     if number > maximum:
         expected = f"Expected at most {maximum}, namespaces and input items included, but got {number}."
-        message = f"Invalid 'tools': too many tools. {expected}"
-        raise BadRequest(message, param="tools", code="array_above_max_length")
+        checks.invalid("tools", f"too many tools. {expected}", "array_above_max_length")
 
 
 def _number_of(tools: Any) -> int:
@@ -70,17 +79,16 @@ _known_tool = checks.by_type({**{name: kind.check for name, kind in TOOL_KINDS.i
 
 
 def _tool(value: Any, path: str) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str):
-        _refuse_not_served(kind, path)
+    if isinstance(value, dict):
+        _refuse_not_served(value.get("type"), path)
     return _known_tool(value, path)
 
 
 _tools = checks.each(_tool)
 
 
-def _refuse_not_served(kind: str, path: str) -> None:
-    if kind in NOT_SERVED:
+def _refuse_not_served(kind: Any, path: str) -> None:
+    if isinstance(kind, str) and kind in NOT_SERVED:
         checks.unsupported(f"{path}.type", f"tools of type '{kind}' are not served (yet).")
 
 
@@ -94,10 +102,118 @@ def _refuse_deferred(tools: Sequence[Tool], path: str) -> None:
             _refuse_deferred(tool["tools"], f"{where}.tools")
 
 
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedFunction]:
+    """The functions for the client tools in checked ``tools`` and ``items``, each with a unique name.
+
+    Tools that the server executes are skipped.
+    """
+    functions = {_tool_key(one.form.item, one.form.members): one for one in _functions(tools, deferred=False)}
+    for item in items:
+        if item["type"] in BRINGS_TOOLS:
+            for one in _functions(item["tools"], deferred=item["type"] == "tool_search_output"):
+                functions[_tool_key(one.form.item, one.form.members)] = one
+    return distinct(functions.values())
+
+
+def _tool_key(kind: str, members: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The key that all definitions and calls of one tool share, from the type of a call's item and its members."""
+    kind = "mcp_call" if kind == "mcp_approval_request" else kind
+    return kind, *(members.get(name) for name in ("namespace", "name", "server_label"))
+
+
+def _functions(tools: Iterable[Tool], namespace: str | None = None, *, deferred: bool) -> Iterator[OfferedFunction]:
+    """The functions of client tools, with or without the ``deferred`` ones."""
+    for tool in tools:
+        if tool["type"] == "namespace":
+            yield from _functions(_described(tool, deferred=deferred), tool["name"], deferred=deferred)
+        elif deferred or not tool.get("defer_loading"):
+            offer = TOOL_KINDS[tool["type"]].offer
+            if offer is not None:
+                yield offer(tool, namespace)
+
+
+def _described(namespace: Tool, *, deferred: bool) -> list[Tool]:
+    """The tools of a namespace. The first one's description includes the namespace's description."""
+    tools = [tool for tool in namespace["tools"] if deferred or not tool.get("defer_loading")]
+    about = namespace.get("description")
+    if tools and about:
+        note = f"About all tools whose names begin with {namespace['name']}__: {about}"
+        tools[0] = {**tools[0], "description": paragraphs(tools[0].get("description"), note)}
+    return tools
+
+
+def search_output(tools: Sequence[Tool], names: Callable[[Item], str]) -> str:
+    """The result of a tool search as the model sees it: each tool's name and the first line of its description."""
+    lines = []
+    for one in _functions(tools, deferred=True):
+        name = names({"type": one.form.item, **one.form.members})
+        about = str(one.function.get("description") or "").partition("\n")[0]
+        lines.append(f"- {name}: {about}" if about else f"- {name}")
+    return "\n".join(["These tools were found and can be called now:", *lines]) if lines else "No tools were found."
+
+
+# -- names of functions ------------------------------------------------------------------------------------------------
+
+
+def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
+    """Give each function a unique name that Chat Completions accepts."""
+    listed = [_rename(one, flat_name(None, one.name)) for one in functions]
+    uses = Counter(one.name for one in listed)
+    listed = [_with_label(one) if uses[one.name] > 1 else one for one in listed]
+    taken = {one.name for one in listed}
+    seen: set[str] = set()
+    # Each number is tried only once, even for long names with the same beginning, so this is linear.
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
+    result = []
+    for one in listed:
+        name = one.name
+        if name in seen:
+            name = next(
+                new for n in numbers[name[: MAX_NAME - _NUMBER_LENGTH]] if (new := _add_number(one.name, n)) not in taken
+            )
+        taken.add(name)
+        seen.add(name)
+        result.append(_rename(one, name))
+    return result
+
+
+def _with_label(one: OfferedFunction) -> OfferedFunction:
+    label = one.form.members.get("server_label")
+    return one if label is None else _rename(one, flat_name(label, one.form.members["name"]))
+
+
+def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
+    return one if one.name == name else replace(one, function={**one.function, "name": name})
+
+
+def _add_number(name: str, number: int) -> str:
+    suffix = f"_{number}"
+    return name[: MAX_NAME - len(suffix)] + suffix
+
+
+def history_name(item: Item) -> str:
+    """The function name for a call of an earlier turn: the name that ``offered`` gives its tool if no other tool has it."""
+    return TOOL_ITEMS[item["type"]].function or flat_name(item.get("namespace"), item["name"])
+
+
+def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
+    """Return a function like ``history_name`` that uses the current name of a tool that is among ``functions``."""
+    names = {_tool_key(one.form.item, one.form.members): one.name for one in reversed(functions)}
+    return lambda item: names.get(_tool_key(item["type"], item)) or history_name(item)
+
+
 # -- tool_choice -------------------------------------------------------------------------------------------------------
+# A choice selects functions by a key: its type and the members in ``ToolKind.chosen_by``. Functions are indexed by these keys,
+# so that checking many choices against many tools takes linear time.
 
 MODES = frozenset({"none", "auto", "required"})
 _CHOICES = TOOL_KINDS.keys() | {"namespace"}
+_KIND_OF_CALL = {item.type: kind for kind in TOOL_KINDS.values() for item in kind.items if item.arguments}
+
+_Key = tuple[Any, ...]
 
 
 def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] = (), *, max_length: int | None = None) -> Any:
@@ -109,95 +225,73 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool], items: Sequence[Item] 
         checked: Any = checks.one_of(choice, "tool_choice", MODES)
         mode, can_call = choice, bool(tools) or any(item["type"] in BRINGS_TOOLS for item in items)
     else:
-        checked = _choice_object(choice, _Selection(offered(tools, items), tools), max_length)
+        known = _by_choice(offered(tools, items)).keys() | {_served_key(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
+        checked = _choice_object(choice, known, max_length)
         mode, can_call = checked.get("mode", "required"), bool(checked.get("tools", True))
     if mode == "required" and not can_call:
-        message = "Invalid 'tool_choice': 'required' must be specified with the 'tools' parameter."
-        raise BadRequest(message, param="tool_choice", code="invalid_value")
+        checks.invalid("tool_choice", "'required' must be specified with the 'tools' parameter.")
     return checked
 
 
-def choice_names(choice: Any, offered: Sequence[OfferedFunction]) -> frozenset[str] | None:
+def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset[str] | None:
     """The names of the functions that a checked ``tool_choice`` selects; None for a mode, which names no functions."""
     if isinstance(choice, str):
         return None
-    selection = _Selection(offered)
     chosen = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
-    groups = [selection.names(one) for one in chosen]
-    distinct = {id(names): names for names in groups}.values()  # many choices can name one namespace
-    return frozenset(name for names in distinct for name in names)
+    index = _by_choice(functions)
+    return frozenset(name for key in set(map(_choice_key, chosen)) for name in index.get(key, ()))
 
 
-def _choice_object(choice: Any, selection: _Selection, max_length: int | None) -> dict[str, Any]:
+def _choice_object(choice: Any, known: Collection[_Key], max_length: int | None) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
-        return _one_choice(checked, "tool_choice", selection, _CHOICES | {"allowed_tools"})
+        return _one_choice(checked, "tool_choice", known, _CHOICES | {"allowed_tools"})
     listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=max_length))
-    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", selection, _CHOICES) for index, one in enumerate(listed)]
+    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known, _CHOICES) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
 
 
-def _one_choice(choice: Any, path: str, selection: _Selection, supported: Collection[str]) -> dict[str, Any]:
+def _one_choice(choice: Any, path: str, known: Collection[_Key], supported: Collection[str]) -> dict[str, Any]:
     checked = checks.mapping(choice, path)
     kind = checks.required(checked, "type", path, checks.string)
     _refuse_not_served(kind, path)
     checks.one_of(kind, f"{path}.type", supported)
-    required, optional = _members(kind)
-    for name in (*required, *(name for name in optional if name in checked)):
-        checks.required(checked, name, path, checks.string)
-    if checked not in selection:
-        name = (*required, "type")[0]
-        message = f"Invalid '{path}.{name}': '{checked[name]}' not found in the 'tools' parameter."
-        raise BadRequest(message, param=f"{path}.{name}", code="invalid_value")
+    members = _chosen_by(kind)
+    for name in members:
+        if name in checked or name == members[0]:
+            checks.required(checked, name, path, checks.string)
+    key = _choice_key(checked)
+    if (key[:2] if kind in SERVED_TOOLS else key) not in known:  # the tools of an MCP server are not known yet
+        name = (*members, "type")[0]
+        checks.invalid(f"{path}.{name}", f"'{checked[name]}' not found in the 'tools' parameter.")
     return checked
 
 
-class _Selection:
-    """The functions and server-side tools that a choice can select.
-
-    They are indexed by the members of a choice, so that checking many choices against many tools takes linear time.
-    """
-
-    def __init__(self, offered: Sequence[OfferedFunction], tools: Sequence[Tool] = ()) -> None:
-        self._offered = offered
-        self._served = {_served_as(tool) for tool in tools if tool["type"] in SERVED_TOOLS}
-        self._known: dict[tuple[str, ...], dict[tuple[Any, ...], list[str]]] = {}
-
-    def __contains__(self, choice: Mapping[str, Any]) -> bool:
-        if choice["type"] in SERVED_TOOLS:
-            return _served_as(choice) in self._served
-        return bool(self.names(choice))
-
-    def names(self, choice: Mapping[str, Any]) -> Sequence[str]:
-        """The names of the functions that the choice selects."""
-        required, optional = _members(choice["type"])
-        members = tuple(name for name in (*required, *optional) if name in choice)
-        index = self._known.get((choice["type"], *members))
-        if index is None:
-            index = self._known[(choice["type"], *members)] = {}
-            for one in self._offered:
-                if (values := _form_values(one.form, choice["type"], members)) is not None:
-                    index.setdefault(values, []).append(one.name)
-        return index.get(tuple(choice[name] for name in members), ())
+def _chosen_by(kind: str) -> tuple[str, ...]:
+    return ("name",) if kind == "namespace" else TOOL_KINDS[kind].chosen_by
 
 
-def _served_as(tool: Mapping[str, Any]) -> tuple[str, str | None]:
-    kind, label = tool["type"], tool.get("server_label")
-    return "web_search" if kind in WEB_SEARCH.types else kind, None if label is None else str(label)
+def _choice_key(choice: Mapping[str, Any]) -> _Key:
+    kind = choice["type"]
+    name = kind if kind == "namespace" else TOOL_KINDS[kind].types[0]
+    return name, *(choice[member] for member in _chosen_by(kind) if member in choice)
 
 
-def _members(kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The members that a choice of type ``kind`` must have, and those it may have."""
-    if kind == "namespace":
-        return ("name",), frozenset()
-    return TOOL_KINDS[kind].chosen_by, TOOL_KINDS[kind].narrowed_by
+def _served_key(tool: Tool) -> _Key:
+    """The key of a server-side tool, whose members have not been checked yet."""
+    kind = TOOL_KINDS[tool["type"]]
+    return kind.types[0], *(str(tool.get(name)) for name in kind.chosen_by[:1])
 
 
-def _form_values(form: CallForm, kind: str, members: Sequence[str]) -> tuple[Any, ...] | None:
-    """The values that a choice of type ``kind`` must have in ``members`` to select the function; None if it never can."""
-    if kind == "namespace":
-        return (form.members.get("namespace"),)
-    if form.item not in TOOL_KINDS[kind].calls:
-        return None
-    return tuple(form.members.get(name) for name in members)
+def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]:
+    """Index the names of the functions by the choices that select them."""
+    index: defaultdict[_Key, list[str]] = defaultdict(list)
+    for one in functions:
+        kind = _KIND_OF_CALL[one.form.item]
+        key = kind.types[0], *(one.form.members.get(name) for name in kind.chosen_by)
+        for length in range(min(2, len(key)), len(key) + 1):
+            index[key[:length]].append(one.name)
+        if "namespace" in one.form.members:
+            index["namespace", one.form.members["namespace"]].append(one.name)
+    return index

@@ -90,8 +90,7 @@ FUNCTION = ToolKind(
         refuse_unsupported,
     ),
     offer=_offer_function,
-    chosen_by=("name",),
-    narrowed_by=frozenset({"namespace"}),
+    chosen_by=("name", "namespace"),
 )
 
 # -- custom: a function with one string, whose text the client sees as it grows ------------------------------------------
@@ -147,8 +146,7 @@ CUSTOM = ToolKind(
         refuse_unsupported,
     ),
     offer=_offer_custom,
-    chosen_by=("name",),
-    narrowed_by=frozenset({"namespace"}),
+    chosen_by=("name", "namespace"),
 )
 
 # -- tool_search: the client looks for deferred tools ----------------------------------------------------------------------
@@ -178,7 +176,7 @@ TOOL_SEARCH = ToolKind(
     types=("tool_search",),
     items=(
         replace(_search_call, check=chain(_by_client, _search_call.check)),
-        # ``request.items`` checks its ``tools``; ``chat.client_tools`` makes its output.
+        # ``request.items`` checks its ``tools``; ``request.tools`` makes its output.
         ItemKind(
             "tool_search_output",
             "tso",

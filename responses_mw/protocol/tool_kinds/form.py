@@ -87,13 +87,7 @@ class ToolKind:
     check: checks.Check = checks.as_it_is  # checks a definition, except for server-side tools: responses_mw.tools does
     # Makes the function for a definition and its namespace, if any. Unset for tools that the server executes.
     offer: Callable[[Tool, str | None], OfferedFunction] | None = None
-    chosen_by: tuple[str, ...] = ()  # members that a tool_choice of this type must have
-    narrowed_by: frozenset[str] = frozenset()  # members that it may have
-
-    @property
-    def calls(self) -> frozenset[str]:
-        """Types of the items that are calls of this tool."""
-        return frozenset(item.type for item in self.items if item.arguments)
+    chosen_by: tuple[str, ...] = ()  # members of a tool_choice of this type: the first is required
 
 
 # -- parts of descriptions ---------------------------------------------------------------------------------------------

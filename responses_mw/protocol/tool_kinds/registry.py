@@ -71,8 +71,7 @@ MCP = ToolKind(
             statuses=USUAL_STATUSES | {"calling", "failed"},
         ),
     ),
-    chosen_by=("server_label",),
-    narrowed_by=frozenset({"name"}),
+    chosen_by=("server_label", "name"),
 )
 
 # -- code_interpreter --------------------------------------------------------------------------------------------------
