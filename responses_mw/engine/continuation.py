@@ -39,7 +39,7 @@ MAX_PAUSE = 8.0
 MAX_CONTINUATIONS = 3
 """Maximum number of times that a run is continued after an interruption."""
 RESENDS = 1
-"""How often to resend a turn whose connection failed before the answer began. The prompt may be what crashes the servers."""
+"""How often to resend a turn that was interrupted before its first output. The prompt may be what crashes the servers."""
 _FAULTS = frozenset({"abort", "error"})
 """Finish reasons that report a failure of the upstream."""
 
@@ -63,17 +63,19 @@ class Continuation:
         not wait for the upstream, or if the upstream asks to wait longer than the timeout. A failed connection is retried
         `RESENDS` times.
         """
-        pause, deadline, broken = FIRST_PAUSE, math.inf, 0
+        run.resends = 0
+        return await self._open(run, attempt)
+
+    async def _open(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
+        pause, deadline = FIRST_PAUSE, math.inf
         while True:
             try:
                 return await attempt()
             except UpstreamError as error:
-                broke_off = not error.is_overload and isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
-                broken += broke_off
-                may_pass = error.is_overload or (broke_off and broken <= RESENDS and self._admits(run))
-                if not (may_pass and run.waits_for_upstream):
+                broke_off = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+                may_pass = run.waits_for_upstream if error.is_overload else broke_off and self._may_continue(run, Phase.NOTHING)
+                if not may_pass:
                     raise
-                run.continuations += broke_off
                 deadline = min(deadline, time.monotonic() + self._timeout)
                 left, wanted = deadline - time.monotonic(), error.retry_after or 0.0
                 if left <= 0 or wanted > left:
@@ -121,16 +123,15 @@ class Continuation:
         if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
             return  # only the usage is missing
         phase = assembler.phase
-        if turn is None or not is_broken or phase is Phase.FIXED or not (self._admits(run) and run.waits_for_upstream):
+        if turn is None or not is_broken or phase is Phase.FIXED or not self._may_continue(run, phase):
             raise error
-        run.continuations += 1
         turn.span.fail(error)
         events = assembler.break_off()
         if events:
             yield events
         await turn.aclose()
         run.receive(turn.stream.received, MAX_ANSWER_BYTES)
-        run.turn = await self.open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, turn))
+        run.turn = await self._open(run, partial(self._continued if phase is Phase.TEXT else self._again, run, turn))
         if run.turn is None:
             raise error
         report_continuation(
@@ -141,8 +142,17 @@ class Continuation:
             pause=time.monotonic() - began,
         )
 
-    def _admits(self, run: Run) -> bool:
-        return run.continuations < MAX_CONTINUATIONS and self.is_on
+    def _may_continue(self, run: Run, phase: Phase) -> bool:
+        """Return whether a run that was interrupted in `phase` may be continued, and count it if so."""
+        if phase is not Phase.NOTHING:
+            run.resends = 0
+        elif run.resends == RESENDS:
+            return False
+        if not (self.is_on and run.waits_for_upstream) or run.continuations == MAX_CONTINUATIONS:
+            return False
+        run.continuations += 1
+        run.resends += phase is Phase.NOTHING
+        return True
 
     async def _again(self, run: Run, _broken: OpenTurn | None) -> OpenTurn:
         return await self._backend.begin(run.turn_request())

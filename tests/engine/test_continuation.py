@@ -149,6 +149,14 @@ async def test_before_any_text_the_upstream_is_asked_again(begin: Start) -> None
     assert [asked.json for asked in upstream.requests[:1]] == [asked.json for asked in upstream.requests[1:]]
 
 
+async def test_a_turn_that_breaks_off_before_any_output_is_sent_once_more(begin: Start) -> None:
+    upstream = Continuing(SAID)
+    upstream.cuts = deque([0, 0, 0, 0])
+    streamed = await stream(begin(upstream))
+    assert (streamed.terminal, streamed.response["output"]) == ("response.failed", [])
+    assert len(upstream.requests) == 2
+
+
 async def test_reasoning_is_closed_and_the_model_thinks_again(begin: Start) -> None:
     upstream = Continuing(SAID, THOUGHT)
     ours = begin(upstream)
