@@ -37,7 +37,7 @@ FIRST_PAUSE = 0.25
 MAX_PAUSE = 8.0
 """Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
 MAX_CONTINUATIONS = 3
-"""Maximum number of times that a run is continued after an interruption."""
+"""Maximum number of times that a response is continued after an interruption, by all workers together."""
 RESENDS = 1
 """How often to resend a turn that was interrupted before its first output. The prompt may be what crashes the servers."""
 _FAULTS = frozenset({"abort", "error"})
@@ -148,7 +148,7 @@ class Continuation:
             run.resends = 0
         elif run.resends == RESENDS:
             return False
-        if not (self.is_on and run.waits_for_upstream) or run.continuations == MAX_CONTINUATIONS:
+        if run.earlier_continuations + run.continuations >= MAX_CONTINUATIONS or not (self.is_on and run.waits_for_upstream):
             return False
         run.continuations += 1
         run.resends += phase is Phase.NOTHING

@@ -94,6 +94,8 @@ class Run:
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0
     """How often the run was continued after an interruption."""
+    earlier_continuations: int = 0
+    """How often other workers continued the response after an interruption."""
     resends: int = 0
     """How often the turn was sent again because it was interrupted before new output."""
     tokens_kept: int = 0

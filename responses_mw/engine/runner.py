@@ -23,6 +23,7 @@ from ..protocol.response.events import Event
 from ..protocol.response.takeover import Takeover
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
+from ..state import Job
 from ..telemetry.context import begin_run, end_run
 from ..telemetry.tracing import with_trace_context
 from ..threads import by_size
@@ -184,25 +185,25 @@ class Runner:
             return request
         return replace(request, tools=self._tools.check(request.tools, request.tool_choice))
 
-    async def resume(
-        self, request: CreateResponse, caller: Caller, created: Document, token: str, number: int, takeover: Takeover | None
-    ) -> Run:
+    async def resume(self, request: CreateResponse, caller: Caller, job: Job, takeover: Takeover | None) -> Run:
         """Prepare the run of a background response that `prepare` created on any replica.
 
-        The items of `request` already have ids. `token` is the worker's fencing token, `number` the number of its first event.
-        `takeover` is the output of another worker, if there is any.
+        The items of `request` already have ids. `takeover` is the output of another worker, if there is any.
         """
+        created, number = dict(job.document), job.next_number
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
-        context = await self._history.rejoin(request, caller.owner, created["id"], token)
+        context = await self._history.rejoin(request, caller.owner, job.response_id, job.token)
         if takeover is None:
             run = self._new_run(request, caller, model, context, created, self._history)
+            run.earlier_continuations = job.continuations
             run.first_events = run.assembler.resume(number)
             return run
         ids = RunIds(
             response=created["id"], used=max(len(request.items), takeover.ids_used(created["id"].removeprefix("resp_")))
         )
         run = self._new_run(request, caller, model, replace(context, ids=ids), created, self._history, takeover.items)
+        run.earlier_continuations = job.continuations
         run.takeover, run.turns, run.phase = takeover, takeover.calls, takeover.phase
         run.first_events = run.assembler.take_over(takeover, number)
         return run

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..crypto import InvalidEnvelope, Sealer
+from ..engine.continuation import MAX_CONTINUATIONS
 from ..engine.history import commit_job
 from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
@@ -96,7 +97,7 @@ class JobRunner:
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
         if await self._can_go_on(claimed, run):
-            await self._hand_back(claimed)
+            await self._hand_back(claimed, run)
             return True
         run.fail(Unavailable(_NOT_IN_TIME))
         return False
@@ -113,9 +114,7 @@ class JobRunner:
             await self._runner.probe(caller)
         # Always stream from the upstream: a client may follow the response.
         request = replace(parsed, items=job.input, stream=True, size=job.size)
-        return await self._runner.resume(
-            request, caller, dict(job.document), job.token, job.next_number, await self._takeover(claimed)
-        )
+        return await self._runner.resume(request, caller, job, await self._takeover(claimed))
 
     async def _takeover(self, claimed: ClaimedJob) -> Takeover | None:
         """Read the output of another worker; None if there is none. Raises `WorkerLost` if nobody can continue it."""
@@ -229,7 +228,11 @@ class JobRunner:
                 self.breaker.succeed()
             else:
                 self.breaker.fail(claimed.began, error)
-        job, elapsed = claimed.job, asyncio.get_running_loop().time() - claimed.began
+        is_broken = why == "broken"
+        job = _counted(claimed.job, run.continuations + is_broken if run is not None else 0)
+        if claimed.has_begun and job.continuations > MAX_CONTINUATIONS:
+            return False
+        elapsed = asyncio.get_running_loop().time() - claimed.began
         waits_longer = job.retries and not claimed.has_grown
         left = job.retry_seconds - elapsed if waits_longer else self._retry_timeout
         if left <= 0 or not await self._can_go_on(claimed, run):
@@ -237,10 +240,9 @@ class JobRunner:
         await self._flush(claimed)
         annotate(error=error, outcome="requeued")
         code, message = as_response_error(error)
-        # Limit these retries: the request may be what crashes the upstream, even if the last error came from its slow restart.
-        is_attempt = why == "broken" or (run is not None and run.continuations > 0)
+        # Limit these retries: the request may be what crashes the upstream.
         if await self._state.jobs.retry(
-            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_attempt
+            job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
         ):
             pause = min(left, retry.delay(job.retries, error))
             await self._state.queue.renew([job.response_id], pause)
@@ -268,11 +270,16 @@ class JobRunner:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
 
-    async def _hand_back(self, claimed: ClaimedJob) -> None:
+    async def _hand_back(self, claimed: ClaimedJob, run: Run) -> None:
         await self._flush(claimed)
-        await self._state.jobs.release(claimed.job)
+        await self._state.jobs.release(_counted(claimed.job, run.continuations))
         annotate(outcome="requeued")
         await self._state.queue.ready(claimed.job.response_id, first=True)
+
+
+def _counted(job: Job, continuations: int) -> Job:
+    """Return the job with the interruptions of one more run."""
+    return replace(job, continuations=job.continuations + continuations)
 
 
 def secrets_purpose(response_id: str) -> str:

@@ -122,7 +122,7 @@ class Jobs:
             return Taken(verdict, unseen=reply[1].decode())
         if len(reply) == 1:
             return Taken(verdict)
-        _, number, head, packed, of, credential, before, retries, error, retry_ms, attempts = reply
+        _, number, head, packed, of, credential, before, retries, error, retry_ms, attempts, continuations = reply
         request = unpack(packed)
         job = Job(
             response_id=response_id,
@@ -138,6 +138,7 @@ class Jobs:
             error=orjson.loads(error) if error is not None else None,
             retry_seconds=retry_ms / 1000,
             attempts=attempts,
+            continuations=continuations,
         )
         return Taken(verdict, job, worker=(before or b"").decode())
 
@@ -150,8 +151,8 @@ class Jobs:
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
-        """Release the job as if it had not been taken."""
-        await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token])
+        """Release the job as if it had not been taken, except for its ``continuations``."""
+        await self._client.script(_RELEASE, [response_address(job.response_id).record], [job.token, job.continuations])
 
     async def abandon(self, response_id: str) -> None:
         """Delete the credential of a job that can be neither run nor ended, because its record is damaged."""
@@ -163,7 +164,7 @@ class Jobs:
         The job is retried for at most ``seconds`` after its first error since it last made progress; then it fails.
         ``is_attempt``: whether this run counts as one of the job's attempts.
         """
-        args: Args = [job.token, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
+        args: Args = [job.token, job.continuations, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
         return bool(reply == b"released")
 

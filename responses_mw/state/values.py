@@ -110,8 +110,9 @@ class Job:
     ``document`` is the response without its output; ``body`` and ``input`` are the request; ``credential`` is encrypted, None
     if it has expired. ``next_number`` is the number of the next event; ``size`` the bytes of the request's JSON.
 
-    ``attempts`` is the number of earlier attempts. A job that was released after an error of the upstream has the number of
-    ``retries``, the last ``error`` (code and message), and ``retry_seconds``, the time left for further retries.
+    ``attempts`` is the number of earlier attempts, ``continuations`` how often their answers were continued after an
+    interruption. A job that was released after an error of the upstream has the number of ``retries``, the last ``error`` (code
+    and message), and ``retry_seconds``, the time left for further retries.
     """
 
     response_id: str
@@ -127,6 +128,7 @@ class Job:
     error: dict[str, str] | None = None
     retry_seconds: float = 0.0
     attempts: int = 0
+    continuations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,14 @@ async def test_a_job_whose_tries_count_fails_after_the_last_attempt(state: State
     for _ in range(2):
         assert await state.jobs.retry(await taken(state, response_id), BUSY, seconds=60, is_attempt=True)
     assert (await take(state, response_id)).verdict == "failed"
+
+
+async def test_a_job_that_is_put_back_keeps_how_often_it_was_continued(state: State) -> None:
+    response_id = await create(state)
+    job = await taken(state, response_id)
+    await state.jobs.retry(replace(job, continuations=job.continuations + 2), BUSY, seconds=60, is_attempt=False)
+    await state.jobs.release(await taken(state, response_id))
+    assert (await taken(state, response_id)).continuations == 2
 
 
 async def test_a_job_that_lost_its_workers_is_lost_whatever_error_came_before(state: State) -> None:

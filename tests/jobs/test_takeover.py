@@ -200,7 +200,23 @@ async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
     await asyncio.wait_for(follower.task, 60)
     document = await get(ours, str(follower.events[0]["response"]["id"]))
     assert document["status"] == "failed"
-    assert len(upstream.cuts) == 17
+    assert len(upstream.cuts) == 16
+    laws(follower.events, document)
+
+
+async def test_a_response_is_continued_three_times_by_all_workers_together(
+    other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(worker, "POLL", 0.05)
+    upstream.thought, upstream.cuts = THOUGHT, deque([1] * 20)
+    ours = other()
+    follower = create_streamed(ours)
+    await asyncio.wait_for(follower.task, 60)
+    document = await get(ours, str(follower.events[0]["response"]["id"]))
+    assert document["status"] == "failed"
+    assert "closed the connection" in document["error"]["message"]
+    assert len(upstream.requests) == 4
     laws(follower.events, document)
 
 

@@ -5,7 +5,7 @@
 -- Answers: {'missing'}, {'done'}, {'newer'}, {'held', ms until the lease expires}, {'waiting', owner if its place in the queue has
 --   not been checked recently, otherwise ''}; or
 --   {'run' | 'lost' | 'failed' | 'cancelled', next number, document, job, owner, credential, previous worker, retries, last error
---   as JSON, ms left for retries, earlier attempts}
+--   as JSON, ms left for retries, earlier attempts, continuations}
 
 local BEGUN = 3  -- created, queued and in_progress are not output
 local ABANDONED = 600000  -- ms without a worker after which a response with output is lost
@@ -53,5 +53,5 @@ if verdict == 'run' then
   redis.call('HDEL', KEYS[1], 'erred')
 end
 if verdict == 'cancelled' then redis.call('HSET', KEYS[1], 'stopping', 1) end
-local texts = redis.call('HMGET', KEYS[1], 'document', 'job')
-return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts)}
+local texts = redis.call('HMGET', KEYS[1], 'document', 'job', 'continuations')
+return {verdict, tonumber(next_seq), texts[1], texts[2], owner, credential, worker, retries, failure, (retry_until or now) - now, tonumber(attempts), tonumber(texts[3] or 0)}
