@@ -26,9 +26,9 @@ from benchmarks.embeddings import DIMENSIONS, embed
 from benchmarks.processes import Server, running, usage
 from benchmarks.upstream import MODEL
 from responses_mw.auth import ANONYMOUS
-from responses_mw.cache import Cache, Embeddings, Entries, record
+from responses_mw.cache import Cache, Embeddings
+from responses_mw.cache.entry import Entry, Key, pack
 from responses_mw.cache.guard import signature
-from responses_mw.cache.key import Key
 from responses_mw.cache.search import Scan, decode_vectors, encode_vector, unit_vector
 from responses_mw.crypto import Sealer
 from responses_mw.protocol.request.create import parse
@@ -158,16 +158,14 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
     client, transport = connect(redis, timeout=60), httpx.AsyncHTTPTransport()
     try:
         embedding = Embeddings(transport, upstream.url, settings.cache)
-        kept = Entries(client, settings.cache)
-        found = Scan(kept, embedding.space, settings.limits.memory_bytes)
-        cache = Cache(
-            client, embedding, UNSEALED, settings.cache, deployment="benchmark", memory_bytes=settings.limits.memory_bytes
-        )
+        deployment, room = f"{upstream.url}\0{settings.upstream.think_tag}", settings.limits.memory_bytes
+        cache = Cache(client, embedding, UNSEALED, settings.cache, deployment=deployment, memory_bytes=room)
+        found = Scan(cache.entries, embedding.space, room)
 
         def key_of(text: str) -> Key:
             request = parse({"model": MODEL, "input": text, "max_output_tokens": TOKENS})
             key = cache.key(request, request.items, owner=ANONYMOUS, model=MODEL, headers={})
-            assert key is not None
+            assert isinstance(key, Key)
             return key
 
         async def keep(number: int) -> None:
@@ -175,9 +173,9 @@ async def fill(redis: str, upstream: Server, embeddings: Server, entries: int) -
             key = key_of(text)
             vector = found.stored(unit_vector(embed(text)))
             texts = (("content", "x" * 1000),)
-            entry = record.Entry(key.owner, key.exact, texts, None, 3600, signature(text, salt=key.partition))
-            packed = record.pack(entry, UNSEALED)
-            await kept.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
+            entry = Entry(key.owner, key.exact, texts, None, 3600, signature(text, salt=key.partition))
+            packed = pack(entry, UNSEALED)
+            await cache.entries.keep(key, packed, generation="0", token="", ttl=3600, response=f"resp_{number}", vector=vector)
 
         for start in range(0, entries, FILLED_AT_ONCE):
             await asyncio.gather(*(keep(number) for number in range(start, min(start + FILLED_AT_ONCE, entries))))

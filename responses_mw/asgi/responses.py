@@ -152,7 +152,7 @@ class ResponseRoutes:
         """``DELETE /v1/responses/{response_id}``"""
         _, jobs, caller, response_id = await self._stored(request)
         if self._cache is not None:  # before the response is deleted, so that the client can retry if this fails
-            await self._cache.forget(caller.owner, response_id)
+            await self._cache.entries.forget(caller.owner, response_id)
         await jobs.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,12 +29,11 @@ from ..protocol.types import Document, Item
 from ..settings import CacheSettings
 from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
-from . import guard, record
-from .embeddings import Embedder, Embeddings, Headers, Scope
-from .key import Key, key_of, obstacle
-from .policy import Policy
-from .result import Hit, Miss, Uncacheable
-from .store import Entries, LookupResult, Page, Redis, Stats
+from . import guard
+from .embeddings import Embedder, Embedding, Embeddings, Headers, Scope
+from .entry import Entry, Key, Text, Uncacheable, UnreadableRecord, key_of, pack, replay, texts_of, unmarked, unpack
+from .policy import Hit, Miss, Policy
+from .store import Entries, LookupResult, Page, Redis
 
 if TYPE_CHECKING:
     from .search import Match, Scan
@@ -73,11 +72,13 @@ class Cache:
         deployment: str,
         memory_bytes: int,
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        """Events in this process: ``exact``, ``semantic``, ``miss``, ``refused`` (by the guard), ``failed`` and ``kept``."""
-        self.embedder = Embedder(embeddings, self.counts)
-        self._store = Entries(redis, settings)
-        self._scan = _scan(self._store, embeddings, memory_bytes)
+        self.entries = Entries(redis, settings)
+        self.embedder = Embedder(embeddings)
+        self._scan: Scan | None = None
+        if embeddings is not None:
+            from .search import Scan  # needs numpy, an optional dependency
+
+            self._scan = Scan(self.entries, embeddings.space, memory_bytes)
         self._sealer = sealer
         self._settings = settings
         self._releases: set[asyncio.Task[None]] = set()
@@ -85,15 +86,12 @@ class Cache:
 
     def key(
         self, request: CreateResponse, items: Sequence[Item], *, owner: str, model: str, headers: Mapping[str, str]
-    ) -> Key | None:
-        """Return the key of ``request`` in this deployment; None if it is not cacheable."""
-        return key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
-
-    def uncacheable(self, request: CreateResponse, items: Sequence[Item]) -> Uncacheable:
-        """Report a ``request`` that has no key."""
-        found = Uncacheable(obstacle(request, items))
-        _report_miss(found)
-        return found
+    ) -> Key | Uncacheable:
+        """Return the key of ``request`` in this deployment, or report why it is not cacheable."""
+        key = key_of(request, items, owner=owner, model=model, headers=headers, deployment=self._deployment)
+        if isinstance(key, Uncacheable):
+            _report_miss(key)
+        return key
 
     async def aclose(self) -> None:
         """Wait until all flights are released."""
@@ -121,48 +119,43 @@ class Cache:
         miss = Miss(key, policy, token=random_part() if policy.read and policy.write else None)
         wait = min(MAX_WAIT, STREAM_WAIT) if streamed else MAX_WAIT
         try:
-            miss.vector = self.embedder.begin(key.text, key.owner, policy, headers, scope)
-            hit = await self._lookup(miss, wait, headers, scope)
+            hit = await self._lookup(miss, wait, partial(self.embedder.start, key.text, headers, scope))
         except _FAILURES as error:
             logger.debug("cache lookup failed: %s", type(error).__name__)
-            self.counts["failed"] += 1
             hit = None  # the answer is still stored if only the search timed out
             miss.because("failed")
         except BaseException:
             await self._end(miss)  # release the waiting requests
             raise
-        if hit is not None:
-            self._end_soon(miss)
-        result = hit.kind if hit else "miss"
-        self.counts[result] += 1
-        CACHE_LOOKUPS.add(1, {"result": result})
+        CACHE_LOOKUPS.add(1, {"result": hit.kind if hit else "miss"})
         if hit is None:
             _report_miss(miss)
             return miss
-        annotate(cache=result)
+        self._end_soon(miss)
+        annotate(cache=hit.kind)
         return hit
 
-    async def _lookup(self, miss: Miss, wait: float, headers: Headers, scope: Scope) -> Hit | None:
-        semantic = self.embedder.compares(miss.key.text, miss.policy)
-        if not miss.policy.read:
+    async def _lookup(self, miss: Miss, wait: float, embed: Callable[[], Embedding]) -> Hit | None:
+        key, policy = miss.key, miss.policy
+        semantic = self.embedder.compares(key, policy)
+        if semantic and not (policy.read and self.embedder.expects_hit(key)):
+            miss.vector = embed()
+        if not policy.read:
             miss.because("refresh")
         found = await self._exact(miss, wait, semantic=semantic)
-        self.embedder.expect(miss.key, answered=found.verdict == "hit")
+        self.embedder.expect(key, hit=found.verdict == "hit")
         miss.generation = found.generation
         if found.verdict != "lead":
             miss.token = None
-        if found.verdict == "hit" and miss.policy.read:
-            hit = self._exact_hit(miss.key, found)
-            if hit is not None:
-                return hit
-            miss.because("unreadable")
+        if found.verdict == "hit" and policy.read:
+            entry = self._unpack(miss, key.exact, found.record)
+            if entry is not None:
+                return _hit("exact", 1.0, entry, found.left)
         if not semantic:
-            if miss.policy.mode == "semantic":
+            if policy.mode == "semantic":
                 miss.because("too_long")
             return None
-        if miss.vector is None:
-            miss.vector = self.embedder.compute(miss.key.text, headers, scope)
-        return await self._nearest(miss, found.page) if miss.policy.read else None
+        return await self._nearest(miss, embed, found.page) if policy.read else None
 
     async def _exact(self, miss: Miss, wait: float, *, semantic: bool) -> LookupResult:
         """Look up the exact key until no other request is computing the answer, or ``wait`` seconds have passed."""
@@ -172,63 +165,49 @@ class Cache:
             known = self._scan.known(miss.key) if semantic and self._scan is not None else None
             async with asyncio.timeout(self._settings.timeout):
                 if miss.policy.write:
-                    await self._store.register(miss.key.owner)
-                found = await self._store.lookup(miss.key, miss.token, LEASE, known)
+                    await self.entries.register(miss.key.owner)
+                found = await self.entries.lookup(miss.key, miss.token, LEASE, known)
             left = until - asyncio.get_running_loop().time()
             if found.verdict != "wait" or left <= 0:
                 return found
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _MAX_PAUSE)
 
-    async def _nearest(self, miss: Miss, page: Page | None) -> Hit | None:
+    async def _nearest(self, miss: Miss, embed: Callable[[], Embedding], page: Page | None) -> Hit | None:
         """Return the nearest entry that the guard accepts; None if there is none."""
-        assert miss.vector is not None
         assert self._scan is not None
-        if not miss.vector.done():
-            await asyncio.wait({miss.vector})  # unlike awaiting it, this can be cancelled without waiting for the embedding
-        vector = miss.vector.result()
+        miss.vector = embedding = miss.vector or embed()
+        if not embedding.done():
+            await asyncio.wait({embedding})  # unlike awaiting it, this can be cancelled without waiting for the embedding
+        vector, threshold = embedding.result(), miss.policy.threshold
         if vector is None:
             miss.because("embedding_failed")
             return None
         async with asyncio.timeout(self._settings.timeout):
-            matches = await self._scan.nearest(miss.key, vector, miss.policy.threshold, page=page)
-            if not matches and (nearest := self._scan.similarity(miss.key, vector, miss.policy.threshold - _NEAR)) is not None:
-                miss.because("below_threshold", nearest)
+            matches = await self._scan.nearest(miss.key, vector, threshold, page=page)
+        if not matches and (nearest := self._scan.similarity(miss.key, vector, threshold - _NEAR)) is not None:
+            miss.because("below_threshold", nearest)
         hits = (self._semantic_hit(miss, match) for match in matches)
         return next((hit for hit in hits if hit is not None), None)
 
-    def _exact_hit(self, key: Key, found: LookupResult) -> Hit | None:
-        entry = self._unpack(found.record, key, key.exact)
-        return None if entry is None else _hit("exact", 1.0, entry, found.left)
-
     def _semantic_hit(self, miss: Miss, match: Match) -> Hit | None:
-        entry = self._unpack(match.record, miss.key, match.entry)
+        entry = self._unpack(miss, match.entry, match.record)
         if entry is None or entry.signature is None:
             miss.because("unreadable")
             return None
-        rule = self._difference(entry.signature, self._signature(miss))
+        rule = guard.difference(entry.signature, _signature(miss), strict=self._settings.guard == "strict")
         if rule is not None:
             miss.because(f"guard:{rule}", match.similarity)
             return None
         return _hit("semantic", match.similarity, entry, match.left)
 
-    def _unpack(self, data: bytes, key: Key, exact: str) -> record.Entry | None:
+    def _unpack(self, miss: Miss, exact: str, data: bytes) -> Entry | None:
         try:
-            return record.unpack(data, key.owner, exact, self._sealer)
-        except record.UnreadableRecord:
+            return unpack(data, miss.key.owner, exact, self._sealer)
+        except UnreadableRecord:
             logger.debug("a cached record cannot be read")
-            self.counts["failed"] += 1
+            miss.because("unreadable")
             return None
-
-    def _difference(self, stored: guard.Signature, asked: guard.Signature) -> str | None:
-        rule = guard.difference(stored, asked, strict=self._settings.guard == "strict")
-        self.counts["refused"] += rule is not None
-        return rule
-
-    def _signature(self, miss: Miss) -> guard.Signature:
-        if miss.signature is None:
-            miss.signature = guard.signature(miss.key.text, salt=miss.key.partition)
-        return miss.signature
 
     # -- storing --------------------------------------------------------------------------------------------------
 
@@ -246,68 +225,66 @@ class Cache:
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
         """Cache a finished ``document``, if it is cacheable; return whether it was cached.
 
-        Call this before the response is stored, so that deleting the response finds the entry. ``summary``: see
-        ``record.texts_of``.
+        Call this before the response is stored, so that deleting the response finds the entry. ``summary``: see ``texts_of``.
         """
-        texts = record.texts_of(document, summary=summary)
+        texts = texts_of(document, summary=summary)
         if not miss.policy.write or miss.generation is None:
             return False
         if texts is None:
             await self._end(miss, mark=LEASE)
             return False
         try:
-            kept = await self._keep(miss, document, texts, miss.generation)
+            return await self._keep(miss, document, texts, miss.generation)
         except _FAILURES as error:
             logger.debug("an answer was not cached: %s", type(error).__name__)
-            self.counts["failed"] += 1
             return False
-        self.counts["kept"] += kept
-        return kept
 
-    async def _keep(self, miss: Miss, document: Document, texts: tuple[record.Text, ...], generation: str) -> bool:
-        key, policy = miss.key, miss.policy
-        signature = self._signature(miss) if miss.vector is not None else None
-        entry = record.Entry(key.owner, key.exact, texts, record.unmarked(document["usage"]), policy.ttl, signature)
-        data = record.pack(entry, self._sealer)
+    async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...], generation: str) -> bool:
+        key, ttl = miss.key, miss.policy.ttl
+        signature = _signature(miss) if miss.vector is not None else None
+        data = pack(Entry(key.owner, key.exact, texts, unmarked(document["usage"]), ttl, signature), self._sealer)
         if len(data) > MAX_ENTRY_BYTES:
             await self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None
         async with asyncio.timeout(self._settings.timeout):
-            verdict = await self._store.keep(
+            verdict = await self.entries.keep(
                 key,
                 data,
                 generation=generation,
                 token=miss.token or "",
-                ttl=policy.ttl,
+                ttl=ttl,
                 response=document["id"],
                 vector=self._scan.stored(vector) if vector is not None and self._scan is not None else ("", b""),
             )
         if verdict == "kept":
             miss.token = None
-            self.embedder.expect(key, answered=True)
+            self.embedder.expect(key, hit=True)
         return verdict == "kept"
 
     async def _renew(self, key: Key, token: str) -> None:
         while True:
             await asyncio.sleep(LEASE / 3)
             try:
-                if not await self._store.renew(key, token, LEASE):
+                if not await self.entries.renew(key, token, LEASE):
                     return
             except Unavailable:
                 logger.debug("a flight was not renewed")
 
     async def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
         """Release the flight and cancel the embedding, even if the request was cancelled."""
-        token, vector = miss.token, miss.vector
+        token, embedding = miss.token, miss.vector
         miss.token = miss.vector = None
-        if vector is not None:
-            vector.cancel()
+        if embedding is not None:
+            embedding.cancel()
         with anyio.move_on_after(self._settings.timeout, shield=True):
             if token is not None:  # first: others wait for it
-                await self._release(miss.key, token, mark)
-            if vector is not None:
-                await asyncio.wait({vector})
+                try:
+                    await self.entries.release(miss.key, token, mark=mark)
+                except Unavailable:
+                    logger.debug("a flight was not released; it expires")
+            if embedding is not None:
+                await asyncio.wait({embedding})
 
     def _end_soon(self, miss: Miss) -> None:
         """Call ``_end`` in the background: waiting for it would cost a hit a round trip."""
@@ -316,34 +293,11 @@ class Cache:
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
-    async def _release(self, key: Key, token: str, mark: float) -> None:
-        try:
-            await self._store.release(key, token, mark=mark)
-        except Unavailable:
-            logger.debug("a flight was not released; it expires")
 
-    # -- removal --------------------------------------------------------------------------------------------------
-
-    async def forget(self, owner: str, response_id: str) -> bool:
-        """Remove the entry made from this response; return whether there was one. Raises ``Unavailable``."""
-        return await self._store.forget(owner, response_id)
-
-    async def purge(self, owner: str | None = None) -> int:
-        """Remove all entries, of ``owner`` or of all owners, and return their number. Answers that are being computed are not
-        stored. Raises ``Unavailable``."""
-        return await self._store.purge(owner)
-
-    async def stats(self, owner: str | None = None) -> Stats:
-        """Return the size of the cache, of ``owner`` or of all owners. Raises ``Unavailable``."""
-        return await self._store.stats(owner)
-
-
-def _scan(store: Entries, embeddings: Embeddings | None, memory_bytes: int) -> Scan | None:
-    if embeddings is None:
-        return None
-    from .search import Scan  # needs numpy, an optional dependency
-
-    return Scan(store, embeddings.space, memory_bytes)
+def _signature(miss: Miss) -> guard.Signature:
+    if miss.signature is None:
+        miss.signature = guard.signature(miss.key.text, salt=miss.key.partition)
+    return miss.signature
 
 
 def _report_miss(miss: Miss | Uncacheable) -> None:
@@ -351,5 +305,5 @@ def _report_miss(miss: Miss | Uncacheable) -> None:
     annotate(cache="miss", cache_reason=miss.reason)
 
 
-def _hit(kind: str, similarity: float, entry: record.Entry, left: float) -> Hit:
-    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), record.replay(entry))
+def _hit(kind: str, similarity: float, entry: Entry, left: float) -> Hit:
+    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), replay(entry))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,7 +21,8 @@ from ..network import failure_reason
 from ..settings import CacheSettings
 from ..telemetry.report import WarningLimit
 from ..telemetry.tracing import measured_embedding
-from .key import Key
+from .entry import Key
+from .guard import RULES, difference, signature
 from .policy import Policy
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = Mapping[str, str] | None
 Scope: TypeAlias = MutableMapping[str, Any] | None
-Computing: TypeAlias = "asyncio.Task[Vector | None]"
-"""A vector being computed; None if the embedding fails."""
+Embedding: TypeAlias = "asyncio.Task[Vector | None]"
+"""A vector being computed; None if that fails."""
 
 _PATH = "/v1/embeddings"
 VERSION = 1
@@ -120,36 +120,31 @@ class Embeddings:
 
 
 class Embedder:
-    """Starts the embedding of a text early, unless an exact hit is likely. ``counts`` are the cache's counters."""
+    """Embeds the texts of lookups. A failure is logged, and gives None."""
 
-    def __init__(self, embeddings: Embeddings | None, counts: Counter[str]) -> None:
+    def __init__(self, embeddings: Embeddings | None) -> None:
         self._embeddings = embeddings
-        self._counts = counts
-        self._expected: OrderedDict[int, None] = OrderedDict()
+        self._expected: set[int] = set()
         """Hashes of owner and text of recent exact hits, which are likely to be exact hits again."""
         self._warnings = WarningLimit()
 
-    def compares(self, text: str, policy: Policy) -> bool:
-        """Return whether to search for texts similar to ``text``."""
-        return policy.mode == "semantic" and self._embeddings is not None and len(text) <= MAX_TEXT_LENGTH
+    def compares(self, key: Key, policy: Policy) -> bool:
+        """Return whether to search for texts similar to that of ``key``."""
+        return policy.mode == "semantic" and self._embeddings is not None and len(key.text) <= MAX_TEXT_LENGTH
 
-    def begin(self, text: str, owner: str, policy: Policy, headers: Headers, scope: Scope) -> Computing | None:
-        """Start the embedding of ``text``, unless it is probably not needed."""
-        expected = policy.read and hash((owner, text)) in self._expected
-        return self.compute(text, headers, scope) if self.compares(text, policy) and not expected else None
+    def expects_hit(self, key: Key) -> bool:
+        """Return whether the next lookup of ``key`` is likely to be an exact hit, so that no embedding is needed."""
+        return hash((key.owner, key.text)) in self._expected
 
-    def compute(self, text: str, headers: Headers, scope: Scope) -> Computing:
+    def expect(self, key: Key, *, hit: bool) -> None:
+        """Remember whether the next lookup of ``key`` is likely to be an exact hit."""
+        if len(self._expected) >= _MAX_EXPECTED:
+            self._expected.clear()
+        (self._expected.add if hit else self._expected.discard)(hash((key.owner, key.text)))
+
+    def start(self, text: str, headers: Headers, scope: Scope) -> Embedding:
         """Start the embedding of ``text``."""
         return asyncio.create_task(self._vector(text, headers, scope))
-
-    def expect(self, key: Key, *, answered: bool) -> None:
-        """Remember whether the next lookup of ``key`` is likely to be an exact hit."""
-        question = hash((key.owner, key.text))
-        self._expected.pop(question, None)
-        if answered:
-            self._expected[question] = None
-        if len(self._expected) > _MAX_EXPECTED:
-            self._expected.popitem(last=False)
 
     async def _vector(self, text: str, headers: Headers, scope: Scope) -> Vector | None:
         assert self._embeddings is not None
@@ -159,5 +154,36 @@ class Embedder:
             # Without embeddings, the semantic cache has no hits, which nobody would notice without a warning.
             level = logging.WARNING if self._warnings.is_due() else logging.DEBUG
             logger.log(level, "no semantic cache: %s", error)
-            self._counts["failed"] += 1
             return None
+
+
+async def explain(
+    one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings
+) -> tuple[bool, tuple[str, str, str]]:
+    """Compare two texts, as the last user texts of otherwise equal requests.
+
+    Return whether the answer to one serves the other, and three lines that say why.
+    """
+    similarity, compared = await _compare(one, other, embeddings, settings)
+    rule = difference(signature(one), signature(other), strict=settings.guard == "strict")
+    guarded = f"guard ({settings.guard}): " + (f'refuses by "{rule}": {RULES[rule]}' if rule else "accepts")
+    is_hit = one == other or (similarity is not None and similarity >= settings.threshold and rule is None)
+    verdict = "hit: exact, the texts are equal" if one == other else f"hit: {'semantic' if is_hit else 'none'}"
+    return is_hit, (f"similarity: {compared}", guarded, verdict)
+
+
+async def _compare(one: str, other: str, embeddings: Embeddings | None, settings: CacheSettings) -> tuple[float | None, str]:
+    """Return the similarity (None if it is unknown), and a description of it."""
+    if embeddings is None:
+        return None, "unknown: cache.embedding_model and a server for it are not set"
+    if max(len(one), len(other)) > MAX_TEXT_LENGTH:
+        return None, f"not compared: a text has more than {MAX_TEXT_LENGTH:,} characters"
+    try:
+        vectors = [await embeddings.embed(text) for text in (one, other)]
+    except NoEmbedding as error:
+        return None, f"unknown: {error}"
+    if len(vectors[0]) != len(vectors[1]):
+        return None, "unknown: the vectors differ in size"
+    similarity = float(vectors[0] @ vectors[1])
+    relation = "reaches" if similarity >= settings.threshold else "is below"
+    return similarity, f"{similarity:.4f} {relation} cache.threshold ({settings.threshold:g})"

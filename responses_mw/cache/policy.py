@@ -1,4 +1,4 @@
-"""The cache policy of a request: what the request asks for, within the limits that the operator sets.
+"""What a request asks of the cache, within the limits that the operator sets, and what it gets.
 
     {"cache": "off" | "exact" | "semantic"}
     {"cache": {"mode": ..., "ttl": seconds, "threshold": 0 to 1, "no_store": true, "refresh": true}}
@@ -6,6 +6,18 @@
 
 The body takes precedence over the header. A request may always ask for less than the default: no cache, a shorter lifetime, a
 higher threshold. The operator's ``cache.max_mode``, ``cache.ttl`` and ``cache.threshold`` limit what it gets.
+
+It gets a hit, or a miss with a reason, which is in the access line, in the header, and the label of a metric:
+
+    uncacheable:<cause>   the request is never cached
+    refresh               the request asked not to look up an answer
+    not_found             no answer to this text, nor to a similar text if the mode is semantic
+    below_threshold       the nearest text is less similar than the threshold
+    guard:<rule>          the nearest text differs; `guard.RULES` has the rules
+    too_long              the text is too long to be compared
+    embedding_failed      the embeddings server failed, or did not answer in time
+    unreadable            the stored answer is damaged, or sealed with another key
+    failed                Redis failed, or did not answer in time
 """
 
 from __future__ import annotations
@@ -14,12 +26,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BadRequest
 from ..protocol.request import checks
 from ..protocol.request.checks import Check
+from ..protocol.types import Chunk
 from ..settings import CacheSettings
+from .entry import Key
+from .guard import Signature
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+    from .search import Vector
 
 BODY, HEADER = "cache", "X-Responses-Cache"
 MODES = ("off", "exact", "semantic")
@@ -129,3 +149,51 @@ def _not_a(what: str, text: str | None, path: str) -> NoReturn:
 
 
 _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-store": _flag, "refresh": _flag}
+
+
+# -- results -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds."""
+
+    kind: str
+    similarity: float
+    age: int
+    chunks: list[Chunk]
+
+    @property
+    def header(self) -> str:
+        """The value of ``x-responses-cache``."""
+        return f"{self.kind}; similarity={self.similarity:.4f}; age={self.age}"
+
+
+@dataclass(slots=True)
+class Miss:
+    """No cached answer. Holds what is needed to store the new answer and to release the requests that wait for it."""
+
+    key: Key
+    policy: Policy
+    generation: str | None = None
+    """None if the cache failed: the answer is not stored."""
+    token: str | None = None
+    """Set while this request holds the flight, so that equal requests wait for it."""
+    vector: Task[Vector | None] | None = None
+    """The embedding of the text, until the answer is stored or given up."""
+    signature: Signature | None = None
+    """The signature of the text, once it has been computed."""
+    reason: str = "not_found"
+    nearest: float | None = None
+    """Similarity of the nearest text, if the reason concerns that text."""
+
+    @property
+    def header(self) -> str:
+        similarity = "" if self.nearest is None else f"; similarity={self.nearest:.4f}"
+        threshold = f"; threshold={self.policy.threshold:.4f}" if self.reason == "below_threshold" else ""
+        return f"miss; reason={self.reason}{similarity}{threshold}"
+
+    def because(self, reason: str, nearest: float | None = None) -> None:
+        """Record why there is no hit, unless a reason is recorded already."""
+        if self.reason == "not_found":
+            self.reason, self.nearest = reason, nearest

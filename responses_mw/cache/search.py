@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .key import Key
+from .entry import Key
 from .store import MAX_PARTITION_ENTRIES, Entries, Page
 
 Vector: TypeAlias = NDArray[np.float32]

@@ -20,7 +20,7 @@ import orjson
 
 from ..lua import Script
 from ..settings import CacheSettings
-from .key import Key
+from .entry import Key
 
 MAX_PARTITION_ENTRIES = 10_000
 """Maximum number of answers that differ only in the last user text. A semantic lookup compares the text with all of them."""

@@ -220,12 +220,12 @@ async def explain_cache(settings: CacheCommand) -> int:
     one, other = settings.texts
     try:
         async with open_embeddings(settings) as embeddings:
-            explanation = await explain(one, other, embeddings, settings.cache)
+            is_hit, lines = await explain(one, other, embeddings, settings.cache)
     except StartupError as error:
         print(f"cache: {error}", file=sys.stderr)
         return 2
-    print("\n".join(explanation.lines))
-    return 0 if explanation.is_hit else 1
+    print("\n".join(lines))
+    return 0 if is_hit else 1
 
 
 async def run_cache_command(settings: CacheCommand) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 import anyio
 
 from ..auth import Gate
-from ..cache import Cache, Hit, Miss, Policy, mark
+from ..cache import Cache, Hit, Miss, Policy, Uncacheable, mark
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest, UpstreamError
 from ..ids import RunIds
@@ -238,8 +238,8 @@ class Runner:
         key = await by_size(
             context.size, cache.key, run.request, context.items, owner=caller.owner, model=run.model, headers=caller.headers
         )
-        if key is None:
-            run.looked_up = cache.uncacheable(run.request, context.items)
+        if isinstance(key, Uncacheable):
+            run.looked_up = key
             return
         run.looked_up = found = await cache.lookup(
             key, policy, self._gate(caller), streamed=streamed, headers=caller.headers, scope=caller.scope

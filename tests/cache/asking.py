@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from responses_mw import Settings
-from responses_mw.cache import Cache, Hit, Key, Miss, Policy, mark
+from responses_mw.cache import Cache, Hit, Miss, Policy, mark
+from responses_mw.cache.entry import Key
 from responses_mw.ids import RunIds
 from responses_mw.protocol.request.create import CreateResponse, parse
 from responses_mw.protocol.response import document
@@ -41,7 +42,7 @@ def asked(question: str = "What is the capital of France?", **fields: Any) -> Cr
 def key(cache: Cache, question: str = "What is the capital of France?", owner: str = ALICE, **fields: Any) -> Key:
     request = asked(question, **fields)
     made = cache.key(request, request.items, owner=owner, model="m", headers={})
-    assert made is not None
+    assert isinstance(made, Key)
     return made
 
 

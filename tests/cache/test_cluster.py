@@ -31,7 +31,7 @@ async def test_everything_works_in_a_cluster(
         await ask(cache, key(cache, owner=owner), SEMANTIC, answer="Paris.")
     assert await ask(cache, key(cache), SEMANTIC) == "told again: Paris."
     assert await ask(cache, key(cache, SAME), SEMANTIC) == "told again: Paris."
-    assert (await cache.stats()).entries == 4
-    assert await cache.purge(ALICE) == 2
-    assert not await cache.forget(BOB, "resp_unknown")
-    assert await cache.purge() == 2
+    assert (await cache.entries.stats()).entries == 4
+    assert await cache.entries.purge(ALICE) == 2
+    assert not await cache.entries.forget(BOB, "resp_unknown")
+    assert await cache.entries.purge() == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.cache.key import NEUTRAL, Key, key_of
+from responses_mw.cache.entry import NEUTRAL, Key, key_of
 from responses_mw.protocol.request.create import CreateResponse, parse
 from tests.cache.asking import ALICE, BOB, asked
 
@@ -56,7 +56,8 @@ OTHERS: dict[str, Any] = {
 
 
 def made(request: CreateResponse, items: list[dict[str, Any]] | None = None, **told: Any) -> Key | None:
-    return key_of(request, request.items if items is None else items, **{"owner": ALICE, "model": "m", **told})
+    key = key_of(request, request.items if items is None else items, **{"owner": ALICE, "model": "m", **told})
+    return key if isinstance(key, Key) else None
 
 
 def partition(request: CreateResponse, items: list[dict[str, Any]] | None = None, **told: Any) -> str:

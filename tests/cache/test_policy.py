@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.cache import Policy, policy_of
-from responses_mw.cache.policy import MODES
+from responses_mw.cache.policy import MODES, Policy, policy_of
 from responses_mw.errors import BadRequest
 from tests.cache.asking import settings
 

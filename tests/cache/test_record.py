@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from responses_mw.cache.entry import VERSION, Entry, Key, UnreadableRecord, pack, replay, texts_of, unpack
 from responses_mw.cache.guard import signature
-from responses_mw.cache.key import VERSION, Key
-from responses_mw.cache.record import Entry, UnreadableRecord, pack, replay, texts_of, unpack
 from responses_mw.crypto import Sealer
 from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, run
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
 
-from responses_mw.cache.key import Key
+from responses_mw.cache.entry import Key
 from responses_mw.cache.search import Scan, VectorTable, decode_vectors, encode_vector, unit_vector
 from responses_mw.cache.store import Entries, Page
 from responses_mw.ids import random_part

@@ -1,0 +1,328 @@
+"""An entry of the cache: the key of its request, and the stored form of its answer.
+
+The *partition* of a key is a hash of everything that shapes an answer except the last user text. In doubt a field is included:
+a superfluous field costs hits, a missing field causes wrong answers. Every field of ``CreateResponse`` is hashed unless it is
+in ``NEUTRAL``.
+
+A request is cacheable only if its last turn is exactly one user text, the model cannot call a tool (including those that the
+history brings), and there is no image, file, audio or video anywhere: the content behind a URL may change.
+
+A record has the texts of an answer, its usage, and the signature of its question. Neither the question nor the instructions are
+stored. An answer is stored only if it can be replayed exactly. A hit is replayed as chat chunks, so ids, events and document
+are made as for an answer of the upstream.
+
+    C<json>       unencrypted
+    S<envelope>   sealed with ``auth.secret_keys``, bound to this entry of this owner
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from ..crypto import Sealer
+from ..protocol.request.create import CreateResponse
+from ..protocol.request.tools import BRINGS_TOOLS
+from ..protocol.types import Chunk, Document, Item
+from .guard import Signature
+
+VERSION = 3
+"""Version of hashes and records. Entries of other versions are never found."""
+
+NEUTRAL = frozenset(
+    {
+        "items",  # hashed as the history that the model sees, including previous responses
+        "previous_response_id",
+        "conversation",
+        "background",  # never cached
+        "background_options",
+        "enable_response_messages",  # never cached
+        "metadata",
+        "store",
+        "stream",
+        "stream_options",
+        "prompt",  # already expanded into the other fields
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "service_tier",
+        "size",
+        "cache",
+    }
+)
+"""Fields of a request that do not affect its answer."""
+
+NEUTRAL_HEADERS = frozenset({"authorization", "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority"})
+"""Forwarded headers that do not affect an answer; the credential is represented by the owner."""
+
+_TEXT_PARTS = frozenset({"input_text", "text", "output_text", "refusal", "reasoning_text", "summary_text"})
+_ITEM_IDENTITY = frozenset({"id", "status"})
+_APPROVAL = "mcp_approval_response"
+"""The approved call runs before the model is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The key of a request. ``exact`` is the hash of ``partition`` and ``text``."""
+
+    owner: str
+    partition: str
+    text: str
+    exact: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncacheable:
+    """A request that is never cached. The reason is ``uncacheable:`` and a cause of ``_obstacle``."""
+
+    reason: str
+
+    @property
+    def header(self) -> str:
+        """The value of ``x-responses-cache``."""
+        return f"miss; reason={self.reason}"
+
+
+def key_of(
+    request: CreateResponse,
+    items: Sequence[Item],
+    *,
+    owner: str,
+    model: str,
+    headers: Mapping[str, str] | None = None,
+    deployment: str = "",
+) -> Key | Uncacheable:
+    """Return the key of ``request``, or why it is not cacheable.
+
+    ``items`` is everything that the model sees, with the input last; ``model`` is the upstream's name for the model;
+    ``headers`` are the forwarded headers; ``deployment`` distinguishes upstreams.
+    """
+    if cause := _obstacle(request, items):
+        return Uncacheable(f"uncacheable:{cause}")
+    *history, last = items
+    text = _user_text(last)
+    assert text is not None
+    shape = {
+        "version": VERSION,
+        "owner": owner,
+        "model": model,
+        "deployment": deployment,
+        "headers": {name: value for name, value in (headers or {}).items() if name.lower() not in NEUTRAL_HEADERS},
+        "request": {name: _field(request, name) for name in _HASHED_FIELDS},
+        "history": [_without(item, _ITEM_IDENTITY) for item in history],
+        "last": {**_without(last, _ITEM_IDENTITY), "content": _without(last["content"][0], frozenset({"text"}))},
+    }
+    partition = _hash(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+    return Key(owner, partition, text, _hash(partition.encode() + b"\0" + text.encode("utf-8", "surrogatepass")))
+
+
+_HASHED_FIELDS = tuple(field.name for field in fields(CreateResponse) if field.name not in NEUTRAL)
+
+
+def _obstacle(request: CreateResponse, items: Sequence[Item]) -> str:
+    """Return why ``request`` is not cacheable; empty if it is.
+
+    The reason is ``background``, ``tools``, ``logprobs``, ``messages`` (vLLM's ``enable_response_messages``), ``input`` (the
+    last turn is not one user text) or ``content`` (an earlier item is not only text).
+    """
+    types = {item["type"] for item in items}
+    has_tools = bool(request.tools or types & BRINGS_TOOLS)
+    obstacles = {
+        "background": request.background,
+        "tools": (has_tools and request.tool_choice != "none") or _APPROVAL in types,
+        "logprobs": request.wants_logprobs,
+        "messages": request.enable_response_messages,
+        "input": not items or _user_text(items[-1]) is None,
+    }
+    content = "" if all(_has_only_text(item) for item in items[:-1]) else "content"
+    return next((name for name, stands in obstacles.items() if stands), content)
+
+
+def _user_text(item: Item) -> str | None:
+    """Return the text of a user message that has one text part; None for any other item."""
+    if item.get("type") != "message" or item.get("role") != "user" or len(item["content"]) != 1:
+        return None
+    part = item["content"][0]
+    text = part.get("text")
+    return text if part["type"] in ("input_text", "text") and isinstance(text, str) and text.strip() else None
+
+
+def _has_only_text(item: Item) -> bool:
+    if item["type"] == "item_reference":
+        return False  # an unresolved reference
+    lists = [value for value in (item.get("content"), item.get("output"), item.get("summary")) if isinstance(value, list)]
+    return all(part.get("type") in _TEXT_PARTS for parts in lists for part in parts)
+
+
+def _field(request: CreateResponse, name: str) -> Any:
+    value = getattr(request, name)
+    if name == "extra":
+        return {member: _in_order(given) for member, given in value.items() if member not in NEUTRAL}
+    return sorted(value) if isinstance(value, frozenset) else _in_order(value)
+
+
+def _in_order(value: Any) -> Any:
+    """Encode objects and arrays, to preserve the order of members: a constrained model writes them in the schema's order."""
+    return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
+
+
+def _without(value: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: member for name, member in value.items() if name not in names}
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:40]
+
+
+# -- records -----------------------------------------------------------------------------------------------------------------
+
+Text = tuple[str, str]
+"""A kind (``reasoning`` or ``content``) and the text."""
+
+MARK = "cache"
+"""Member that marks the ``usage`` of a hit: its tokens were counted when the answer was computed."""
+_PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
+_ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
+_REPLAYED = {
+    "message": frozenset({"id", "type", "status", "role", "content"}),
+    "reasoning": frozenset({"id", "type", "status", "content", "summary", "encrypted_content"}),
+    "part": frozenset({"type", "text"}),
+}
+"""The members that a replay restores."""
+
+
+class UnreadableRecord(ValueError):
+    """A stored record is damaged, sealed with another key, or in an unknown form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A cached answer: its ``texts`` in order, its ``usage``, its lifetime (seconds), and its question's ``signature``.
+
+    It is bound to an ``owner``, an exact ``key`` and a version.
+    """
+
+    owner: str
+    key: str
+    texts: tuple[Text, ...]
+    usage: dict[str, Any] | None
+    ttl: int
+    signature: Signature | None = None
+    v: int = VERSION
+
+
+_ENTRY = TypeAdapter(Entry)
+
+
+def texts_of(document: Document, *, summary: bool | None = None) -> tuple[Text, ...] | None:
+    """Return the texts of a finished answer; None if it is not cacheable.
+
+    An answer is not cacheable if it failed, was cut off or refused, called a tool, or contains anything that a replay would
+    lose. ``summary`` is None for Chat Completions upstreams. For an upstream with a Responses API, it says whether a replay
+    turns reasoning into a summary.
+    """
+    if document["status"] != "completed" or document.get("error") or document.get("incomplete_details"):
+        return None
+    texts: list[Text] = []
+    for item in document["output"]:
+        text = _text_of(item, summary)
+        if text is None or not text[1].strip() or (texts and texts[-1][0] == text[0]):
+            return None
+        texts.append(text)
+    return tuple(texts) if texts and texts[-1][0] == "content" else None
+
+
+def _text_of(item: dict[str, Any], summary: bool | None) -> Text | None:
+    lists = _ITEMS.get(item["type"])
+    if lists is None or _loses_members(item, item["type"]) or item.get("status") not in (None, "completed"):
+        return None
+    parts = [part for name in lists for part in item.get(name) or ()]
+    if len(parts) != 1 or _loses_members(parts[0], "part"):
+        return None
+    (part,) = parts
+    kind = _PARTS.get(part["type"])
+    if kind == "reasoning" and summary is not None:
+        is_summary = part["type"] == "summary_text"
+        if is_summary != summary or item.get("encrypted_content"):  # a replay cannot restore what the upstream encrypted
+            return None
+    return (kind, part["text"]) if kind else None
+
+
+def _loses_members(value: dict[str, Any], kind: str) -> bool:
+    return any(member for name, member in value.items() if name not in _REPLAYED[kind])
+
+
+def replay(entry: Entry) -> list[Chunk]:
+    """Return the chunks of a turn: one for each text, and a last one with the usage."""
+    chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in entry.texts]
+    end: Chunk = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    if entry.usage is not None:
+        end["usage"] = _chat_usage(entry.usage)
+    return [*chunks, end]
+
+
+def mark(document: Document, kind: str) -> None:
+    """Mark the usage of a replayed document with the ``kind`` of the hit. Call this after the end of the turn."""
+    if document["usage"] is not None:
+        document["usage"] = {**document["usage"], MARK: kind}
+
+
+def unmarked(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return ``usage`` without the mark of a hit."""
+    return None if usage is None else {name: value for name, value in usage.items() if name != MARK}
+
+
+def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Convert a usage of the Responses API to Chat Completions."""
+    details = usage["input_tokens_details"]
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {
+            "cached_tokens": details["cached_tokens"],
+            "cache_write_tokens": details.get("cache_write_tokens", 0),
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage["output_tokens_details"]["reasoning_tokens"]},
+    }
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------------
+
+
+def pack(entry: Entry, sealer: Sealer) -> bytes:
+    """Return the stored form of ``entry``, sealed if the sealer's keys are shared by all replicas."""
+    data = orjson.dumps(entry)
+    if sealer.is_shared:
+        return b"S" + sealer.seal(data, purpose=_purpose(entry.key), owner=entry.owner).encode()
+    return b"C" + data
+
+
+def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
+    """Return the entry of ``owner`` under ``exact``.
+
+    Raises ``UnreadableRecord``, including for a record that was stored under another key or owner.
+    """
+    try:
+        entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
+    except ValueError as error:
+        raise UnreadableRecord(str(error)) from error
+    if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
+        raise UnreadableRecord("the record belongs to another entry or version")
+    return entry
+
+
+def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
+    if blob[:1] == b"S":
+        return sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
+    if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
+        raise UnreadableRecord("the record is in an unknown form")
+    return blob[1:]
+
+
+def _purpose(exact: str) -> str:
+    return f"cache {exact}"
