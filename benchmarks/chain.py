@@ -17,8 +17,7 @@ import orjson
 import uvloop
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
-from responses_mw.state import Bounds, Chain, Client, State, connect
-from responses_mw.state.embedded import embedded
+from responses_mw.state import Bounds, Chain, Client, State, connect, embedded
 from responses_mw.state.schema import response_address
 
 from .processes import free_port

@@ -31,7 +31,7 @@ from .engine.runner import Runner
 from .errors import APIError, StartupError
 from .jobs import JobService, Worker
 from .settings import Settings
-from .state import Bounds, Client, State, StateUnavailable, connect
+from .state import Bounds, Client, State, StateUnavailable, connect, embedded
 from .tools import ForwardedTools, ToolConfig, Tools
 from .tools.guard import system_tls
 from .upstream import Caller, Upstream
@@ -130,8 +130,6 @@ async def _state_client(settings: Settings, stack: AsyncExitStack) -> Client | N
             raise StartupError(f"redis.url is not valid: {error}") from None
         stack.push_async_callback(client.aclose)
         return client
-    from .state.embedded import embedded
-
     data_dir = Path(settings.redis.data_dir) if settings.redis.data_dir else None
     try:
         return await stack.enter_async_context(embedded(data_dir, timeout=settings.redis.timeout))

@@ -4,8 +4,7 @@ No other package imports redis.
 """
 
 from .client import Client
-from .connection import connect, without_credentials
-from .embedded import embedded, server_group
+from .connection import connect, embedded, server_group, without_credentials
 from .errors import (
     Damaged,
     Deleted,

@@ -6,32 +6,31 @@ import asyncio
 import logging
 import re
 import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
+import anyio.lowlevel
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from ..lua import Script
 from ..network import failure_reason
+from ..telemetry.report import WarningLimit
 from ..telemetry.tracing import count_state_error, measure_round_trip, redis_span
-from .cancellation import cancellations, raise_lost_cancellation
 from .errors import Damaged, StateFull, StateUnavailable
 from .schema import kind_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-    from ..lua import Script
-
-__all__ = ["FAILURES", "FIRST_PROBE", "SUBSCRIBING", "Client"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Address: TypeAlias = "tuple[str | None, int | None, int | None]"
-Call: TypeAlias = "tuple[Sequence[str], Sequence[str | bytes | int]]"
+Value: TypeAlias = "str | bytes | int"
+Args: TypeAlias = list[Value]
+Call: TypeAlias = "tuple[Sequence[str], Sequence[Value]]"
+"""The keys of a script, which are all in one slot, and its arguments."""
 
 # A subscription waits indefinitely and is reopened after any error, so redis-py's own timeout and retries are off.
 SUBSCRIBING: dict[str, Any] = {"socket_timeout": None, "retry": Retry(NoBackoff(), 0, ())}
@@ -57,37 +56,217 @@ _REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
 FAILURES = tuple(row[0] for row in _REASONS)
 # Errors that commands and scripts raise for a key of the wrong type or a foreign value.
 _DAMAGE = re.compile(r"WRONGTYPE|user_script:\d+: |.*(not an integer|not a valid float|specified in XADD)")
-# Damage of one kind is logged at most once in this many seconds.
-_LOG_INTERVAL = 60.0
-_TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
 
 # Timeout of the first probe of a node, and the pause between two probes (seconds).
 FIRST_PROBE, PROBE_PAUSE = 0.1, 0.1
 
 
-def _key(command: Sequence[str | bytes | int]) -> str | bytes | int:
-    """Return the first key of a command, or an empty string if it has none."""
-    return command[1] if len(command) > 1 else ""
+class Client:
+    """A client of a Redis server, with a maximum number of concurrent round trips.
 
+    Every failure raises StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
+    After a timeout, round trips to that server fail at once until it answers a probe.
+    """
 
-def _operation(commands: Sequence[Sequence[str | bytes | int]]) -> str:
-    """Return the name of a command. For a pipeline, it includes the command's name if all commands have the same one."""
-    names = {str(command[0]) for command in commands}
-    name = names.pop() if len(names) == 1 else ""
-    return name if len(commands) == 1 else f"PIPELINE {name}".rstrip()
+    is_cluster: ClassVar[bool] = False
 
+    def __init__(
+        self,
+        redis: Redis | RedisCluster,
+        *,
+        timeout: float,
+        max_connections: int,
+        subscriber: Callable[[], Redis] | None = None,
+        also_close: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """``subscriber`` makes a client for subscriptions; without it, they take connections from the pool of ``redis``.
 
-def _is_damage(error: Exception) -> bool:
-    return isinstance(error, exceptions.ResponseError) and _DAMAGE.match(str(error)) is not None
+        ``also_close`` is called when the client is closed.
+        """
+        self.redis = redis
+        self._timeout = timeout
+        self._free = asyncio.Semaphore(max_connections)
+        self._subscriber = subscriber
+        self._also_close = also_close
+        self._away_since: float | None = None
+        self._probes: dict[str, _Probe] = {}
+        self._warnings: defaultdict[str, WarningLimit] = defaultdict(WarningLimit)
+        self.shared_secret: str | None = None
+        """A secret of the processes that share an embedded server."""
 
+    @property
+    def away_for(self) -> float:
+        """Seconds since the first failure after the last success; 0 while Redis answers."""
+        return time.monotonic() - self._away_since if self._away_since else 0.0
 
-def _unavailable(error: Exception) -> StateUnavailable:
-    if isinstance(error, exceptions.OutOfMemoryError):
-        return StateFull()
-    _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
-    if reason.endswith("cannot be reached") and (why := failure_reason(error)):
-        reason = f"{reason}: {why}"
-    return StateUnavailable(reason, passing=passing)
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    async def command(self, *words: Value) -> Any:
+        """Send a command and return its reply."""
+        return (await self.pipeline([words]))[0]
+
+    async def pipeline(self, commands: Sequence[Sequence[Value]], *, contained: bool = False) -> list[Any]:
+        """Send ``commands`` together, each with keys of one slot, and return their replies in order.
+
+        With ``contained``, a damaged key does not fail the other commands: its reply is a ``Damaged`` error.
+        """
+        keys = [command[1] if len(command) > 1 else "" for command in commands]
+        names = {str(command[0]) for command in commands}
+        operation = _operation(names.pop() if len(names) == 1 else "", len(commands))
+        return await self._send(lambda: self._pipelined(commands, contained=contained), operation, "", keys)
+
+    async def script(self, script: Script, keys: Sequence[str], args: Sequence[Value] = ()) -> Any:
+        """Run a script and return its reply. All ``keys`` must be in one slot."""
+        return (await self.scripts(script, [(keys, args)]))[0]
+
+    async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
+        """Run a script for each of ``calls`` together, and return the replies in order. ``contained``: as in ``pipeline``.
+
+        This does not use ``register_script``: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
+        primary, so one unavailable primary would fail scripts on all others. EVAL needs only the right node.
+        """
+
+        async def ask() -> list[Any]:
+            try:
+                commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+                return await self._pipelined(commands, contained=contained)
+            except exceptions.NoScriptError:
+                commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
+                return await self._pipelined(commands, contained=contained)
+
+        return await self._send(ask, _operation("EVALSHA", len(calls)), script.name, [keys[0] for keys, _ in calls])
+
+    async def persistently(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, patience: float) -> Any:
+        """Run an idempotent script until it succeeds, or until the script or Redis has failed for ``patience`` seconds.
+
+        After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
+        that is not temporary is raised at once.
+        """
+        began, pause = time.monotonic(), 0.02
+        while True:
+            try:
+                return await self.script(script, keys, args)
+            except StateUnavailable as error:
+                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
+                if not error.passing or max(self.away_for, time.monotonic() - began) >= patience:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def _send(
+        self, ask: Callable[[], Awaitable[list[Any]]], operation: str, script: str, keys: Sequence[Value]
+    ) -> list[Any]:
+        """Return the replies of one round trip, with a ``Damaged`` error in place of each of redis-py's errors."""
+        key = keys[0] if len(keys) == 1 else ""
+        replies = await self.round_trip(ask, operation, script, key, size=len(keys))
+        told = zip(replies, keys, strict=True)
+        return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
+
+    async def _pipelined(self, commands: Sequence[Sequence[Value]], *, contained: bool) -> list[Any]:
+        """Return the replies. With ``contained``, they include redis-py's errors about damaged keys."""
+        if len(commands) == 1 and not contained:  # the usual case, a chain in one segment: saves 20 us of CPU
+            return [await self.redis.execute_command(*commands[0])]
+        pipeline: Any = self.redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = await pipeline.execute(raise_on_error=not contained)
+        for reply in replies:
+            if isinstance(reply, Exception) and not _is_damage(reply):
+                raise reply
+        return replies
+
+    # -- round trips and their failures --------------------------------------------------------------------------------
+
+    async def round_trip(
+        self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: Value = "", *, size: int = 1
+    ) -> T:
+        """Call ``ask`` as one round trip and return its result. Raises StateUnavailable.
+
+        ``operation``, ``script`` and ``size`` (the number of commands) describe the span. ``key`` determines the node in a
+        cluster.
+        """
+        if self._probes and (probe := self._probes.get(self._node(key))):
+            await probe.check()
+        before, began = _cancellations(), time.perf_counter()
+        try:
+            # redis-py's pools raise an error when all connections are in use: wait for one here.
+            with redis_span(operation, script, size, partial(self._address, key)):
+                async with asyncio.timeout(self._timeout), self._free:
+                    reply = await ask()
+            measure_round_trip(operation, time.perf_counter() - began)
+        except FAILURES as error:
+            measure_round_trip(operation, time.perf_counter() - began, error)
+            await raise_lost_cancellation(before)
+            if _is_damage(error):
+                raise self.damage(key, str(error)) from error
+            self._away_since = self._away_since or time.monotonic()
+            count_state_error(error)
+            if isinstance(error, TimeoutError | exceptions.TimeoutError):
+                self._probe(key)
+            raise _unavailable(error) from error
+        self._away_since = None
+        await raise_lost_cancellation(before)
+        return reply
+
+    def damage(self, key: Value, reason: str) -> Damaged:
+        """Count a key that has the wrong type or a foreign value, and return the error to raise.
+
+        It is logged unless another key of its kind was logged within the last minute.
+        """
+        name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+        kind = kind_of(name)
+        error = Damaged(kind)
+        count_state_error(error)
+        if self._warnings[kind].is_due():
+            logger.error("the %s at %s is damaged: %.200s", kind, name, reason)
+        return error
+
+    def _probe(self, key: Value) -> None:
+        """Start to probe the node of the key, which did not answer in time."""
+        node = self._node(key)
+        if node and node not in self._probes:
+            probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
+            probe.task.add_done_callback(lambda _: self._probes.pop(node))
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        probing = [probe.task for probe in self._probes.values()]
+        for task in probing:
+            task.cancel()
+        await asyncio.gather(*probing, return_exceptions=True)
+        await self.redis.aclose()
+        if self._also_close is not None:
+            await self._also_close()
+
+    # -- what differs in a cluster -------------------------------------------------------------------------------------
+
+    def _address(self, key: Value) -> tuple[str | None, int | None, int | None]:
+        """Return the host or socket, port and database of the server that has the key, for a span."""
+        assert isinstance(self.redis, Redis)
+        options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
+        return options.get("path", options.get("host")), options.get("port"), options.get("db")
+
+    def _node(self, key: Value) -> str:
+        """Return the name of the node that has the key; empty if it is unknown."""
+        return "server"
+
+    async def _ask(self, node: str, key: Value) -> None:
+        """Send a probe to a node. ``key`` belonged to it when a round trip timed out."""
+        await self.redis.execute_command("PING")
+
+    def node_of(self, channel: bytes) -> str:
+        """Return the name of the node that serves a channel; empty if it is unknown, or if this is not a cluster."""
+        return ""
+
+    async def locate(self, channels: Iterable[bytes]) -> None:
+        """Update the nodes that ``node_of`` returns for the channels."""
+
+    def subscriber(self, node: str) -> Redis:
+        """Return a new client for subscriptions to channels of a node. The caller must close it."""
+        if self._subscriber is not None:
+            return self._subscriber()
+        assert isinstance(self.redis, Redis)
+        return Redis(connection_pool=self.redis.connection_pool)  # closing it leaves the pool open
 
 
 class _Probe:
@@ -133,217 +312,38 @@ class _Probe:
         return True
 
 
-class Client:
-    """A client of a Redis server, with a maximum number of concurrent round trips.
+def _operation(name: str, size: int) -> str:
+    return name if size == 1 else f"PIPELINE {name}".rstrip()
 
-    Every failure raises StateUnavailable. A round trip takes at most ``timeout`` seconds, including the wait for a connection.
-    After a timeout, round trips to that server fail at once until it answers a probe.
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, exceptions.ResponseError) and _DAMAGE.match(str(error)) is not None
+
+
+def _unavailable(error: Exception) -> StateUnavailable:
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return StateFull()
+    _, reason, passing = next(row for row in _REASONS if isinstance(error, row[0]))
+    if reason.endswith("cannot be reached") and (why := failure_reason(error)):
+        reason = f"{reason}: {why}"
+    return StateUnavailable(reason, passing=passing)
+
+
+def _cancellations() -> int:
+    """Return the number of pending cancellations of the current task."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+async def raise_lost_cancellation(before: int = 0) -> None:
+    """Raise a cancellation again if it was swallowed since there were ``before`` of them: otherwise, some loops never end.
+
+    - ``asyncio.wait_for`` swallows a cancellation that arrives as it completes. redis-py writes with it if a socket timeout is
+      set. Fixed in Python 3.12: https://github.com/python/cpython/issues/86296
+    - ``asyncio.TaskGroup`` swallows a cancellation that arrives while it ends with an error. Fixed in Python 3.13:
+      https://github.com/python/cpython/issues/116720
     """
-
-    is_cluster: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        redis: Redis | RedisCluster,
-        *,
-        timeout: float,
-        max_connections: int,
-        subscriber: Callable[[], Redis] | None = None,
-        also_close: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:
-        """``subscriber`` makes a client for subscriptions; without it, they take connections from the pool of ``redis``.
-
-        ``also_close`` is called when the client is closed.
-        """
-        self.redis = redis
-        self._timeout = timeout
-        self._free = asyncio.Semaphore(max_connections)
-        self._subscriber = subscriber
-        self._also_close = also_close
-        self._away_since: float | None = None
-        self._probes: dict[str, _Probe] = {}
-        self._logged: dict[str, float] = {}
-        self.shared_secret: str | None = None
-        """A secret of the processes that share an embedded server."""
-
-    @property
-    def away_for(self) -> float:
-        """Seconds since the first failure after the last success; 0 while Redis answers."""
-        return time.monotonic() - self._away_since if self._away_since else 0.0
-
-    async def round_trip(
-        self, ask: Callable[[], Awaitable[T]], operation: str, script: str = "", key: str | bytes | int = "", *, size: int = 1
-    ) -> T:
-        """Call ``ask`` as one round trip and return its result. Raises StateUnavailable.
-
-        ``operation``, ``script`` and ``size`` (the number of commands) describe the span. ``key`` determines the node in a
-        cluster.
-        """
-        if self._probes and (probe := self._probes.get(self._node(key))):
-            await probe.check()
-        before, began = cancellations(), time.perf_counter()
-        try:
-            # redis-py's pools raise an error when all connections are in use: wait for one here.
-            with redis_span(operation, script, size, partial(self._address, key)):
-                async with asyncio.timeout(self._timeout), self._free:
-                    reply = await ask()
-            measure_round_trip(operation, time.perf_counter() - began)
-        except FAILURES as error:
-            measure_round_trip(operation, time.perf_counter() - began, error)
-            await raise_lost_cancellation(before)
-            if _is_damage(error):
-                raise self.damage(key, str(error)) from error
-            self._away_since = self._away_since or time.monotonic()
-            count_state_error(error)
-            if isinstance(error, _TIMEOUTS):
-                self._probe(key)
-            raise _unavailable(error) from error
-        self._away_since = None
-        await raise_lost_cancellation(before)
-        return reply
-
-    def _probe(self, key: str | bytes | int) -> None:
-        """Start to probe the node of the key, which did not answer in time."""
-        node = self._node(key)
-        if node and node not in self._probes:
-            probe = self._probes[node] = _Probe(lambda: self._ask(node, key), self._timeout)
-            probe.task.add_done_callback(lambda _: self._probes.pop(node))
-
-    def damage(self, key: str | bytes | int, reason: str) -> Damaged:
-        """Count a key that has the wrong type or a foreign value, and return the error to raise.
-
-        It is logged unless another key of its kind was logged within the last minute.
-        """
-        name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
-        error, kind, now = Damaged(kind_of(name)), kind_of(name), time.monotonic()
-        count_state_error(error)
-        if now - self._logged.get(kind, float("-inf")) >= _LOG_INTERVAL:
-            self._logged[kind] = now
-            logger.error("the %s at %s is damaged: %.200s", kind, name, reason)
-        return error
-
-    def _address(self, key: str | bytes | int) -> Address:
-        """Return the host or socket, port and database of the server that has the key, for a span."""
-        assert isinstance(self.redis, Redis)
-        options = self.redis.connection_pool.connection_kwargs  # with Sentinel, they have no host
-        return options.get("path", options.get("host")), options.get("port"), options.get("db")
-
-    def _node(self, key: str | bytes | int) -> str:
-        """Return the name of the node that has the key; empty if it is unknown."""
-        return "server"
-
-    async def _ask(self, node: str, key: str | bytes | int) -> None:
-        """Send a probe to a node. ``key`` belonged to it when a round trip timed out."""
-        await self.redis.execute_command("PING")
-
-    async def command(self, *words: str | bytes | int) -> Any:
-        """Send a command and return its reply."""
-        return await self.round_trip(lambda: self.redis.execute_command(*words), _operation([words]), key=_key(words))
-
-    async def script(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
-        """Run a script and return its reply. All ``keys`` must be in one slot.
-
-        This does not use ``register_script``: after NOSCRIPT, that sends a SCRIPT LOAD, which a cluster client sends to every
-        primary, so one unavailable primary would fail scripts on all others. EVAL needs only the right node.
-        """
-
-        async def ask() -> Any:
-            try:
-                return await self.redis.evalsha(script.sha, len(keys), *keys, *args)
-            except exceptions.NoScriptError:
-                return await self.redis.eval(script.text, len(keys), *keys, *args)
-
-        return await self.round_trip(ask, "EVALSHA", script.name, keys[0])
-
-    async def persistently(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int], *, patience: float
-    ) -> Any:
-        """Run an idempotent script until it succeeds, or until the script or Redis has failed for ``patience`` seconds.
-
-        After an error, a client would repeat its request with other ids. A short stall of Redis must not cause that. An error
-        that is not temporary is raised at once.
-        """
-        began, pause = time.monotonic(), 0.02
-        while True:
-            try:
-                return await self.script(script, keys, args)
-            except StateUnavailable as error:
-                # ``away_for`` is 0 while other commands succeed: on another node, or because they only read.
-                if not error.passing or max(self.away_for, time.monotonic() - began) >= patience:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.5)
-
-    async def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool = False) -> list[Any]:
-        """Send ``commands`` together, each with keys of one slot, and return their replies in order.
-
-        With ``contained``, a damaged key does not fail the other commands: its reply is a ``Damaged`` error.
-        """
-        key = _key(commands[0]) if len(commands) == 1 else ""
-        replies = await self.round_trip(
-            lambda: self._pipelined(commands, contained=contained), _operation(commands), key=key, size=len(commands)
-        )
-        return self._told(replies, [_key(command) for command in commands]) if contained else replies
-
-    async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
-        """Run a script for each of ``calls`` (keys in one slot, and arguments) together, and return the replies in order.
-
-        ``contained``: as in ``pipeline``.
-        """
-
-        async def ask() -> list[Any]:
-            try:
-                commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-                return await self._pipelined(commands, contained=contained)
-            except exceptions.NoScriptError:
-                commands = [("EVAL", script.text, len(keys), *keys, *args) for keys, args in calls]
-                return await self._pipelined(commands, contained=contained)
-
-        key = calls[0][0][0] if len(calls) == 1 else ""
-        operation = _operation([("EVALSHA",)] * len(calls))
-        replies = await self.round_trip(ask, operation, script.name, key, size=len(calls))
-        return self._told(replies, [keys[0] for keys, _ in calls]) if contained else replies
-
-    def _told(self, replies: list[Any], keys: Sequence[str | bytes | int]) -> list[Any]:
-        """Return the replies, with a ``Damaged`` error in place of each of redis-py's errors."""
-        told = zip(replies, keys, strict=True)
-        return [self.damage(key, str(reply)) if isinstance(reply, Exception) else reply for reply, key in told]
-
-    async def _pipelined(self, commands: Sequence[Sequence[str | bytes | int]], *, contained: bool) -> list[Any]:
-        """Return the replies. With ``contained``, they include redis-py's errors about damaged keys."""
-        if len(commands) == 1 and not contained:  # the usual case, a chain in one segment: saves 20 us of CPU
-            return [await self.redis.execute_command(*commands[0])]
-        pipeline: Any = self.redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        replies: list[Any] = await pipeline.execute(raise_on_error=not contained)
-        for reply in replies:
-            if isinstance(reply, Exception) and not _is_damage(reply):
-                raise reply
-        return replies
-
-    async def aclose(self) -> None:
-        """Close every connection."""
-        probing = [probe.task for probe in self._probes.values()]
-        for task in probing:
-            task.cancel()
-        await asyncio.gather(*probing, return_exceptions=True)
-        await self.redis.aclose()
-        if self._also_close is not None:
-            await self._also_close()
-
-    # -- subscriptions -------------------------------------------------------------------------------------------------
-
-    def node_of(self, channel: bytes) -> str:
-        """Return the name of the node that serves a channel; empty if it is unknown, or if this is not a cluster."""
-        return ""
-
-    async def locate(self, channels: Iterable[bytes]) -> None:
-        """Update the nodes that ``node_of`` returns for the channels."""
-
-    def subscriber(self, node: str) -> Redis:
-        """Return a new client for subscriptions to channels of a node. The caller must close it."""
-        if self._subscriber is not None:
-            return self._subscriber()
-        assert isinstance(self.redis, Redis)
-        return Redis(connection_pool=self.redis.connection_pool)  # closing it leaves the pool open
+    if _cancellations() > before:
+        await anyio.lowlevel.checkpoint_if_cancelled()  # raises if it came from a cancel scope
+        raise asyncio.CancelledError

