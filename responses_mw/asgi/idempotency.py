@@ -16,8 +16,8 @@ from starlette.requests import Request
 from ..auth import Gate
 from ..errors import BadRequest, Conflict
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.events import TERMINAL, Event
-from ..protocol.response.replay import events_of
+from ..protocol.response.document import whole
+from ..protocol.response.events import TERMINAL, Event, events_of
 from ..state import Missing, Reservation, State, StateUnavailable, Stored
 from ..state.idempotency import LEASE
 from ..telemetry.context import annotate
@@ -103,7 +103,7 @@ class OnceOnly:
             stored = await self.earlier(wait=not request.stream)
             if stored is not None:
                 annotate(outcome="repeated", response=stored.document)
-                yield events_of(stored.document, request.include, open_reasoning=open_reasoning)
+                yield events_of(whole(stored.document, request.include), open_reasoning=open_reasoning)
                 return
             async with self.making():
                 async for events in batches:

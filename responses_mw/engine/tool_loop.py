@@ -123,4 +123,4 @@ class ToolLoop:
 def add_compaction(run: Run) -> list[Event]:
     """Add the run's compaction to its output."""
     assert run.compacted is not None
-    return run.assembler.add_whole(run.compacted.item, "cmp", run.compacted.usage)
+    return run.assembler.add_whole(run.compacted.item, run.compacted.usage)

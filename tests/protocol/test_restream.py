@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from responses_mw.protocol.response.builder import ResponseOptions
-from responses_mw.protocol.response.replay import events_of
+from responses_mw.protocol.response.events import events_of
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Manner, render
 from tests.protocol.runs import chunk, respond, run

@@ -32,18 +32,12 @@ from ..types import Chunk, Document
 from .builder import DEFAULTS, IdSource, ResponseOptions
 from .calls import CallRules, OpenCall
 from .document import UsageSum
-from .events import Event
+from .events import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
 from .item_builder import ItemBuilder
 from .seam import Phase, Seam, phase_of
 from .takeover import Takeover
 from .text import (
-    OPEN_REASONING_TEXT,
-    OUTPUT_TEXT,
-    REASONING_TEXT,
-    REFUSAL,
-    SUMMARY_TEXT,
     OpenText,
-    TextKind,
     ThinkingSplitter,
     logprobs_of,
 )
@@ -79,12 +73,12 @@ class Assembler(ItemBuilder):
         self._chunks = self._chunks_with_usage = 0
         self._usage_is_last = False
         self._splitter = ThinkingSplitter(self._options.think_tag) if self._options.think_tag else None
-        self._held: list[tuple[TextKind, str, Any]] = []
-        self._late: list[tuple[TextKind, str, Any]] = []
+        self._held: list[tuple[EventTarget, str, Any]] = []
+        self._late: list[tuple[EventTarget, str, Any]] = []
         self._tool_calls = ToolCalls()
         self._shown = 0  # number of calls that have been opened or left out
 
-    def _show_thinking_as(self, kind: TextKind) -> None:
+    def _show_thinking_as(self, kind: EventTarget) -> None:
         """Set the kind of text that the upstream's reasoning becomes."""
         self._thinking = kind
         # Members of a delta that are text of one kind. Content that may contain reasoning tags is excluded.
@@ -250,7 +244,7 @@ class Assembler(ItemBuilder):
         self._direct = {}  # until the seam is passed
         self._usage.continues(usage)
 
-    def _pass_seam(self, seam: Seam, kind: TextKind, text: str, logprobs: Any) -> None:
+    def _pass_seam(self, seam: Seam, kind: EventTarget, text: str, logprobs: Any) -> None:
         if kind is REFUSAL:
             self._end_seam()
             self._text(kind, text, logprobs)
@@ -345,7 +339,7 @@ class Assembler(ItemBuilder):
         for thinking, piece, logprobs in pieces:
             self._text(self._reasoning if thinking else OUTPUT_TEXT, piece, logprobs)
 
-    def _text(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
+    def _text(self, kind: EventTarget, text: str, logprobs: Any = None) -> None:
         if not isinstance(text, str):
             malformed("delta")
         if self._seam is not None:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from ..chat.chunks import Text
 from ..chat.tool_calls import ToolCall
+from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item
 from .citations import Source
 from .document import add_usage, whole
-from .events import Emitter, Event, NullEmitter, terminal_type
+from .events import ADDED, DONE, Emitter, Event, NullEmitter, terminal_type
 from .seam import Phase
 from .takeover import Takeover
 
@@ -190,26 +191,26 @@ class ResponseBuilder(ABC):
         """Add the tools of MCP servers as items before the first turn, given the ``server_label`` and ``tools`` of each."""
         for listing in listings:
             added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
-            item, output_index = self._add_item(added, "mcpl")
+            item, output_index = self._add_item(added)
             place = {"item_id": item["id"], "output_index": output_index}
             self._emitter.emit("response.mcp_list_tools.in_progress", **place)
             item |= listing
             self._emitter.emit("response.mcp_list_tools.completed", **place)
-            self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+            self._emitter.emit(DONE, output_index=output_index, item=item)
         return self._emitter.drain()
 
-    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
+    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
         """Add a complete item. ``usage`` counts the tokens used to make it."""
-        item, output_index = self._add_item(item, prefix)
-        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+        item, output_index = self._add_item(item)
+        self._emitter.emit(DONE, output_index=output_index, item=item)
         if usage:
             self.response["usage"] = add_usage(self.response["usage"], usage)
         return self._emitter.drain()
 
-    def _add_item(self, item: Item, prefix: str) -> tuple[Item, int]:
+    def _add_item(self, item: Item) -> tuple[Item, int]:
         """Add an item. The only place that assigns an item's id and ``output_index``."""
         output = self.response["output"]
-        item = {"id": self._ids.item(prefix), **item}
+        item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
         output.append(item)
-        self._emitter.emit("response.output_item.added", output_index=len(output) - 1, item=item)
+        self._emitter.emit(ADDED, output_index=len(output) - 1, item=item)
         return item, len(output) - 1

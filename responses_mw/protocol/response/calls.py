@@ -11,7 +11,7 @@ from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
 from ..types import Item
 from .builder import ResponseOptions
-from .events import DeltaTemplate, Emitter
+from .events import Emitter
 
 _SPECIAL = re.compile(r'["\\]')
 _ESCAPE = re.compile(
@@ -135,7 +135,7 @@ class OpenCall:
         self.place = {"item_id": item["id"], "output_index": output_index}
         self.is_finished = False
         self._emitter = emitter
-        self._template = DeltaTemplate(f"response.{form.events}.delta", self.place)
+        self._template = {"type": f"response.{form.events}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
         self._pieces: list[str] = []
         self._emit_all(form.begins)

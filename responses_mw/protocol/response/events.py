@@ -1,19 +1,81 @@
-"""Events, and the one place that numbers them.
+"""The events of a response: their names, what they add to its items, and their numbers.
 
 An event is a type and its data. It does not depend on the transport: `protocol.sse` encodes server-sent events,
-`asgi.websocket` WebSocket messages.
+`asgi.websocket` WebSocket messages. The type without its last word says what the event adds to (OpenAI reference, "Streaming
+events"): see `EventTarget`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import orjson
 
-from ..types import Document
+from ..types import Document, Item, Part
 
+ADDED = "response.output_item.added"
+DONE = "response.output_item.done"
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+@dataclass(frozen=True)
+class EventTarget:
+    """What the events with the names ``<stem>.added``, ``<stem>.delta`` and ``<stem>.done`` add to."""
+
+    stem: str
+    item: str = ""
+    """Type of the item, if there is only one."""
+    member: str = ""
+    """What deltas add to: a member of the part, or of an item without parts."""
+    holder: str = ""
+    """Member of the item that lists the parts."""
+    part: str = ""
+    """Type of the part, for text."""
+
+    @cached_property
+    def index(self) -> str:
+        """Member of the events that holds the index of the part."""
+        return f"{self.holder}_index"
+
+    def new_item(self) -> Item:
+        """The item that holds this text, as it is added."""
+        if self.item == "message":
+            return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        # A reasoning item with only a summary has no content: null would violate the specification's schema.
+        return {"type": "reasoning", "status": "in_progress", "summary": [], self.holder: []}
+
+    def new_part(self) -> Part:
+        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if self.part == "output_text" else {}
+        return {"type": self.part, self.member: "", **extra}
+
+
+OUTPUT_TEXT = EventTarget("response.output_text", "message", "text", "content", "output_text")
+REFUSAL = EventTarget("response.refusal", "message", "refusal", "content", "refusal")
+REASONING_TEXT = EventTarget("response.reasoning_text", "reasoning", "text", "content", "reasoning_text")
+OPEN_REASONING_TEXT = replace(REASONING_TEXT, stem="response.reasoning")
+"""The same text with the event names of the Open Responses specification."""
+SUMMARY_TEXT = EventTarget("response.reasoning_summary_text", "reasoning", "text", "summary", "summary_text")
+TEXTS = (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, OPEN_REASONING_TEXT, SUMMARY_TEXT)
+PARTS = {"summary": "response.reasoning_summary_part", "content": "response.content_part"}
+"""Stems of the events of whole parts, by the member that lists the parts."""
+CALL_TEXTS = {
+    "function_call": EventTarget("response.function_call_arguments", "function_call", "arguments"),
+    "mcp_call": EventTarget("response.mcp_call_arguments", "mcp_call", "arguments"),
+    "custom_tool_call": EventTarget("response.custom_tool_call_input", "custom_tool_call", "input"),
+    "code_interpreter_call": EventTarget("response.code_interpreter_call_code", "code_interpreter_call", "code"),
+}
+"""The text of calls, by the type of their items."""
+TARGETS = {
+    target.stem: target
+    for target in (
+        *TEXTS,
+        *CALL_TEXTS.values(),
+        *(EventTarget(stem, holder=holder) for holder, stem in PARTS.items()),
+        EventTarget("response.output_text.annotation", "message", holder="content"),
+    )
+}
 
 
 def terminal_type(document: Document) -> str:
@@ -31,17 +93,6 @@ class Event:
     """All members, including `type` and `sequence_number`."""
 
 
-class DeltaTemplate:
-    """The members of a part's delta events, which differ only in the text and the number."""
-
-    __slots__ = ("members", "type")
-
-    def __init__(self, event_type: str, place: dict[str, Any], after: dict[str, Any] | None = None) -> None:
-        """`place` holds the item id and the indices; the members `after` follow the text."""
-        self.type = event_type
-        self.members = {"type": event_type, **place, "delta": "", **(after or {}), "sequence_number": 0}
-
-
 class Emitter:
     """Collects the events of a response in order and numbers them without gaps."""
 
@@ -55,18 +106,18 @@ class Emitter:
         """Add an event of each type. Mutable members are copied, because the run keeps changing the document and its items."""
         for name, value in members.items():
             if isinstance(value, (dict, list)):
-                members[name] = _copy(value)
+                members[name] = orjson.loads(orjson.dumps(value))
         for event_type in event_types:
             self._events.append(Event(event_type, {"type": event_type, **members, "sequence_number": self.next_number}))
             self.next_number += 1
 
-    def delta(self, template: DeltaTemplate, text: str) -> None:
-        """Add a delta event. This runs for every token."""
-        data = template.members.copy()
+    def delta(self, template: dict[str, Any], text: str) -> None:
+        """Add a copy of a delta event with another text and number. This runs for every token."""
+        data = template.copy()
         data["delta"] = text
         data["sequence_number"] = number = self.next_number
         self.next_number = number + 1
-        self._events.append(Event(template.type, data))
+        self._events.append(Event(template["type"], data))
 
     def drain(self) -> list[Event]:
         """Return the events added since the last call."""
@@ -83,10 +134,93 @@ class NullEmitter(Emitter):
         if "response" in members:
             self._events.append(Event(event_types[-1], members))
 
-    def delta(self, template: DeltaTemplate, text: str) -> None:
+    def delta(self, template: dict[str, Any], text: str) -> None:
         pass
 
 
-def _copy(value: Any) -> Any:
-    """Copy a JSON value deeply."""
-    return orjson.loads(orjson.dumps(value))
+# -- whole items -------------------------------------------------------------------------------------------------------
+
+# Members of calls that are set when the call has been executed.
+_RESULTS = ("output", "outputs", "error")
+# Members that a response gets at its end, before that.
+_UNFINISHED: dict[str, Any] = {
+    "status": "in_progress",
+    "output": [],
+    "output_text": "",
+    **dict.fromkeys(("usage", "completed_at", "error", "incomplete_details")),
+}
+
+
+def ending(item: Item, target: EventTarget, index: int = 0) -> dict[str, Any]:
+    """The members of the event that ends a text or a part of an item."""
+    if not target.holder:
+        named = {"name": item.get("name") or ""} if item["type"] == "function_call" else {}
+        return {target.member: item.get(target.member) or "", **named}
+    part = item[target.holder][index]
+    if not target.part:
+        return {"part": part}
+    return {target.member: part.get(target.member) or "", **({"logprobs": part["logprobs"]} if "logprobs" in part else {})}
+
+
+def emit_part_done(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
+    """Emit the events that end a text; ``place`` holds the ids and indices of its part."""
+    for index, annotation in enumerate(part.get("annotations") or ()):
+        members = {"annotation_index": index, "annotation": annotation}
+        emitter.emit("response.output_text.annotation.added", **place, **members)
+    emitter.emit(f"{kind.stem}.done", **place, **{kind.member: part[kind.member]}, **_logprobs(kind, part))
+    emitter.emit(f"{PARTS[kind.holder]}.done", **place, part=part)
+
+
+def _logprobs(kind: EventTarget, part: Part) -> dict[str, Any]:
+    return {"logprobs": part.get("logprobs") or []} if kind is OUTPUT_TEXT else {}
+
+
+def emit_done(emitter: Emitter, item: Item, output_index: int) -> None:
+    """Emit the events that end an item whose parts are done."""
+    if call := CALL_TEXTS.get(item["type"]):
+        emitter.emit(f"{call.stem}.done", item_id=item["id"], output_index=output_index, **ending(item, call))
+    emitter.emit(DONE, output_index=output_index, item=item)
+
+
+def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event]:
+    """Return the events of a finished response, from ``response.created`` to its terminal event.
+
+    ``document`` is the response as its client sees it. With ``open_reasoning``, reasoning events have the names of the Open
+    Responses specification.
+    """
+    emitter = Emitter()
+    kinds = {kind.part: kind for kind in TEXTS if kind is not (REASONING_TEXT if open_reasoning else OPEN_REASONING_TEXT)}
+    begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
+    emitter.emit("response.created", "response.in_progress", response=begun)
+    for index, item in enumerate(document["output"]):
+        _emit_item(emitter, index, item, kinds)
+    emitter.emit(terminal_type(document), response=document)
+    return emitter.drain()
+
+
+def _emit_item(emitter: Emitter, index: int, item: Item, kinds: dict[str, EventTarget]) -> None:
+    place = {"item_id": item["id"], "output_index": index}
+    lists = [name for name in PARTS if _are_texts(item.get(name), kinds)]
+    begun = {**item, **({"status": "in_progress"} if "status" in item else {}), **{name: [] for name in lists}}
+    if call := CALL_TEXTS.get(item["type"]):
+        begun |= {call.member: "", **{name: None for name in _RESULTS if name in item}}
+    emitter.emit(ADDED, output_index=index, item=begun)
+    for name in lists:
+        for number, part in enumerate(item[name]):
+            kind = kinds[part["type"]]
+            _emit_part(emitter, kind, {**place, kind.index: number}, part)
+    if call and item.get(call.member):
+        emitter.emit(f"{call.stem}.delta", **place, delta=item[call.member])
+    emit_done(emitter, item, index)
+
+
+def _are_texts(parts: Any, kinds: dict[str, EventTarget]) -> bool:
+    return bool(parts) and isinstance(parts, list) and all(part.get("type") in kinds for part in parts)
+
+
+def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part: Part) -> None:
+    empty = {name: value for name, value in kind.new_part().items() if name in part}
+    emitter.emit(f"{PARTS[kind.holder]}.added", **place, part=empty)
+    if part[kind.member]:
+        emitter.emit(f"{kind.stem}.delta", **place, delta=part[kind.member], **_logprobs(kind, part))
+    emit_part_done(emitter, kind, place, part)

@@ -11,8 +11,8 @@ from ..types import Document, Item
 from .builder import IdSource, ResponseBuilder, ResponseOptions
 from .calls import OpenCall, new_item
 from .document import shown
-from .takeover import closing
-from .text import OUTPUT_TEXT, OpenText, TextKind
+from .events import DONE, OUTPUT_TEXT, PARTS, EventTarget, emit_done
+from .text import OpenText
 
 
 class ItemBuilder(ResponseBuilder):
@@ -28,13 +28,13 @@ class ItemBuilder(ResponseBuilder):
         assert self._open is not None
         return self._open.item
 
-    def _show(self, kind: TextKind, text: str, logprobs: Any) -> None:
+    def _show(self, kind: EventTarget, text: str, logprobs: Any) -> None:
         part = self._open
         if not (isinstance(part, OpenText) and part.kind is kind):
             part = self._open_part(kind)
         part.add(text, logprobs)
 
-    def _open_part(self, kind: TextKind) -> OpenText:
+    def _open_part(self, kind: EventTarget) -> OpenText:
         """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
         current = self._open
         if isinstance(current, OpenText) and current.kind.item == kind.item:
@@ -42,12 +42,14 @@ class ItemBuilder(ResponseBuilder):
             item, output_index = current.item, current.place["output_index"]
         else:
             self._close("completed")
-            item, output_index = self._add_item(kind.new_item(), kind.prefix)
-        self._open = part = OpenText(kind, item, output_index, self._emitter)
-        return part
+            item, output_index = self._add_item(kind.new_item())
+        item[kind.holder].append(kind.new_part())
+        self._open = text = OpenText(kind, item, output_index, self._emitter)
+        self._emitter.emit(f"{PARTS[kind.holder]}.added", **text.place, part=text.part)
+        return text
 
     def _open_call(self, form: CallForm, call: ToolCall, call_id: str | None) -> None:
-        item, output_index = self._add_item(new_item(form, call, call_id), form.prefix)
+        item, output_index = self._add_item(new_item(form, call, call_id))
         self._open = OpenCall(call, form, item, output_index, self._emitter)
 
     def _is_over(self) -> bool:
@@ -55,7 +57,7 @@ class ItemBuilder(ResponseBuilder):
         current = self._open
         return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
 
-    def _reopen(self, item: Item, reasoning: TextKind) -> None:
+    def _reopen(self, item: Item, reasoning: EventTarget) -> None:
         """Reopen the last item, which another worker began, to continue its text. Close a call as incomplete instead.
 
         ``reasoning`` is the kind of the text of a reasoning item.
@@ -63,11 +65,10 @@ class ItemBuilder(ResponseBuilder):
         index = len(self.response["output"]) - 1
         if item["type"] in ("message", "reasoning"):
             kind = OUTPUT_TEXT if item["type"] == "message" else reasoning
-            self._open = OpenText.reopened(kind, item, index, self._emitter)
+            self._open = OpenText(kind, item, index, self._emitter)
             return
         item["status"] = "incomplete"
-        for event in closing(item, index):
-            self._emitter.emit(event.pop("type"), **event)
+        emit_done(self._emitter, item, index)
 
     def _leave_open(self) -> None:
         """Mark the open item as incomplete, without a done event."""
@@ -94,4 +95,4 @@ class ItemBuilder(ResponseBuilder):
         self._open = None
         item["status"] = status
         item = shown(item, self._options.include)
-        self._emitter.emit("response.output_item.done", output_index=output_index, item=item)
+        self._emitter.emit(DONE, output_index=output_index, item=item)

@@ -30,12 +30,24 @@ from ..request.checks import malformed
 from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
-from ..types import Chunk, Document, Item, Part, Tool
+from ..types import Chunk, Document, Item, Tool
 from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
 from .document import add_usage, usage_of_responses
-from .events import Event
+from .events import (
+    ADDED,
+    DONE,
+    OPEN_REASONING_TEXT,
+    OUTPUT_TEXT,
+    PARTS,
+    REASONING_TEXT,
+    TARGETS,
+    TEXTS,
+    Event,
+    EventTarget,
+    ending,
+)
 from .reasoning import text_of, with_summary, without_hidden_logprobs
-from .replay import ADDED, DONE, PARTS, TARGETS, TEXTS, OutputReplay, ending
+from .replay import OutputReplay
 
 OURS = frozenset(
     {
@@ -103,8 +115,8 @@ class ResponsesPassthrough(ResponseBuilder):
                 self._take(event)
         return self._emitter.drain()
 
-    def add_whole(self, item: Item, prefix: str, usage: dict[str, Any] | None) -> list[Event]:
-        events = super().add_whole(item, prefix, usage)
+    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
+        events = super().add_whole(item, usage)
         self._first = len(self._output.items)
         return events
 
@@ -154,75 +166,72 @@ class ResponsesPassthrough(ResponseBuilder):
     def _pass(self, event: dict[str, Any]) -> None:
         """Forward an event. Replace its ids and its index, and fill in what it lacks."""
         stem, _, step = event["type"].rpartition(".")
-        place = self._place(event, stem)
+        target = TARGETS.get(stem)
+        place = self._place(event, target)
         if place in self._ended_early:
             return
         event = self._renamed(event)
         if place is not None:
             event["output_index"] = place
-            if "item_id" in event or stem in TARGETS:
+            if "item_id" in event or target:
                 event["item_id"] = self._output.items[place]["id"]
-            if stem in TARGETS:
-                self._fill_in(event, place, stem, step)
+            if target:
+                self._fill_in(event, place, target, step)
             self._output.take(event)
         self._emit(event)
 
-    def _fill_in(self, event: dict[str, Any], place: int, stem: str, step: str) -> None:
+    def _fill_in(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> None:
         """Add the index of the part and ``logprobs`` to an event of an item. Begin the part, and note the events to end it."""
-        target = TARGETS[stem]
-        holder, index = target.holder, event.get(target.position) if target.position else 0
-        is_whole = type(index) is int and ("logprobs" in event or stem != "response.output_text")
-        if step == "delta" and is_whole and (stem, index) in self._unfinished[place]:
+        stem, unfinished = target.stem, self._unfinished[place]
+        index = event.get(target.index) if target.holder else 0
+        is_whole = type(index) is int and ("logprobs" in event or target is not OUTPUT_TEXT)
+        if step == "delta" and is_whole and (stem, index) in unfinished:
             return  # nothing is missing, as in nearly every event
-        index = 0 if holder is None else self._part_index(event, place, holder, stem, step)
+        index = self._part_index(event, place, target, step) if target.holder else 0
         if index is None:
             return
-        if stem == "response.output_text" and step in ("delta", "done"):
+        if target is OUTPUT_TEXT and step in ("delta", "done"):
             event.setdefault("logprobs", [])
-        if holder is None and step == "delta":
-            self._unfinished[place][stem, 0] = None
+        if not target.holder and step == "delta":
+            unfinished[stem, 0] = None
         if step == "done":
-            stem = _OPENAI_NAMES.get(event["type"], event["type"]).removesuffix(".done")
+            stem = REASONING_TEXT.stem if target is OPEN_REASONING_TEXT else stem
             if stem in PARTS.values():  # the text of the part ends first
-                self._end_parts(place, [key for key in self._unfinished[place] if key[1] == index and key[0] != stem])
-            self._unfinished[place].pop((stem, index), None)
+                self._end_parts(place, [key for key in unfinished if key[1] == index and key[0] != stem])
+            unfinished.pop((stem, index), None)
 
-    def _part_index(self, event: dict[str, Any], place: int, holder: str, stem: str, step: str) -> int | None:
+    def _part_index(self, event: dict[str, Any], place: int, target: EventTarget, step: str) -> int | None:
         """Return the index of the event's part, which may begin with this event; None for an invalid index."""
-        listed = self._output.items[place].get(holder)
-        count = len(listed) if isinstance(listed, list) else 0
-        is_new = step == "added" and stem == PARTS[holder]
-        index = event.setdefault(f"{holder}_index", count if is_new else max(count - 1, 0))
+        item, holder = self._output.items[place], target.holder
+        count = len(item[holder]) if isinstance(item.get(holder), list) else 0
+        is_new = step == "added" and target.stem == PARTS[holder]
+        index = event.setdefault(target.index, count if is_new else max(count - 1, 0))
         if type(index) is not int or not 0 <= index <= count:
             return None
         if is_new and index == count:
             self._note_part(place, holder, index, event.get("part"))
-        elif step == "delta" and index == count and stem in TEXTS:
-            self._begin_part(place, holder, index, TEXTS[stem].new_part())
+        elif step == "delta" and index == count and target.part:
+            # The upstream does not announce the part (vLLM and llama.cpp for reasoning).
+            part = target.new_part()
+            self._note_part(place, holder, index, part)
+            where = {"item_id": item["id"], "output_index": place, target.index: index}
+            self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": part})
         return index
-
-    def _begin_part(self, place: int, holder: str, index: int, part: Part) -> None:
-        """Emit the `added` event of a part that the upstream does not announce (vLLM and llama.cpp for reasoning)."""
-        where = {"item_id": self._output.items[place]["id"], "output_index": place, f"{holder}_index": index}
-        self._note_part(place, holder, index, part)
-        self._emit_item({"type": f"{PARTS[holder]}.added", **where, "part": part})
 
     def _note_part(self, place: int, holder: str, index: int, part: Any) -> None:
         """Note the events that must end a part. Add the lists that the SDKs require in an output text."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
-        texts = [stem for stem, text in TEXTS.items() if text.part == kind and stem != "response.reasoning"]
-        for stem in (*texts, PARTS[holder]):
-            self._unfinished[place][stem, index] = None
+        texts = [text.stem for text in TEXTS if text.part == kind and text is not OPEN_REASONING_TEXT]
+        self._unfinished[place] |= dict.fromkeys((stem, index) for stem in (*texts, PARTS[holder]))
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
         """Emit the `done` events in `left`, which the upstream left out, for parts and texts."""
         for stem, index in list(left):
-            item = self._output.put(place)
-            holder = TARGETS[stem].holder
-            where = {"item_id": item["id"], "output_index": place} | ({f"{holder}_index": index} if holder else {})
-            self._emit({"type": f"{stem}.done", **where, **ending(item, stem, index)})
+            item, target = self._output.put(place), TARGETS[stem]
+            where = {"item_id": item["id"], "output_index": place} | ({target.index: index} if target.holder else {})
+            self._emit({"type": f"{stem}.done", **where, **ending(item, target, index)})
             del self._unfinished[place][stem, index]
 
     def _begin(self, event: dict[str, Any]) -> None:
@@ -237,14 +246,14 @@ class ResponsesPassthrough(ResponseBuilder):
     def _add(self, event: dict[str, Any]) -> None:
         index = event.get("output_index")
         if not isinstance(index, int):
-            self._ended_early |= self._output.open
+            self._ended_early |= self._output.open.keys()
             self._finish_all("completed")
         item = self._named(_item(event.get("item")), index)
         self._emit_item({**event, "item": item, "output_index": len(self._output.items)})
 
     def _done(self, event: dict[str, Any]) -> None:
         item = _item(event.get("item"))
-        place = self._place(event, "", item)
+        place = self._place(event, None, item)
         if place is None:
             self._add_whole(item, event.get("output_index"))
         elif place not in self._ended_early:
@@ -339,18 +348,18 @@ class ResponsesPassthrough(ResponseBuilder):
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
-    def _place(self, event: dict[str, Any], stem: str, item: Item | None = None) -> int | None:
+    def _place(self, event: dict[str, Any], target: EventTarget | None, item: Item | None = None) -> int | None:
         """Find the place of the item that an event is for: by index, by id, or the last open item of the right type."""
         index = event.get("output_index")
         if isinstance(index, int):
             return self._places.get(index)
-        if item is None and stem not in TARGETS:
+        if item is None and target is None:
             return None
         for known in (event.get("item_id"), *((item.get("id"), item.get("call_id")) if item else ())):
             if isinstance(known, str) and known in self._place_of:
                 return self._place_of[known]
-        wanted = item["type"] if item else TARGETS[stem].item
-        fitting = (place for place in self._output.open if wanted in (None, self._output.items[place]["type"]))
+        wanted = item["type"] if item else target.item if target else ""
+        fitting = (place for place in self._output.open if not wanted or self._output.items[place]["type"] == wanted)
         return max(fitting, default=None)
 
     def _renamed(self, value: Any) -> Any:

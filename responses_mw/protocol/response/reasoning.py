@@ -9,22 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..types import Item, Part
-from .replay import ADDED, DONE
-from .text import OPEN_REASONING_TEXT, REASONING_TEXT, SUMMARY_TEXT, logprobs_of
+from .events import ADDED, DONE, OPEN_REASONING_TEXT, PARTS, REASONING_TEXT, SUMMARY_TEXT
+from .text import logprobs_of
 
 _TEXTS = {
-    f"response.{kind.events}.{step}": step for kind in (REASONING_TEXT, OPEN_REASONING_TEXT) for step in ("delta", "done")
+    f"{kind.stem}.{step}": f"{SUMMARY_TEXT.stem}.{step}"
+    for kind in (REASONING_TEXT, OPEN_REASONING_TEXT)
+    for step in ("delta", "done")
 }
-_PARTS = {f"response.{REASONING_TEXT.part_events}.{step}": step for step in ("added", "done")}
+_PARTS = {f"{PARTS['content']}.{step}": f"{PARTS['summary']}.{step}" for step in ("added", "done")}
 
 
 def with_summary(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event of the upstream in which the content of reasoning items is their summary."""
     kind = event["type"]
     if kind in _TEXTS:
-        return _renamed(event, f"response.{SUMMARY_TEXT.events}.{_TEXTS[kind]}")
+        return _renamed(event, _TEXTS[kind])
     if kind in _PARTS and _is_reasoning(event.get("part")):
-        return {**_renamed(event, f"response.{SUMMARY_TEXT.part_events}.{_PARTS[kind]}"), "part": _part(event["part"])}
+        return {**_renamed(event, _PARTS[kind]), "part": _part(event["part"])}
     if kind in (ADDED, DONE):
         return {**event, "item": summarized(event.get("item"))}
     response = event.get("response")
@@ -50,7 +52,7 @@ def readable(item: Item) -> Item:
 
 def text_of(item: Item) -> str:
     """Return the text of an upstream's reasoning item, which may be malformed: its content, otherwise its summary."""
-    for name in (REASONING_TEXT.parts, SUMMARY_TEXT.parts):
+    for name in ("content", "summary"):
         parts = item.get(name)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         if text := "\n".join(text for text in texts if isinstance(text, str)):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from .. import sse
 from ..tool_kinds.registry import TOOL_ITEMS, is_finished
 from ..types import Item
-from .replay import ADDED, DONE, STEM_OF_CALL, OutputReplay, ending
+from .events import ADDED
+from .replay import OutputReplay
 from .seam import Phase, phase_of
 
 _RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
@@ -57,8 +57,6 @@ class Takeover:
 class LogReplay(OutputReplay):
     """The output of a background response, built from the events of its log in order."""
 
-    __slots__ = ("next_number", "runs", "size")
-
     def __init__(self) -> None:
         super().__init__([])
         self.next_number = 0
@@ -89,14 +87,6 @@ def take_over(output: LogReplay) -> Takeover:
         phase = Phase.FIXED
     calls = sum(_is_served(item) and is_finished(item) for item in items)
     return Takeover(items, last, begins_at, calls, phase, is_over)
-
-
-def closing(item: Item, output_index: int) -> list[dict[str, Any]]:
-    """Return the events that close a call."""
-    stem = STEM_OF_CALL.get(item["type"])
-    place = {"item_id": item["id"], "output_index": output_index}
-    done = [{"type": f"{stem}.done", **place, **ending(item, stem)}] if stem else []
-    return [*done, {"type": DONE, "output_index": output_index, "item": item}]
 
 
 def _is_served(item: Item) -> bool:

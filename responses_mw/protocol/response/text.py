@@ -1,122 +1,52 @@
-"""Stream text: the kinds of text, the open text part of an item, and reasoning within the text."""
+"""Stream text: the open text part of an item, and reasoning within the text."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from ..types import Item, Part
+from ..types import Item
 from .citations import Source, citations
-from .events import DeltaTemplate, Emitter
-
-
-@dataclass(frozen=True, slots=True)
-class TextKind:
-    """How one kind of text appears in an item and in events (OpenAI reference, "Streaming events")."""
-
-    item: str
-    """Type of the item that holds the text; ``prefix`` is the prefix of the item's id."""
-    prefix: str
-    parts: str
-    """Member of the item that lists the parts; events call the position in it ``index``."""
-    index: str
-    part: str
-    """Type of the part; ``text`` is its member with the text."""
-    text: str
-    events: str
-    """Names of the events: ``response.<events>.delta`` and ``.done``; ``response.<part_events>.added`` and ``.done``."""
-    part_events: str
-    has_logprobs: bool = False
-    """Whether a delta has `logprobs`, which may be empty."""
-
-    def new_item(self) -> Item:
-        if self.item == "message":
-            return {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        # A reasoning item with only a summary has no content: null would violate the specification's schema.
-        return {"type": "reasoning", "status": "in_progress", "summary": [], self.parts: []}
-
-    def new_part(self) -> Part:
-        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if self.part == "output_text" else {}
-        return {"type": self.part, self.text: "", **extra}
-
-
-OUTPUT_TEXT = TextKind(
-    item="message", prefix="msg", parts="content", index="content_index", part="output_text", text="text",
-    events="output_text", part_events="content_part", has_logprobs=True,
-)  # fmt: skip
-REFUSAL = TextKind(
-    item="message", prefix="msg", parts="content", index="content_index", part="refusal", text="refusal",
-    events="refusal", part_events="content_part",
-)  # fmt: skip
-REASONING_TEXT = TextKind(
-    item="reasoning", prefix="rs", parts="content", index="content_index", part="reasoning_text", text="text",
-    events="reasoning_text", part_events="content_part",
-)  # fmt: skip
-OPEN_REASONING_TEXT = replace(REASONING_TEXT, events="reasoning")
-"""The same text with the event names of the Open Responses specification."""
-SUMMARY_TEXT = TextKind(
-    item="reasoning", prefix="rs", parts="summary", index="summary_index", part="summary_text", text="text",
-    events="reasoning_summary_text", part_events="reasoning_summary_part",
-)  # fmt: skip
+from .events import OUTPUT_TEXT, Emitter, EventTarget, emit_part_done
 
 
 class OpenText:
-    """A text part that is being streamed. ``place`` holds the ids and indices in its events."""
+    """The last part of an item, whose text is being streamed. ``place`` holds the ids and indices in its events."""
 
-    __slots__ = ("_emitter", "_logprobs", "item", "kind", "part", "pieces", "place", "template")
+    __slots__ = ("_emitter", "item", "kind", "part", "pieces", "place", "template")
 
-    def __init__(self, kind: TextKind, item: Item, output_index: int, emitter: Emitter) -> None:
-        """Add a part of that ``kind`` to the ``item``."""
+    def __init__(self, kind: EventTarget, item: Item, output_index: int, emitter: Emitter) -> None:
+        parts = item[kind.holder]
         self.kind = kind
         self.item = item
-        self.place: dict[str, Any] = {"item_id": item["id"], "output_index": output_index, kind.index: len(item[kind.parts])}
-        self.part = kind.new_part()
-        self.pieces: list[str] = []
-        after: dict[str, Any] | None = {"logprobs": []} if kind.has_logprobs else None
-        self.template = DeltaTemplate(f"response.{kind.events}.delta", self.place, after)
+        self.part = parts[-1]
+        self.place = {"item_id": item["id"], "output_index": output_index, kind.index: len(parts) - 1}
+        self.pieces: list[str] = [self.part[kind.member]]
+        logprobs: dict[str, Any] = {"logprobs": []} if kind is OUTPUT_TEXT else {}
+        self.template = {"type": f"{kind.stem}.delta", **self.place, "delta": "", **logprobs, "sequence_number": 0}
         self._emitter = emitter
-        self._logprobs: list[dict[str, Any]] = []
-        item[kind.parts].append(self.part)
-        emitter.emit(f"response.{kind.part_events}.added", **self.place, part=self.part)
-
-    @classmethod
-    def reopened(cls, kind: TextKind, item: Item, output_index: int, emitter: Emitter) -> OpenText:
-        """Reopen the last part of an ``item`` that another worker began."""
-        part = item[kind.parts].pop()
-        text = cls(kind, item, output_index, Emitter())  # the part has been announced before
-        text._emitter, text.pieces, text._logprobs = emitter, [part[kind.text]], part.get("logprobs", [])
-        return text
 
     def add(self, text: str, logprobs: Any = None) -> None:
         """Add one delta. ``logprobs`` is the chat chunk's, if requested."""
         self.pieces.append(text)
         if logprobs and self.kind is OUTPUT_TEXT:
             tokens = _response_logprobs(logprobs)
-            self._logprobs.extend(tokens)
+            self.part["logprobs"] += tokens
             self._emitter.emit("response.output_text.delta", **self.place, delta=text, logprobs=tokens)
         else:
             self._emitter.delta(self.template, text)
 
     def put(self) -> None:
         """Write the text streamed so far to the part."""
-        self.part[self.kind.text] = "".join(self.pieces)
-        if "logprobs" in self.part:
-            self.part["logprobs"] = self._logprobs
+        self.part[self.kind.member] = "".join(self.pieces)
 
     def finish(self, sources: Sequence[Source]) -> None:
         """Complete the text. It may cite ``sources``."""
         self.put()
-        part, kind = self.part, self.kind
-        if kind is OUTPUT_TEXT:
-            part["annotations"] = citations(part["text"], sources)
-            for index, annotation in enumerate(part["annotations"]):
-                members = {"annotation_index": index, "annotation": annotation}
-                self._emitter.emit("response.output_text.annotation.added", **self.place, **members)
-        text = {key: part[key] for key in (kind.text, "logprobs") if key in part}
-        self._emitter.emit(f"response.{kind.events}.done", **self.place, **text)
-        self._emitter.emit(f"response.{kind.part_events}.done", **self.place, part=part)
+        if self.kind is OUTPUT_TEXT:
+            self.part["annotations"] = citations(self.part["text"], sources)
+        emit_part_done(self._emitter, self.kind, self.place, self.part)
 
 
 class ThinkingSplitter:
@@ -180,10 +110,7 @@ class ThinkingSplitter:
 
 def _overlap(text: str, tag: str) -> int:
     """The length of the longest suffix of ``text`` with which ``tag`` begins."""
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
-        if text.endswith(tag[:length]):
-            return length
-    return 0
+    return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:length])), 0)
 
 
 def logprobs_of(content: Any, logprobs: Any, *, after: Any) -> Any:
