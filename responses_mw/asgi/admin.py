@@ -34,7 +34,7 @@ from .monitor import monitoring
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ..engine.drain import Drain
+    from ..engine.run import Drain
     from ..settings import ServerSettings
     from ..state import State
     from ..upstream import Upstream

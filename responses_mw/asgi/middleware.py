@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.drain import Drain
+from ..engine.run import Drain
 from ..errors import APIError, StartupError, UpgradeRequired
 from ..http import check_upgrade
 from ..jobs import JobService
@@ -158,7 +158,7 @@ class Dispatcher:
     def stop(self) -> None:
         """Begin the drain: claim no more jobs, end the streams of background responses, and close idle WebSockets."""
         if self._application:
-            self._application.drain.begin()
+            self._application.drain.begun.set()
             if self._application.jobs:
                 self._application.jobs.stop()
 

@@ -11,8 +11,8 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cache import Cache
-from ..engine.drain import Drain
 from ..engine.prompt_templates import Prompts
+from ..engine.run import Drain
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
 from ..jobs import JobService

@@ -1,15 +1,18 @@
-"""The state of one run."""
+"""The state of one run, and how runs end when the process stops."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import AsyncGeneratorType
+from typing import Any, Self
 
 from ..cache import Hit, Miss, Uncacheable
-from ..errors import APIError, UpstreamError
+from ..errors import APIError, Unavailable, UpstreamError
 from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
 from ..protocol.request.checks import RequestLimits
@@ -180,3 +183,88 @@ class Run:
         else:
             logger.error("response %s failed", self.document["id"], exc_info=error)
             self.assembler.fail("server_error", "The server had an error while making the response.")
+
+
+_DRAIN_INTERVAL = 0.05
+_UVICORN = "timeout graceful shutdown exceeded"
+"""Part of the message with which the uvicorn of a host application cancels requests at shutdown. Cancellations for other
+reasons have other messages."""
+
+
+class Drain:
+    """Graceful shutdown: the active runs of this process get time to finish; the rest fail with a final event."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        """Set when the process begins to stop. Requests that have already arrived may still begin runs."""
+        self.is_over = False
+        """Whether the time to finish is over. Runs that begin now fail."""
+        self.active: set[ActiveRun] = set()
+
+    async def fail_runs(self) -> None:
+        """Fail the active runs, and wait until their responses are stored and their last events are sent."""
+        self.begun.set()
+        self.is_over = True
+        while self.active:
+            for run in self.active:
+                run.interrupt()
+            await asyncio.sleep(_DRAIN_INTERVAL)
+
+    def ends_cancelled(self) -> bool:
+        """Return whether the current task was cancelled because its request is overdue.
+
+        If so, undo the cancellation, because the server would log it with a traceback.
+        """
+        task = asyncio.current_task()
+        if not self.is_over or task is None:
+            return False
+        task.uncancel()
+        return True
+
+    def error(self) -> Unavailable:
+        """Return the error for a run that the shutdown ends."""
+        return Unavailable("The server is shutting down.")
+
+
+class ActiveRun:
+    """A context manager for one run, in the task that reads its events. Raises `Unavailable` on entry if the drain is over."""
+
+    def __init__(self, drain: Drain) -> None:
+        self.drain = drain
+        self.events: object = None
+        """The iterator of the run's events, if known."""
+        self._task: asyncio.Task[Any] | None = None
+        self._is_interrupted = False
+        self._can_interrupt = False
+
+    def __enter__(self) -> Self:
+        if self.drain.is_over:
+            raise self.drain.error()
+        self._task = asyncio.current_task()
+        self.drain.active.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drain.active.discard(self)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let a shutdown interrupt the code inside at any await. The interruption raises `Unavailable`."""
+        self._can_interrupt = True
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            is_shutdown = self._is_interrupted or any(_UVICORN in str(argument) for argument in error.args)
+            if not is_shutdown or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self.drain.error() from None
+        finally:
+            self._can_interrupt = False
+
+    def interrupt(self) -> None:
+        """Interrupt the run if it is waiting inside `interruptible`. It is not waiting while its reader handles an event."""
+        is_waiting = not isinstance(self.events, AsyncGeneratorType) or self.events.ag_running
+        if self._can_interrupt and is_waiting and not self._is_interrupted and self._task is not None:
+            self._is_interrupted = True
+            self._task.cancel()

@@ -32,9 +32,8 @@ from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .compaction import Compaction
 from .continuation import Continuation
-from .drain import ActiveRun, Drain
 from .history import History, RunContext
-from .run import Run, RunEvents, RunMode
+from .run import ActiveRun, Drain, Run, RunEvents, RunMode
 from .tool_loop import ToolLoop, add_compaction
 
 
@@ -332,7 +331,7 @@ class Runner:
                 with active.interruptible():
                     yield
             except GeneratorExit:
-                if active.is_overdue:  # the server closes the connection of a client that does not read
+                if active.drain.is_over:  # the server closes the connection of a client that does not read
                     run.fail(self.drain.error())
                     with anyio.CancelScope(shield=True):
                         await self._commit(run, mode)

@@ -9,8 +9,7 @@ import anyio
 
 from responses_mw.asgi.websocket.connection import WebSocketConnection
 from responses_mw.asgi.websocket.memory import ConnectionHistory, Memory, Share
-from responses_mw.engine.drain import Drain
-from responses_mw.engine.run import RunEvents, RunMode
+from responses_mw.engine.run import Drain, RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse
 from responses_mw.settings import CacheSettings
