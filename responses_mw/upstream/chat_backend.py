@@ -28,6 +28,7 @@ from .backend import REASONING, Backend, OpenTurn, Prefix, TurnRequest
 from .client import Upstream
 from .context_window import ContextWindow, count_tokens, is_text
 from .prefill import PrefillProof, ShownPrompt
+from .servers import server_for
 
 T = TypeVar("T")
 
@@ -84,10 +85,11 @@ class ChatBackend(Backend):
         if prompt is None:
             return None
         # Turn reasoning off only if that does not change what the model sees.
-        without_thinking = await self._proof.tokens(fast, caller) == prompt.tokens
+        server = await server_for(self._upstream, caller)
+        without_thinking = await server.prompt_tokens(fast) == prompt.tokens
         before = replace(turn, document={**turn.document, "output": output[:begins_at]})
         usage = await self._usage(prompt, before, output[begins_at:])
-        tokens = usage["completion_tokens"] if usage else await self._proof.count(turn.model, text, caller)
+        tokens = usage["completion_tokens"] if usage else await server.count_text(turn.model, text)
         return Prefix(text, prompt.is_trimmed, Prefill(tokens, without_thinking), usage)
 
     async def _usage(self, prompt: ShownPrompt, before: TurnRequest, items: Sequence[Item]) -> dict[str, Any] | None:
@@ -95,12 +97,13 @@ class ChatBackend(Backend):
         chat = await self._fit_chat(before, None)
         if not is_text(chat):
             return None
-        tokens, caller = await self._proof.tokens(chat, before.caller), before.caller
+        server = await server_for(self._upstream, before.caller)
+        tokens = await server.prompt_tokens(chat)
         if tokens is None:
             return None
         # Interrupted reasoning is not counted: the model was asked again.
         thought = "".join(text_of(item) for item in items if item["type"] == "reasoning" and item["status"] == "completed")
-        reasoning = await self._proof.count(before.model, thought, caller) if thought else 0
+        reasoning = await server.count_text(before.model, thought) if thought else 0
         return {
             "prompt_tokens": len(tokens),
             "completion_tokens": max(len(prompt.tokens) - len(tokens), 0),

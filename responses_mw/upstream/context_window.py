@@ -23,20 +23,13 @@ from ..protocol.chat.truncation import Truncation, truncated
 from ..protocol.types import ChatRequest, Item
 from .caller import Caller
 from .client import Upstream
+from .servers import accepted, server_for
 from .stream import ChatStream
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Tokenizer = Callable[[Upstream, ChatRequest, Caller], Awaitable[Any]]
-"""Counts with the server's tokenizer. If it cannot, returns None or another value that is not a number."""
 
-_SHOWN_BY_VLLM = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
-_SHOWN_BY_LLAMACPP = (
-    *("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message"),
-)
-_UNSEEN_BY_SGLANG = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
 _UNCOUNTED = frozenset(
     {"enable_response_messages", "frequency_penalty", "include", "max_output_tokens", "max_tool_calls", "presence_penalty"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"}
@@ -48,29 +41,19 @@ _OF_THE_ANSWER = frozenset({"stream", "stream_options", "n", "logprobs", "top_lo
 
 async def count_tokens(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
     """Return the number of prompt tokens of ``chat``. Raises ``UpstreamError``, including when the server cannot count."""
-    dialect = await upstream.dialect(caller)
-    tokenizer = TOKENIZERS.get(dialect.name)
-    if tokenizer is not None and is_text(chat):
-        count = await tokenizer(upstream, chat, caller)
-        if isinstance(count, int):
-            return count
-    return await count_by_completion(upstream, chat, caller)
+    count = await (await server_for(upstream, caller)).count(chat) if is_text(chat) else None
+    return await count_by_completion(upstream, chat, caller) if count is None else count
 
 
 async def count_input(upstream: Upstream, body: dict[str, Any], caller: Caller) -> int:
     """Return the number of input tokens of a Responses request. Raises ``UpstreamError`` like ``count_tokens``."""
-    count = member(await asked(upstream, "/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller), "input_tokens")
-    if isinstance(count, int):
+    counted = await accepted(upstream.post("/v1/responses/input_tokens", _without(body, _UNCOUNTED), caller))
+    if isinstance(count := _member(counted, "input_tokens"), int):
         return count
     probe = {**_without(body, _OF_THE_ANSWER), "max_output_tokens": _MIN_OUTPUT}
     if "tools" in probe:
         probe["tool_choice"] = "none"  # the server would run the tools that the model calls
     return await _used(upstream.responses(probe, caller), _of_response)
-
-
-def can_count(dialect: str, chat: ChatRequest) -> bool:
-    """Return whether the server's tokenizer may be able to count ``chat``."""
-    return dialect in TOKENIZERS and is_text(chat)
 
 
 def is_text(chat: ChatRequest) -> bool:
@@ -81,71 +64,6 @@ def is_text(chat: ChatRequest) -> bool:
 
 def _without(chat: ChatRequest, names: frozenset[str]) -> ChatRequest:
     return {name: value for name, value in chat.items() if name not in names}
-
-
-def _only(chat: ChatRequest, names: tuple[str, ...]) -> ChatRequest:
-    return {name: chat[name] for name in names if name in chat}
-
-
-# -- one function for each tokenizer ------------------------------------------------------------------------------------------
-
-
-async def _vllm(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    return member(await asked(upstream, "/tokenize", tokenized_by_vllm(chat), caller), "count")
-
-
-def tokenized_by_vllm(chat: ChatRequest) -> ChatRequest:
-    """Return the request to vLLM's ``/tokenize``. ``reasoning_effort`` and ``documents`` become template arguments there."""
-    given = _only(chat, ("reasoning_effort", "documents"))
-    arguments = {**(chat.get("chat_template_kwargs") or {}), **given}
-    return {**_only(chat, _SHOWN_BY_VLLM), **({"chat_template_kwargs": arguments} if arguments else {})}
-
-
-async def _sglang(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    if chat.keys() & _UNSEEN_BY_SGLANG:
-        return None
-    return member(await asked(upstream, "/tokenize", _only(chat, ("model", "messages", "tools")), caller), "count")
-
-
-async def _tgi(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    tokens = member(await asked(upstream, "/chat_tokenize", chat, caller), "tokenize_response")
-    return len(tokens) if isinstance(tokens, list) else None
-
-
-async def _llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> Any:
-    prompt = await prompt_of_llamacpp(upstream, chat, caller)
-    tokens = None if prompt is None else await tokens_of_llamacpp(upstream, prompt, caller)
-    return None if tokens is None else len(tokens)
-
-
-async def prompt_of_llamacpp(upstream: Upstream, chat: ChatRequest, caller: Caller) -> str | None:
-    """Return the prompt of ``chat`` as text; None if the server does not show it."""
-    prompt = member(await asked(upstream, "/apply-template", _only(chat, _SHOWN_BY_LLAMACPP), caller), "prompt")
-    return prompt if isinstance(prompt, str) else None
-
-
-async def tokens_of_llamacpp(upstream: Upstream, text: str, caller: Caller, *, special: bool = True) -> list[Any] | None:
-    """Return the tokens of ``text``; None if the server does not show them. With ``special``, parse and add special tokens."""
-    body = {"content": text, "add_special": special, "parse_special": special}
-    tokens = member(await asked(upstream, "/tokenize", body, caller), "tokens")
-    return tokens if isinstance(tokens, list) else None
-
-
-TOKENIZERS: dict[str, Tokenizer] = {"vllm": _vllm, "sglang": _sglang, "tgi": _tgi, "llamacpp": _llamacpp}
-
-
-async def asked(upstream: Upstream, path: str, body: ChatRequest, caller: Caller) -> Any:
-    """Return the server's answer, or None if it rejects the request. A completion may still be accepted, or say why not."""
-    try:
-        return await upstream.post(path, body, caller)
-    except UpstreamError as error:
-        if error.is_overload or error.status in (401, 403) or error.status >= 500:
-            raise
-        return None
-
-
-def member(answer: Any, name: str) -> Any:
-    return answer.get(name) if isinstance(answer, dict) else None
 
 
 async def count_by_completion(upstream: Upstream, chat: ChatRequest, caller: Caller) -> int:
@@ -169,11 +87,15 @@ async def _used(answer: ChatStream, count_of: Callable[[dict[str, Any]], Any]) -
 
 
 def _of_chunk(chunk: dict[str, Any]) -> Any:
-    return member(chunk.get("usage"), "prompt_tokens")
+    return _member(chunk.get("usage"), "prompt_tokens")
 
 
 def _of_response(event: dict[str, Any]) -> Any:
-    return member(member(event.get("response"), "usage"), "input_tokens")
+    return _member(_member(event.get("response"), "usage"), "input_tokens")
+
+
+def _member(answer: Any, name: str) -> Any:
+    return answer.get(name) if isinstance(answer, dict) else None
 
 
 # -- the context window ------------------------------------------------------------------------------------------------
@@ -224,8 +146,7 @@ class ContextWindow:
         """Return the request with the items that fit, or with all items if that is unknown."""
         chat = await chat_of(items)
         length = await self._length(chat["model"], caller)
-        dialect = await self._upstream.dialect(caller)
-        if length is None or not can_count(dialect.name, chat) or not len(Truncation(items)):
+        if length is None or not await self._can_count(chat, caller) or not len(Truncation(items)):
             return chat
         if len(orjson.dumps(chat)) <= length - _answer_of(chat):  # a token has at least one byte
             return chat
@@ -261,55 +182,29 @@ class ContextWindow:
             return None
         length = int(stated[1])
         self._lengths[refused["model"]] = (_now() + _LENGTH_TTL, length)
-        dialect = await self._upstream.dialect(caller)
-        if can_count(dialect.name, refused):
+        if await self._can_count(refused, caller):
             again = await self._cut(items, chat_of, length, caller)
         else:
             share = _MARGIN * _target(refused, length) / _estimate(refused, message, _MIN_BYTES_PER_TOKEN)
             again = await chat_of(_cut_to_share(items, refused, share))
         return again if again["messages"] != refused["messages"] else None
 
-    # -- the server's metadata ---------------------------------------------------------------------------------------------
+    async def _can_count(self, chat: ChatRequest, caller: Caller) -> bool:
+        return is_text(chat) and (await server_for(self._upstream, caller)).has_tokenizer
 
     async def _length(self, model: str, caller: Caller) -> int | None:
         until, length = self._lengths.get(model, (0.0, None))
         if until > _now():
             return length
-        dialect = await self._upstream.dialect(caller)
-        length_of = LENGTHS.get(dialect.name)
+        server = await server_for(self._upstream, caller)
         try:
-            stated = await length_of(self._upstream, model, caller) if length_of else None
+            stated = await server.context_length(model)
         except UpstreamError as error:
             logger.debug("could not read the context length of %s from the upstream: %s", model, error.message)
             return None
         length = stated if isinstance(stated, int) and stated > 0 else length
         self._lengths[model] = (_now() + _LENGTH_TTL, length)
         return length
-
-
-async def _of_models(upstream: Upstream, model: str, caller: Caller) -> Any:
-    """Return ``max_model_len`` from ``/v1/models``. An adapter has the length of its parent."""
-    listed = {one["id"]: one for one in await upstream.models(caller)}
-    found = listed.get(model, {})
-    return found.get("max_model_len") or listed.get(found.get("parent") or "", {}).get("max_model_len")
-
-
-async def _of_props(upstream: Upstream, _model: str, caller: Caller) -> Any:
-    props = await upstream.get("/props", caller)
-    return props.get("default_generation_settings", {}).get("n_ctx") if isinstance(props, dict) else None
-
-
-async def _of_info(upstream: Upstream, _model: str, caller: Caller) -> Any:
-    info = await upstream.get("/info", caller)
-    return info.get("max_total_tokens") if isinstance(info, dict) else None
-
-
-LENGTHS: dict[str, Callable[[Upstream, str, Caller], Awaitable[Any]]] = {
-    "vllm": _of_models,
-    "sglang": _of_models,
-    "llamacpp": _of_props,
-    "tgi": _of_info,
-}
 
 
 def _answer_of(chat: ChatRequest) -> int:

@@ -13,22 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UpstreamError
 from ..protocol.types import ChatRequest
 from .caller import Caller
 from .client import Upstream
-from .context_window import (
-    asked,
-    count_by_completion,
-    member,
-    prompt_of_llamacpp,
-    tokenized_by_vllm,
-    tokens_of_llamacpp,
-)
+from .context_window import count_by_completion
+from .servers import accepted, server_for
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +54,7 @@ class PrefillProof:
     async def holds(self, model: str, caller: Caller) -> bool:
         """Return whether the upstream continues messages with ``model``. Raises `UpstreamError` if it cannot be asked."""
         dialect = await self._upstream.dialect(caller)
-        if not (dialect.prefill and dialect.name in _PROMPTS):
+        if not (dialect.prefill and (await server_for(self._upstream, caller)).shows_prompts):
             return False
         async with self._trying:  # when a server dies, many answers are interrupted at once
             now = asyncio.get_running_loop().time()
@@ -79,86 +71,17 @@ class PrefillProof:
         messages = [{"role": "user", "content": "Count to ten."}, {"role": "assistant", "content": _SAMPLE}]
         chat = {"model": model, "messages": messages, prefill: True, "add_generation_prompt": False}
         shown = await self.prompt(chat, _SAMPLE, caller)
-        return shown is not None and await self._used_tokens(chat, caller) == len(shown.tokens)
-
-    async def _used_tokens(self, chat: ChatRequest, caller: Caller) -> int | None:
-        try:
-            return await count_by_completion(self._upstream, chat, caller)
-        except UpstreamError as error:
-            if error.is_overload or error.status in (401, 403) or error.status >= 500:
-                raise
-            return None
+        if shown is None:
+            return False
+        return await accepted(count_by_completion(self._upstream, chat, caller)) == len(shown.tokens)
 
     async def prompt(self, chat: ChatRequest, text: str, caller: Caller) -> ShownPrompt | None:
         """Return the prompt of ``chat``, whose last message is ``text``; None if it does not end in that text."""
-        prompts = await self._prompts(caller)
-        tokens = await prompts.tokens(chat)
+        server = await server_for(self._upstream, caller)
+        tokens = await server.prompt_tokens(chat)
         if tokens is None:
             return None
-        prompt = await prompts.end(chat, tokens[-(len(text.encode()) + _MARGIN) :])
+        prompt = await server.prompt_end(chat, tokens[-(len(text.encode()) + _MARGIN) :])
         if prompt is None or not prompt.rstrip().endswith(text.strip()):
             return None
         return ShownPrompt(tokens, is_trimmed=not prompt.endswith(text.lstrip()))
-
-    async def tokens(self, chat: ChatRequest, caller: Caller) -> list[Any] | None:
-        """Return the tokens of the prompt of ``chat``; None if the server does not show them."""
-        return await (await self._prompts(caller)).tokens(chat)
-
-    async def count(self, model: str, text: str, caller: Caller) -> int:
-        """Return the number of tokens of ``text``; 0 if the server does not count them."""
-        return await (await self._prompts(caller)).count(model, text)
-
-    async def _prompts(self, caller: Caller) -> _Prompts:
-        return _PROMPTS[(await self._upstream.dialect(caller)).name](self._upstream, caller)
-
-
-# -- one class for each server that shows prompts ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompts(ABC):
-    """The prompts that a server shows to a caller."""
-
-    upstream: Upstream
-    caller: Caller
-
-    @abstractmethod
-    async def tokens(self, chat: ChatRequest) -> list[Any] | None: ...
-
-    @abstractmethod
-    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        """Return the end of the prompt of ``chat`` as text. ``tokens`` are its last tokens."""
-
-    @abstractmethod
-    async def count(self, model: str, text: str) -> int: ...
-
-
-class _VLLM(_Prompts):
-    async def tokens(self, chat: ChatRequest) -> list[Any] | None:
-        tokens = member(await asked(self.upstream, "/tokenize", tokenized_by_vllm(chat), self.caller), "tokens")
-        return tokens if isinstance(tokens, list) else None
-
-    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        shown = await asked(self.upstream, "/detokenize", {"model": chat["model"], "tokens": tokens}, self.caller)
-        prompt = member(shown, "prompt")
-        return prompt if isinstance(prompt, str) else None
-
-    async def count(self, model: str, text: str) -> int:
-        body: dict[str, Any] = {"model": model, "prompt": text, "add_special_tokens": False}
-        count = member(await asked(self.upstream, "/tokenize", body, self.caller), "count")
-        return count if isinstance(count, int) and count > 0 else 0
-
-
-class _LlamaCpp(_Prompts):
-    async def tokens(self, chat: ChatRequest) -> list[Any] | None:
-        prompt = await prompt_of_llamacpp(self.upstream, chat, self.caller)
-        return None if prompt is None else await tokens_of_llamacpp(self.upstream, prompt, self.caller)
-
-    async def end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
-        return await prompt_of_llamacpp(self.upstream, chat, self.caller)
-
-    async def count(self, model: str, text: str) -> int:
-        return len(await tokens_of_llamacpp(self.upstream, text, self.caller, special=False) or ())
-
-
-_PROMPTS: dict[str, type[_Prompts]] = {"vllm": _VLLM, "llamacpp": _LlamaCpp}

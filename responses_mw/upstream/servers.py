@@ -1,0 +1,168 @@
+"""What each kind of server can be asked besides completions: numbers of tokens, the context length, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import UpstreamError
+from ..protocol.types import ChatRequest
+from .caller import Caller
+from .client import Upstream
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An upstream as one caller sees it. Methods return None for what the server does not state. They raise `UpstreamError`."""
+
+    upstream: Upstream
+    caller: Caller
+    has_tokenizer: ClassVar[bool] = False
+    """Whether `count` may return a number."""
+    shows_prompts: ClassVar[bool] = False
+    """Whether `prompt_tokens` and `prompt_end` may return a prompt."""
+
+    async def count(self, chat: ChatRequest) -> int | None:
+        """Return the number of prompt tokens of `chat`, which contains only text."""
+        return None
+
+    async def context_length(self, model: str) -> Any:
+        """Return the maximum number of tokens of prompt and answer."""
+        return None
+
+    async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
+        """Return the tokens of the prompt of `chat`."""
+        return None
+
+    async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        """Return the end of the prompt of `chat` as text. `tokens` are its last tokens."""
+        return None
+
+    async def count_text(self, model: str, text: str) -> int:
+        """Return the number of tokens of `text`, without special tokens; 0 if the server does not count them."""
+        return 0
+
+    async def _ask(self, path: str, body: ChatRequest, member: str, kind: type[T]) -> T | None:
+        """Return a member of the answer if it is of this `kind`. Return None for another one, and if the request is rejected:
+        a completion may still be accepted, or say why not."""
+        answer = await accepted(self.upstream.post(path, body, self.caller))
+        value = answer.get(member) if isinstance(answer, dict) else None
+        return value if isinstance(value, kind) else None
+
+    async def _metadata(self, path: str) -> dict[str, Any]:
+        answer = await self.upstream.get(path, self.caller)
+        return answer if isinstance(answer, dict) else {}
+
+    async def _length_of_models(self, model: str) -> Any:
+        """Return `max_model_len` from `/v1/models`. An adapter has the length of its parent."""
+        listed = {one["id"]: one for one in await self.upstream.models(self.caller)}
+        found = listed.get(model, {})
+        return found.get("max_model_len") or listed.get(found.get("parent") or "", {}).get("max_model_len")
+
+
+async def accepted(answer: Awaitable[T]) -> T | None:
+    """Await `answer`, and return None if the server rejects the request itself."""
+    try:
+        return await answer
+    except UpstreamError as error:
+        if error.is_overload or error.status in (401, 403) or error.status >= 500:
+            raise
+        return None
+
+
+class _VLLM(Server):
+    has_tokenizer = shows_prompts = True
+    _SHOWN = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+
+    async def count(self, chat: ChatRequest) -> int | None:
+        return await self._ask("/tokenize", self._rendered(chat), "count", int)
+
+    async def context_length(self, model: str) -> Any:
+        return await self._length_of_models(model)
+
+    async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
+        return await self._ask("/tokenize", self._rendered(chat), "tokens", list)
+
+    async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        return await self._ask("/detokenize", {"model": chat["model"], "tokens": tokens}, "prompt", str)
+
+    async def count_text(self, model: str, text: str) -> int:
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return await self._ask("/tokenize", body, "count", int) or 0
+
+    def _rendered(self, chat: ChatRequest) -> ChatRequest:
+        """Return what ``/tokenize`` renders. ``reasoning_effort`` and ``documents`` become template arguments there."""
+        arguments = {**(chat.get("chat_template_kwargs") or {}), **_only(chat, ("reasoning_effort", "documents"))}
+        return {**_only(chat, self._SHOWN), **({"chat_template_kwargs": arguments} if arguments else {})}
+
+
+class _SGLang(Server):
+    has_tokenizer = True
+    _UNSEEN = frozenset({"chat_template_kwargs", "reasoning_effort", "continue_final_message"})
+
+    async def count(self, chat: ChatRequest) -> int | None:
+        if chat.keys() & self._UNSEEN:
+            return None
+        return await self._ask("/tokenize", _only(chat, ("model", "messages", "tools")), "count", int)
+
+    async def context_length(self, model: str) -> Any:
+        return await self._length_of_models(model)
+
+
+class _TGI(Server):
+    has_tokenizer = True
+
+    async def count(self, chat: ChatRequest) -> int | None:
+        tokens = await self._ask("/chat_tokenize", chat, "tokenize_response", list)
+        return None if tokens is None else len(tokens)
+
+    async def context_length(self, model: str) -> Any:
+        return (await self._metadata("/info")).get("max_total_tokens")
+
+
+class _LlamaCpp(Server):
+    has_tokenizer = shows_prompts = True
+    _SHOWN = (
+        *("messages", "tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"),
+        *("add_generation_prompt", "continue_final_message"),
+    )
+
+    async def count(self, chat: ChatRequest) -> int | None:
+        tokens = await self.prompt_tokens(chat)
+        return None if tokens is None else len(tokens)
+
+    async def context_length(self, model: str) -> Any:
+        return (await self._metadata("/props")).get("default_generation_settings", {}).get("n_ctx")
+
+    async def prompt_tokens(self, chat: ChatRequest) -> list[Any] | None:
+        prompt = await self._prompt(chat)
+        return None if prompt is None else await self._tokens(prompt, special=True)
+
+    async def prompt_end(self, chat: ChatRequest, tokens: list[Any]) -> str | None:
+        return await self._prompt(chat)
+
+    async def count_text(self, model: str, text: str) -> int:
+        return len(await self._tokens(text, special=False) or ())
+
+    async def _prompt(self, chat: ChatRequest) -> str | None:
+        return await self._ask("/apply-template", _only(chat, self._SHOWN), "prompt", str)
+
+    async def _tokens(self, text: str, *, special: bool) -> list[Any] | None:
+        """Return the tokens of `text`. With `special`, parse and add special tokens."""
+        body = {"content": text, "add_special": special, "parse_special": special}
+        return await self._ask("/tokenize", body, "tokens", list)
+
+
+_SERVERS: dict[str, type[Server]] = {"vllm": _VLLM, "sglang": _SGLang, "tgi": _TGI, "llamacpp": _LlamaCpp}
+
+
+async def server_for(upstream: Upstream, caller: Caller) -> Server:
+    """Return the server of the upstream's dialect. Raises `UpstreamError`."""
+    return _SERVERS.get((await upstream.dialect(caller)).name, Server)(upstream, caller)
+
+
+def _only(chat: ChatRequest, names: Iterable[str]) -> ChatRequest:
+    return {name: chat[name] for name in names if name in chat}
