@@ -13,8 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..protocol.request.create import INCLUDABLE
-from ..protocol.request.schema import METADATA, create_schema
+from ..protocol.request.create import INCLUDABLE, METADATA, create_schema
 from ..protocol.response.compaction import COMPACT_MEMBERS
 from ..settings import ServerSettings
 from ..version import VERSION

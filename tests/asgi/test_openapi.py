@@ -10,7 +10,7 @@ from fastapi.openapi.models import OpenAPI
 
 from responses_mw.asgi.openapi import describe
 from responses_mw.asgi.routes import ROUTES
-from responses_mw.protocol.request.schema import create_schema
+from responses_mw.protocol.request.create import create_schema
 from tests.support.scripted import completion
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Check the body of ``POST /v1/responses``. Every 400 that depends on the body alone is raised here.
+"""Check the body of ``POST /v1/responses``, and describe it. Every 400 that depends on the body alone is raised here.
 
 See the OpenAI reference, "Create a model response". Null means absent. Fields that the reference does not define are
 passed on unchanged, because the upstream may define them (vLLM and SGLang: ``top_k``, ``seed``, ``chat_template_kwargs``, ...).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from ...errors import BadRequest
 from ..types import Item, Tool
@@ -31,7 +31,6 @@ INCLUDABLE = frozenset(
     }
 )
 SERVICE_TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"})
-_DEFAULT_LIMITS = RequestLimits()
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 
@@ -43,16 +42,15 @@ def _conversation(value: Any, path: str) -> str:
     if isinstance(value, dict):
         value, path = checks.required(value, "id", path, checks.string), f"{path}.id"
     if not checks.string(value, path).startswith("conv_"):
-        message = f"Invalid '{path}': '{value[:64]}'. Expected an ID that begins with 'conv_'."
-        raise BadRequest(message, param=path, code="invalid_value")
+        checks.invalid(path, f"'{value[:64]}'. Expected an ID that begins with 'conv_'.")
     return str(value)
 
 
 def check_metadata(value: Any, path: str) -> dict[str, str]:
     metadata = checks.mapping(value, path)
     if len(metadata) > METADATA_PAIRS:
-        message = f"Invalid '{path}': too many properties. Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
-        raise BadRequest(message, param=path, code="object_above_max_properties")
+        expected = f"Expected at most {METADATA_PAIRS}, but got {len(metadata)} instead."
+        checks.invalid(path, f"too many properties. {expected}", "object_above_max_properties")
     for key, text in metadata.items():
         checks.string(key, path, max_length=METADATA_KEY)
         checks.string(text, f"{path}.{key}", max_length=METADATA_VALUE)
@@ -82,10 +80,6 @@ _json_schema = checks.fields(
 )
 _format = checks.by_type({"text": checks.as_it_is, "json_object": checks.as_it_is, "json_schema": _json_schema})
 _penalty = partial(checks.number, minimum=-2, maximum=2)
-
-
-def _as_set(values: list[str], _path: str) -> frozenset[str]:
-    return frozenset(values)
 
 
 def _continuation_id(_value: Any, path: str) -> None:
@@ -122,7 +116,9 @@ class CreateResponse:
     enable_response_messages: Annotated[bool, checks.boolean] = False
     """vLLM: whether the document includes ``input_messages`` and ``output_messages``."""
     frequency_penalty: Annotated[float | None, _penalty] = None
-    include: Annotated[frozenset[str], checks.chain(checks.each(among(*INCLUDABLE)), _as_set)] = frozenset()
+    include: Annotated[
+        frozenset[str], checks.chain(checks.each(among(*INCLUDABLE)), lambda values, _path: frozenset(values))
+    ] = frozenset()
     instructions: Annotated[str | None, checks.string] = None
     max_output_tokens: Annotated[int | None, partial(checks.integer, minimum=1)] = None
     max_tool_calls: Annotated[int | None, partial(checks.integer, minimum=1)] = None
@@ -163,11 +159,8 @@ class CreateResponse:
         return self.reasoning.get("summary") is not None
 
 
-PARAMETERS: dict[str, Check] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(CreateResponse, include_extras=True).items()
-    if get_origin(hint) is Annotated
-}
+_HINTS = get_type_hints(CreateResponse, include_extras=True)
+PARAMETERS: dict[str, Check] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if get_origin(hint) is Annotated}
 
 _CHAT_NAME = "this is its name in Chat Completions; use '{}' instead."
 
@@ -194,10 +187,11 @@ _OURS = frozenset({"input", "previous_input_messages", "tools", "tool_choice", "
 _NOT_FORWARDED = PARAMETERS.keys() | REFUSED.keys() | _OURS
 
 
-def parse(body: Any, limits: RequestLimits = _DEFAULT_LIMITS, size: int = 0) -> CreateResponse:
+def parse(body: Any, limits: RequestLimits | None = None, size: int = 0) -> CreateResponse:
     """Check the decoded JSON ``body`` of ``size`` bytes. Raise ``BadRequest`` with the path of the invalid value."""
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, but is {checks.kind_of(body)}.", code="invalid_type")
+    limits = limits or RequestLimits()
     checks.depth(body, limits.depth)
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_names(given)
@@ -264,7 +258,63 @@ def _items(given: dict[str, Any], limits: RequestLimits) -> list[Item]:
         items = items + parse_input(given.get("input", []), max_items=limits.items)
     for index, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
-            path = f"input[{index}]"
-            message = f"Invalid '{path}': a 'compaction_trigger' must be the last input item."
-            raise BadRequest(message, param=path, code="invalid_value")
+            checks.invalid(f"input[{index}]", "a 'compaction_trigger' must be the last input item.")
     return items
+
+
+# -- JSON Schema -------------------------------------------------------------------------------------------------------
+
+METADATA = {
+    "type": ["object", "null"],
+    "maxProperties": METADATA_PAIRS,
+    "propertyNames": {"maxLength": METADATA_KEY},
+    "additionalProperties": {"type": ["string", "null"], "maxLength": METADATA_VALUE},
+}
+_TYPES: dict[Any, str] = {
+    checks.boolean: "boolean",
+    checks.integer: "integer",
+    checks.number: "number",
+    checks.string: "string",
+    checks.one_of: "string",
+    checks.mapping: "object",
+    list: "array",
+    frozenset: "array",
+    dict: "object",
+}
+_KEYWORDS = {"minimum": "minimum", "maximum": "maximum", "max_length": "maxLength"}
+
+
+def create_schema(*, closed: bool) -> dict[str, Any]:
+    """Return the JSON Schema of the body of ``POST /v1/responses``. Unless it is ``closed``, the body may have other members.
+
+    It is derived from the checks, and allows whatever cannot be derived from them.
+    """
+    members = {name: _schema_of(name) for name in PARAMETERS}
+    members["input"] = {"type": ["string", "array", "null"], "items": {"type": "object"}}
+    members["previous_input_messages"] = {"type": ["array", "null"], "items": {"type": "object"}}
+    members["tools"] = {"type": ["array", "null"], "items": {"type": "object", "required": ["type"]}}
+    members["tool_choice"] = members["conversation"] = {"type": ["string", "object", "null"]}
+    members |= {"client_metadata": {}, "request_id": {}}  # accepted and ignored
+    return {
+        "type": "object",
+        "properties": dict(sorted(members.items())),
+        "anyOf": [{"required": [name]} for name in ("input", "previous_response_id", "conversation")],
+        **({"additionalProperties": False} if closed else {}),
+    }
+
+
+def _schema_of(name: str) -> dict[str, Any]:
+    """Return the schema of a parameter. Every parameter may be null, which means absent."""
+    check, hint = PARAMETERS[name], _HINTS[name].__origin__
+    if check is check_metadata:
+        return METADATA
+    function, options = (check.func, check.keywords) if isinstance(check, partial) else (check, {})
+    sources = (function, get_origin(hint), *map(get_origin, get_args(hint)))
+    kind = next((_TYPES[source] for source in sources if source in _TYPES), None)
+    if kind is None:
+        return {}
+    schema: dict[str, Any] = {"type": [kind, "null"]}
+    schema |= {keyword: options[option] for option, keyword in _KEYWORDS.items() if option in options}
+    if "supported" in options:
+        schema["enum"] = [*sorted(options["supported"]), None]
+    return schema
