@@ -11,22 +11,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
-from ...errors import BadRequest
 from ..types import Item, Part
 from . import checks
 from .items import user_message
 
-PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
-_part = checks.by_type(
-    {
-        "input_text": checks.fields({"text": checks.string}),
-        **dict.fromkeys(("input_image", "input_file"), checks.as_it_is),
-    }
-)
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
 _PATH = "prompt.variables"
 
 Variables = Mapping[str, str | Part]
@@ -43,18 +37,22 @@ class PromptTemplate:
     @property
     def names(self) -> frozenset[str]:
         """Names of the variables that the template needs."""
-        return frozenset(name for text in self._texts() for name in PLACEHOLDER.findall(text))
-
-    def _texts(self) -> Iterator[str]:
-        yield self.instructions or ""
-        for item in self.input:
-            yield from (part["text"] for part in item.get("content", []) if "text" in part)
+        parts = (part for item in self.input for part in item.get("content", []))
+        texts = [self.instructions or "", *(part["text"] for part in parts if "text" in part)]
+        return frozenset(name for text in texts for name in _PLACEHOLDER.findall(text))
 
 
-def variables(value: Any) -> dict[str, str | Part]:
-    """Check ``prompt.variables``."""
-    given = checks.mapping(value, _PATH)
-    return {name: _variable(one, f"{_PATH}.{name}") for name, one in given.items()}
+_part = checks.by_type(
+    {
+        "input_text": checks.fields({"text": checks.string}),
+        **dict.fromkeys(("input_image", "input_file"), checks.as_it_is),
+    }
+)
+
+
+def variables(value: Any) -> Variables:
+    """Check ``prompt.variables``. Text parts become texts."""
+    return {name: _variable(one, f"{_PATH}.{name}") for name, one in checks.mapping(value, _PATH).items()}
 
 
 def _variable(value: Any, path: str) -> str | Part:
@@ -63,7 +61,7 @@ def _variable(value: Any, path: str) -> str | Part:
     if not isinstance(value, dict):
         checks.wrong_type(path, "a string or an object", value)
     part: Part = _part(value, path)
-    return part
+    return str(part["text"]) if part["type"] == "input_text" else part
 
 
 def filled(body: dict[str, Any], template: PromptTemplate, values: Variables) -> dict[str, Any]:
@@ -74,63 +72,41 @@ def filled(body: dict[str, Any], template: PromptTemplate, values: Variables) ->
         checks.unknown(f"{_PATH}.{name}")
     merged: dict[str, Any] = dict(template.defaults)
     if template.instructions is not None:
-        merged["instructions"] = PLACEHOLDER.sub(lambda match: _text(match[1], values), template.instructions)
+        merged["instructions"] = _PLACEHOLDER.sub(lambda match: _text(match[1], values), template.instructions)
     merged |= {name: value for name, value in body.items() if value is not None and name != "prompt"}
     if template.input:
-        merged["input"] = [*(_item(item, values) for item in template.input), *_own_input(body)]
+        own = checks.string_or_array(merged.get("input", []), "input")
+        merged["input"] = [_filled_item(item, values) for item in template.input]
+        merged["input"] += [user_message(own)] if isinstance(own, str) else own
     return merged
-
-
-def _own_input(body: dict[str, Any]) -> list[Any]:
-    own = body.get("input")
-    if own is None:
-        return []
-    own = checks.string_or_array(own, "input")
-    return [user_message(own)] if isinstance(own, str) else own
-
-
-def _item(item: Item, values: Variables) -> Item:
-    if "content" not in item:
-        return item
-    return {**item, "content": [filled for part in item["content"] for filled in _fill_part(part, values)]}
-
-
-def _fill_part(part: Part, values: Variables) -> Iterator[Part]:
-    if "text" not in part:
-        yield part
-    elif any(not _is_text(values[name]) for name in PLACEHOLDER.findall(part["text"])):
-        yield from _split(part["text"], values)
-    else:
-        yield {**part, "text": PLACEHOLDER.sub(lambda match: _text(match[1], values), part["text"])}
-
-
-def _split(text: str, values: Variables) -> Iterator[Part]:
-    """Split a text with placeholders into parts."""
-    pieces = PLACEHOLDER.split(text)  # alternating texts and names
-    plain = pieces[0]
-    for name, following in zip(pieces[1::2], pieces[2::2], strict=True):
-        value = values[name]
-        if _is_text(value):
-            plain += _text(name, values) + following
-            continue
-        if plain:
-            yield {"type": "input_text", "text": plain}
-        assert isinstance(value, dict)
-        yield value
-        plain = following
-    if plain:
-        yield {"type": "input_text", "text": plain}
-
-
-def _is_text(value: str | Part) -> bool:
-    return isinstance(value, str) or value["type"] == "input_text"
 
 
 def _text(name: str, values: Variables) -> str:
     value = values[name]
-    if isinstance(value, str):
-        return value
-    if value["type"] != "input_text":
-        message = f"Invalid '{_PATH}.{name}': images and files cannot be used in the prompt's instructions."
-        raise BadRequest(message, param=f"{_PATH}.{name}", code="invalid_value")
-    return str(value["text"])
+    if not isinstance(value, str):
+        checks.invalid(f"{_PATH}.{name}", "images and files cannot be used in the prompt's instructions.")
+    return value
+
+
+def _filled_item(item: Item, values: Variables) -> Item:
+    if "content" not in item:
+        return item
+    return {**item, "content": [filled for part in item["content"] for filled in _filled_part(part, values)]}
+
+
+def _filled_part(part: Part, values: Variables) -> list[Part]:
+    """Fill the placeholders of a part. An image or a file splits its text into several parts."""
+    if "text" not in part:
+        return [part]
+    pieces: list[str | Part] = [*_PLACEHOLDER.split(part["text"])]  # alternating texts and names
+    pieces[1::2] = [values[str(name)] for name in pieces[1::2]]
+    if all(isinstance(piece, str) for piece in pieces):
+        return [{**part, "text": "".join(map(str, pieces))}]
+    parts: list[Part] = []
+    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
+        run: list[Any] = [*group]
+        if not is_text:
+            parts += run
+        elif any(run):
+            parts.append({"type": "input_text", "text": "".join(run)})
+    return parts
