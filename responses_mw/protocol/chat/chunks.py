@@ -1,21 +1,17 @@
-"""Read chat chunks: their outer shape, and a fast path for frames that hold only text.
-
-While a model writes, a server sends frames that differ in only one string. ``DeltaFastPath`` reads them without parsing:
-
-1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
-   its text only.
-2. The text must be the same in JSON: no quotes, no backslashes, only printable characters. Any other frame is parsed as
-   usual.
-3. If a server varies more than the text (a timestamp, a counter), learning is useless and stops after a few failures.
-"""
+"""Read what an upstream sends: chat chunks, the tool calls in them, and a fast path for chunks that hold only text."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
+import orjson
+
+from ...errors import UpstreamError
 from ..request.checks import malformed
+from ..tool_kinds.form import CallForm, parse_arguments
 from ..types import Chunk
 
 
@@ -49,6 +45,199 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         malformed("tool_calls")
     return {**message, "tool_calls": [{**call, "index": index} for index, call in enumerate(calls)]}
+
+
+# -- tool calls --------------------------------------------------------------------------------------------------------
+# Calls arrive in fragments:
+#
+# 1. Fragments name their call by ``index``, by ``id`` or not at all. Some servers give every call index 0 (older Ollama), some
+#    repeat the id in every fragment (TGI: always "0"), some send it once. An index with a different id *and* a name begins a
+#    new call; any other fragment with that index continues the call.
+# 2. A name may come once, repeatedly, empty, or after the first arguments. A call without a name cannot be shown yet.
+# 3. Arguments are a string, in pieces or whole, or an object.
+# 4. A malformed fragment (for example, a name that is not a string) is an upstream error, and the whole delta is ignored.
+# 5. The work is linear in the input, however it is split. A turn has at most ``MAX_CALLS`` calls.
+# 6. TGI up to 3.1 never sends a name. Its arguments are ``{"function": {"_name": ..., <arguments>}}`` and a special token.
+
+MAX_CALLS = 512
+"""Maximum number of calls in a turn. A model that makes more is in a loop."""
+
+_MARKS = re.compile(r'["\\{}]')
+_WHITE = " \t\r\n"
+
+
+class ToolCall:
+    """One call as received so far. ``fresh`` holds the pieces of arguments not taken yet.
+
+    ``form`` is the form in which the call is returned, or None if it is left out. It is valid once ``is_decided`` is true.
+    """
+
+    __slots__ = ("_end", "_pieces", "form", "fresh", "id", "is_decided", "name", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        """Position among the calls of its turn."""
+        self.id: str | None = None
+        self.name = ""
+        self.form: CallForm | None = None
+        self.is_decided = False
+        self.fresh: list[str] = []
+        self._pieces: list[str] = []
+        self._end = _ObjectEnd()
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._pieces)
+
+    def extend(self, fragment: dict[str, Any]) -> None:
+        function = fragment.get("function") or {}
+        call_id = fragment.get("id")
+        if isinstance(call_id, str):
+            self.id = self.id or call_id or None
+        self.name = self.name or function.get("name") or ""
+        arguments = function.get("arguments")
+        if arguments:
+            piece = arguments if isinstance(arguments, str) else _encoded(arguments)
+            self._pieces.append(piece)
+            self.fresh.append(piece)
+
+    def take(self) -> list[str]:
+        """Return the pieces of arguments since the last call."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def is_whole(self) -> bool:
+        """Whether the arguments are a complete JSON object."""
+        return self._end.is_reached(self._pieces)
+
+    def find_name(self) -> bool:
+        """At the end of a turn, take a missing name from the arguments (rule 6). Return False if there is none."""
+        text = self.arguments
+        grammar = parse_arguments(text[: text.rfind("}") + 1])
+        function = grammar.get("function") if grammar else None
+        if isinstance(function, dict) and isinstance(function.get("_name"), str):
+            self.name = function.pop("_name")
+            self._pieces, self._end = [_encoded(function)], _ObjectEnd()
+            self.fresh = list(self._pieces)
+        return bool(self.name)
+
+
+class _ObjectEnd:
+    """Find the end of a JSON object in pieces, reading each piece once.
+
+    The text is decoded when the outermost brace closes; anything but white space after that makes it invalid.
+    """
+
+    __slots__ = ("_depth", "_is_escaped", "_is_object", "_is_quoted", "_read")
+
+    def __init__(self) -> None:
+        self._read = self._depth = 0
+        self._is_quoted = self._is_escaped = False
+        self._is_object: bool | None = None
+
+    def is_reached(self, pieces: list[str]) -> bool:
+        for index in range(self._read, len(pieces)):
+            rest = pieces[index]
+            if self._is_object is None and (end := self._end_in(rest)):
+                self._is_object = parse_arguments("".join([*pieces[:index], rest[:end]])) is not None
+                rest = rest[end:]
+            if self._is_object and rest.strip(_WHITE):
+                self._is_object = False
+        self._read = len(pieces)
+        return self._is_object is True
+
+    def _end_in(self, piece: str) -> int:
+        """The position after the outermost closing brace, or 0 if it has not arrived."""
+        escaped = 0 if self._is_escaped else -1
+        for mark in _MARKS.finditer(piece):
+            at = mark.start()
+            if at == escaped:
+                continue
+            if mark[0] == "\\":
+                escaped = at + 1
+            elif mark[0] == '"':
+                self._is_quoted = not self._is_quoted
+            elif not self._is_quoted:
+                self._depth += 1 if mark[0] == "{" else -1
+                if self._depth <= 0:
+                    return at + 1
+        self._is_escaped = escaped == len(piece)
+        return 0
+
+
+class ToolCalls:
+    """The calls of one turn in the order of their first fragments."""
+
+    __slots__ = ("_by_id", "_by_index", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCall] = []
+        self._by_index: dict[int, ToolCall] = {}
+        self._by_id: dict[str, ToolCall] = {}
+
+    def feed(self, fragments: Any) -> list[ToolCall]:
+        """Take ``delta.tool_calls`` (a list, or TGI's single object). Return the calls that grew, each once."""
+        grown: dict[int, ToolCall] = {}
+        listed = fragments if isinstance(fragments, list) else [fragments]
+        for fragment in listed:
+            _check(fragment)
+        for fragment in listed:
+            call = self._call_of(fragment)
+            call.extend(fragment)
+            if call.id is not None and self._by_id.get(call.id, call).place <= call.place:
+                self._by_id[call.id] = call
+            grown[call.place] = call
+        return list(grown.values())
+
+    def _call_of(self, fragment: dict[str, Any]) -> ToolCall:
+        index = fragment.get("index")
+        known = self._find(index, fragment.get("id"))
+        if known and not _begins_another(fragment, known):
+            return known
+        if len(self.calls) >= MAX_CALLS:
+            raise UpstreamError(f"The upstream's model made more than {MAX_CALLS} calls in one turn.")
+        call = ToolCall(len(self.calls))
+        self._by_index[index if isinstance(index, int) else call.place] = call
+        self.calls.append(call)
+        return call
+
+    def _find(self, index: Any, call_id: Any) -> ToolCall | None:
+        """Find the latest call with this index; without an index, the one with this id; without either, the last one."""
+        if isinstance(index, int):
+            return self._by_index.get(index)
+        if call_id in (None, ""):
+            return self.calls[-1] if self.calls else None
+        return self._by_id.get(call_id) if isinstance(call_id, str) else None
+
+
+def _check(fragment: Any) -> None:
+    function = (fragment.get("function") or {}) if isinstance(fragment, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name") or "", str):
+        malformed("tool_calls")
+
+
+def _begins_another(fragment: dict[str, Any], known: ToolCall) -> bool:
+    """Whether a fragment that matches ``known`` begins a new call. It must have a name and a different id.
+
+    Without ids, it must have another name, an object as arguments, or more arguments after those of ``known`` are complete.
+    """
+    function, call_id = fragment.get("function") or {}, fragment.get("id")
+    if not (function.get("name") and known.name):
+        return False
+    if call_id and known.id:
+        return bool(call_id != known.id)
+    arguments = function.get("arguments")
+    return function["name"] != known.name or isinstance(arguments, dict) or (bool(arguments) and known.is_whole())
+
+
+def _encoded(arguments: Any) -> str:
+    try:
+        return orjson.dumps(arguments).decode()
+    except orjson.JSONEncodeError:  # nested deeper than the encoder allows
+        malformed("arguments")
+
+
+# -- halves of characters ----------------------------------------------------------------------------------------------
 
 
 class SurrogateHalves:
@@ -123,6 +312,15 @@ def _whole_characters(value: Any) -> Any:
         return {_whole_characters(name): _whole_characters(member) for name, member in value.items()}
     return value
 
+
+# -- text only ---------------------------------------------------------------------------------------------------------
+# While a model writes, a server sends frames that differ in only one string. ``DeltaFastPath`` reads them without parsing:
+#
+# 1. The bytes before and after the text are learned from a parsed frame. A frame with the same beginning and end differs in
+#    its text only.
+# 2. The text must be the same in JSON: no quotes, no backslashes, only printable characters. Any other frame is parsed as
+#    usual.
+# 3. If a server varies more than the text (a timestamp, a counter), learning is useless and stops after a few failures.
 
 _TEXTS = ("content", "reasoning", "reasoning_content")
 _DELTAS = (*_TEXTS, "refusal", "tool_calls")

@@ -23,8 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UpstreamError
-from ..chat.chunks import Text, choices_of, text_of_parts
-from ..chat.tool_calls import ToolCall, ToolCalls
+from ..chat.chunks import Text, ToolCall, ToolCalls, choices_of, text_of_parts
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
 from ..tool_kinds.form import CallForm, OfferedFunction

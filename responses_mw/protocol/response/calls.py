@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..chat.tool_calls import ToolCall
+from ..chat.chunks import ToolCall
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
 from ..types import Item

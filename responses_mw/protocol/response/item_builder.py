@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..chat.tool_calls import ToolCall
+from ..chat.chunks import ToolCall
 from ..request.items import text_of
 from ..tool_kinds.form import CallForm
 from ..types import Document, Item
