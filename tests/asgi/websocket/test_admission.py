@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from responses_mw.asgi.websocket.connection import WebSocketConnection
-from responses_mw.asgi.websocket.memory import ConnectionHistory, Memory, Share
+from responses_mw.asgi.websocket import WebSocketConnection
+from responses_mw.asgi.websocket_memory import ConnectionHistory, Memory, Share
 from responses_mw.engine.run import Drain, RunEvents, RunMode
 from responses_mw.errors import APIError, RateLimited
 from responses_mw.protocol.request.create import parse

@@ -329,7 +329,7 @@ async def test_an_owner_has_a_fifth_of_the_connections(start_ws: Start) -> None:
 async def test_a_connection_has_so_many_lanes(
     start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("responses_mw.asgi.websocket.connection.MAX_LANES", 1)
+    monkeypatch.setattr("responses_mw.asgi.websocket.MAX_LANES", 1)
     held = Signal()
     upstream.stream(text("a"), held, *HELLO)
     async with opened(start_ws()) as socket:
@@ -346,7 +346,7 @@ async def test_a_connection_has_so_many_lanes(
 async def test_the_time_of_a_connection_ends_with_its_last_response(
     start_ws: Start, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("responses_mw.asgi.websocket.connection.MAX_LIFETIME", 0.5)
+    monkeypatch.setattr("responses_mw.asgi.websocket.MAX_LIFETIME", 0.5)
     held = Signal()
     upstream.stream(text("Hel"), held, *HELLO)
     async with opened(start_ws()) as socket:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 
-from responses_mw.asgi.websocket.memory import Block, Memory, Share, UnstoredChain
+from responses_mw.asgi.websocket_memory import Block, Memory, Share, UnstoredChain
 from responses_mw.errors import RateLimited
 from tests.support.scripted import HELLO, Signal, text
 from tests.support.websocket import UVICORN, opened

@@ -16,19 +16,16 @@ from typing import NamedTuple
 
 import orjson
 
-from ...auth import Gate
-from ...engine.history import History, RunContext
-from ...errors import BadRequest, RateLimited
-from ...protocol.request.create import CreateResponse
-from ...protocol.types import Document, Item
-from ...state import Chain, State
-
-__all__ = ["Block", "ConnectionHistory", "Memory", "Share", "UnstoredChain"]
+from ..auth import Gate
+from ..engine.history import History, RunContext
+from ..errors import BadRequest, RateLimited
+from ..protocol.request.create import CreateResponse
+from ..protocol.types import Document, Item
+from ..state import Chain, State
 
 ITEM_OVERHEAD = 512
 """Estimated bytes of memory that an item takes in addition to its JSON."""
 _POINTER = 8
-_CHAINABLE = ("completed", "incomplete")
 
 
 class Block:
@@ -65,19 +62,20 @@ class Memory:
         self.owner_bytes = owner_bytes
         self.total_bytes = total_bytes
         self.size = 0
-        self._shares: dict[str, Share] = {}
+        self.shares: dict[str, Share] = {}
+        """The shares of owners that have open connections."""
 
     @contextmanager
     def share(self, owner: str) -> Iterator[Share]:
-        """Return a context manager for one connection of an owner. It yields the owner's share."""
-        share = self._shares.setdefault(owner, Share(self))
+        """Count a connection of an owner until the context exits, and yield the owner's share."""
+        share = self.shares.setdefault(owner, Share(self))
         share.connections += 1
         try:
             yield share
         finally:
             share.connections -= 1
             if not share.connections:
-                del self._shares[owner]
+                del self.shares[owner]
 
 
 class Share:
@@ -85,6 +83,7 @@ class Share:
 
     def __init__(self, memory: Memory) -> None:
         self.connections = 0
+        """The number of the owner's open connections."""
         self._memory = memory
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._size = 0
@@ -162,7 +161,7 @@ class ConnectionHistory(History):
         if isinstance(context.chain, UnstoredChain):
             document["store"] = False
         await super().commit(context, document, gate)
-        if not document["store"] and document["status"] in _CHAINABLE:
+        if not document["store"] and document["status"] in ("completed", "incomplete"):
             self._hold(context, document["id"], [*context.input, *document["output"]])
 
     def evict(self, response_id: str) -> None:

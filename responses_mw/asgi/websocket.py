@@ -1,0 +1,366 @@
+"""WebSocket mode: `GET /v1/responses` with an upgrade (OpenAI reference, "WebSocket mode").
+
+A connection has lanes, each of which has one running response.
+
+1. Frames are read as they arrive, so that a disconnect is noticed at once. A limited number of requests wait in their lanes, in
+   order.
+2. Each lane is a task that sends the events of its runs. A client that does not read blocks `send`, and thereby the runs of its
+   own connection.
+3. A connection has a maximum lifetime. After it, or when the server shuts down, the connection accepts no more requests, and is
+   closed when the running responses have ended.
+
+A client's frame is an object with a `type`. A `response.create` has the members of the body of `POST /v1/responses`, `generate`
+(false: create it without calling the model) and `stream_id` (its lane). A server's frame is the data of one event, with the
+`stream_id` of its lane, if any. There is no `[DONE]`. An error is
+`{"type": "error", "status", "error": {"type", "code", "message", "param"}}`. It is sent in place of a response; a response that
+has started ends with `response.failed`. The specification requires a code; the default is the type.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import anyio
+import orjson
+from anyio.abc import TaskGroup
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from ..cache.policy import policy_of
+from ..engine.run import REQUEST_LIMITS, RunMode
+from ..engine.runner import Runner
+from ..errors import APIError, BadRequest, RateLimited, TooLarge, Unavailable
+from ..protocol.request import checks
+from ..protocol.request.create import CreateResponse
+from ..settings import CacheSettings, LimitSettings, ServerSettings
+from ..state import State
+from ..telemetry.metrics import WEBSOCKETS_OPEN
+from ..threads import by_size
+from ..upstream import Caller, Upstream
+from .access import Origins
+from .http_responses import ErrorResponse
+from .limits import admitted
+from .requests import HOST_SCOPE, Reader, RequestParser
+from .websocket_memory import ConnectionHistory, Memory, Share
+
+logger = logging.getLogger(__name__)
+
+MAX_LIFETIME = 3600.0
+"""Seconds after which a connection accepts no new requests, as at OpenAI. It is closed when its responses have ended."""
+MAX_LANES = 32
+"""Maximum concurrent responses of a connection. More need another connection, and an owner's connections are limited."""
+MAX_WAITING = 64
+"""Maximum number of waiting requests in all lanes of a connection."""
+
+_LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_CREATE, _STEER = "response.create", "response.steer"
+_GOING_AWAY, _BROKEN, _SERVICE_RESTART = 1001, 1011, 1012
+
+
+class WebSockets:
+    """An ASGI application that serves the WebSockets of this process."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        upstream: Upstream,
+        state: State | None,
+        reader: Reader,
+        parser: RequestParser,
+        origins: Origins,
+        server: ServerSettings,
+        limits: LimitSettings,
+        caching: CacheSettings,
+        *,
+        storage_required: bool,
+    ) -> None:
+        self._runner = runner
+        self._upstream = upstream
+        self._state = state
+        self._reader = reader
+        self._parser = parser
+        self._origins = origins
+        self._max_connections = server.max_websockets
+        self._max_frame_bytes = limits.max_request_bytes
+        self._caching = caching
+        self._storage_required = storage_required
+        self._memory = Memory(owner_bytes=limits.memory_bytes // 4, total_bytes=limits.memory_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = scope.get(HOST_SCOPE, scope)
+        try:
+            caller = await self._verified(scope)
+            self._check_number(caller.owner)
+        except APIError as error:
+            await ErrorResponse(error)(scope, receive, send)
+            return
+        with self._memory.share(caller.owner) as share:
+            WEBSOCKETS_OPEN.add(1)
+            try:
+                await WebSocket(scope, receive, send).accept()
+                await WebSocketConnection(
+                    self._runner,
+                    ConnectionHistory(self._state, share, required=self._storage_required),
+                    share,
+                    self._parser.parse,
+                    partial(admitted, scope, self._upstream.verify),
+                    caller,
+                    self._caching,
+                    self._max_frame_bytes,
+                    receive,
+                    send,
+                ).run()
+            finally:
+                WEBSOCKETS_OPEN.add(-1)
+
+    async def _verified(self, scope: Scope) -> Caller:
+        """Return the caller, once the credential is accepted. Raises `APIError`."""
+        self._origins.check(Headers(scope=scope))
+        # The upstream is always called over HTTP, even if it is an application in this process.
+        http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
+        caller = self._reader.caller(HTTPConnection(http_scope))
+        # With `generate: false`, a response is created without a call of the upstream that would check the credential.
+        await self._upstream.verify(caller)
+        return caller
+
+    def _check_number(self, owner: str) -> None:
+        """Raise `APIError` if the owner, or all owners together, have the maximum number of open connections."""
+        shares, maximum = self._memory.shares, max(1, self._max_connections // 5)
+        if owner in shares and shares[owner].connections >= maximum:
+            raise RateLimited(f"You already have {maximum} open WebSocket connections.")
+        if sum(share.connections for share in shares.values()) >= self._max_connections:
+            raise Unavailable("This server has too many open WebSocket connections.", retry_after=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A `response.create`. `body` is the body of the equivalent POST; `size` is the frame's size in bytes."""
+
+    body: dict[str, Any]
+    lane: str | None
+    generate: bool
+    size: int
+
+
+@dataclass(eq=False)
+class WebSocketConnection:
+    """An accepted WebSocket. `history` keeps its unstored responses; the owner's `share` counts its waiting requests."""
+
+    runner: Runner
+    history: ConnectionHistory
+    share: Share
+    parse: Callable[[Any, int], CreateResponse]
+    """Parse the body of a request, given its size. Raises `BadRequest`."""
+    admission: Callable[[Caller], AbstractAsyncContextManager[None]]
+    """Return the context manager for one response of a caller. Raises `APIError` if the response is not admitted."""
+    caller: Caller
+    caching: CacheSettings
+    max_frame_bytes: int
+    receive: Receive
+    send: Send
+    _lanes: dict[str | None, deque[Create]] = field(default_factory=dict)
+    """The waiting requests of each lane that has a running response."""
+    _waiting: int = 0
+    _refusal: APIError | None = None
+    """Why no more requests are accepted; None while they are."""
+    _idle: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> None:
+        """Serve until the client disconnects, which cancels its runs, or until the connection has been wound up."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._wind_up_with_server, group)
+                with anyio.move_on_after(MAX_LIFETIME) as time:
+                    await self._read(group)
+                if time.cancelled_caught:
+                    limit = f"The connection has reached its limit of {MAX_LIFETIME / 60:g} minutes."
+                    message = f"{limit} Create a new WebSocket connection to continue."
+                    error = BadRequest(message, code="websocket_connection_limit_reached")
+                    group.start_soon(self._wind_up, group, _GOING_AWAY, error)
+                    await self._read(group)
+                group.cancel_scope.cancel()
+        finally:
+            self.history.close()
+            for create in chain.from_iterable(self._lanes.values()):
+                self.share.leave(create.size)
+
+    async def _wind_up_with_server(self, group: TaskGroup) -> None:
+        drain = self.runner.drain
+        await drain.begun.wait()
+        await self._wind_up(group, _SERVICE_RESTART, drain.error())
+
+    async def _wind_up(self, group: TaskGroup, code: int, error: APIError) -> None:
+        """Refuse further requests with `error`, and close the connection when the last response has ended."""
+        self._refusal = error
+        if self._lanes:
+            await self._idle.wait()
+        await self._close(group, code, error)
+
+    async def _close(self, group: TaskGroup, code: int, error: APIError) -> None:
+        try:
+            await self._send_error(error, None)
+            await self.send({"type": "websocket.close", "code": code})
+        except OSError:
+            logger.debug("the client disconnected")
+        group.cancel_scope.cancel()
+
+    # -- frames ---------------------------------------------------------------------------------------------------------------
+
+    async def _read(self, group: TaskGroup) -> None:
+        """Process frames until the client disconnects."""
+        with suppress(OSError):
+            while (message := await self.receive())["type"] != "websocket.disconnect":
+                await self._take(_data(message), group)
+
+    async def _take(self, data: bytes, group: TaskGroup) -> None:
+        lane = None
+        try:
+            frame = await by_size(len(data), _decoded, data, self.max_frame_bytes)
+            lane = _lane_of(frame)
+            if frame.get("type") is None:
+                checks.missing("type")
+            if checks.one_of(frame["type"], "type", {_CREATE, _STEER}) == _STEER:
+                await self._send_data(_steer_failed(frame), lane)
+            else:
+                self._begin(_create(frame, lane, len(data)), group)
+        except APIError as error:
+            await self._send_error(error, lane)
+
+    def _begin(self, create: Create, group: TaskGroup) -> None:
+        """Start the response, or queue the request in its lane. Raises `APIError` if the request is refused."""
+        if self._refusal is not None:
+            raise self._refusal
+        lane = self._lanes.get(create.lane)
+        if lane is None:
+            if len(self._lanes) >= MAX_LANES:
+                raise RateLimited(f"The connection already has {MAX_LANES} responses in progress.")
+            self._lanes[create.lane] = deque()
+            group.start_soon(self._serve, create, group)
+        elif self._waiting >= MAX_WAITING:
+            raise RateLimited("Too many requests are waiting on the connection.")
+        else:
+            self.share.enter(create.size)
+            self._waiting += 1
+            lane.append(create)
+
+    # -- responses ------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, first: Create, group: TaskGroup) -> None:
+        """Make the responses of one lane until no request is waiting in it."""
+        lane = self._lanes[first.lane]
+        await self._guard(first, group)
+        while lane:
+            create = lane.popleft()
+            self._waiting -= 1
+            self.share.leave(create.size)
+            await self._guard(create, group)
+        del self._lanes[first.lane]
+        if self._refusal is not None and not self._lanes:
+            self._idle.set()
+
+    async def _guard(self, create: Create, group: TaskGroup) -> None:
+        try:
+            await self._respond(create)
+        except OSError:
+            logger.debug("the client disconnected")  # some servers report this by an OSError
+            group.cancel_scope.cancel()
+        except Exception:  # the outer edge of a response: close the connection, or the client would wait forever
+            logger.exception("a response on a WebSocket failed")
+            await self._close(group, _BROKEN, APIError("The server had an error while processing your request."))
+
+    async def _respond(self, create: Create) -> None:
+        """Send the events of one response, or an error if it is not admitted or fails before it starts."""
+        caller = self.caller.again()
+        try:
+            async with self.admission(caller):
+                await self._run(create, caller)
+        except APIError as error:
+            await self._send_error(error, create.lane)
+
+    async def _run(self, create: Create, caller: Caller) -> None:
+        """Run an admitted request. If it fails, evict the previous response from memory."""
+        has_failed, last = True, ""
+        try:
+            request = await by_size(create.size, self.parse, create.body, create.size)
+            if create.generate:
+                policy = policy_of(request.cache, None, self.caching, stored=request.store)
+                run = self.runner.run(request, caller, RunMode.STREAMED, policy=policy, history=self.history).batches
+            else:
+                run = self.runner.create_without_model(request, caller, self.history)
+            async with aclosing(run):
+                async for events in run:
+                    for event in events:
+                        await self._send_data(event.data, create.lane)
+                    last = events[-1].type
+            has_failed = last == "response.failed"
+        finally:
+            parent = create.body.get("previous_response_id")
+            if has_failed and isinstance(parent, str):
+                self.history.evict(parent)
+
+    async def _send_error(self, error: APIError, lane: str | None) -> None:
+        """Send an error with its HTTP headers, such as `retry-after`."""
+        members: dict[str, Any] = error.body()["error"]
+        members["code"] = members["code"] or members["type"]
+        if error.headers:
+            members["headers"] = error.headers
+        await self._send_data({"type": "error", "status": error.status, "error": members}, lane)
+
+    async def _send_data(self, data: dict[str, Any], lane: str | None) -> None:
+        text = orjson.dumps(data if lane is None else {**data, "stream_id": lane}).decode()
+        await self.send({"type": "websocket.send", "text": text})
+
+
+def _data(message: Message) -> bytes:
+    text = message.get("text")
+    return message.get("bytes") or b"" if text is None else text.encode()
+
+
+def _decoded(data: bytes, maximum: int) -> dict[str, Any]:
+    """Decode the object in a frame. Raises `BadRequest`, or `TooLarge` beyond `maximum` bytes or `REQUEST_LIMITS`."""
+    if len(data) > maximum:
+        raise TooLarge(f"The frame is larger than {maximum} bytes.")
+    frame = checks.decode(data, REQUEST_LIMITS, "the JSON of your frame")
+    if not isinstance(frame, dict):
+        raise BadRequest(f"A frame must be a JSON object, but is {checks.kind_of(frame)}.", code="invalid_type")
+    return frame
+
+
+def _lane_of(frame: dict[str, Any]) -> str | None:
+    lane = frame.get("stream_id")
+    if lane is not None and not _LANE.fullmatch(checks.string(lane, "stream_id")):
+        message = "Invalid 'stream_id'. Expected 1 to 256 ASCII letters, digits, underscores, hyphens or periods."
+        raise BadRequest(message, param="stream_id", code="invalid_value")
+    return lane
+
+
+def _create(frame: dict[str, Any], lane: str | None, size: int) -> Create:
+    """Raise `BadRequest` for members that are invalid on a WebSocket. The body is parsed when the response starts."""
+    generate = frame.get("generate")
+    if generate is not None:
+        checks.boolean(generate, "generate")
+    if frame.get("background"):
+        checks.unsupported("background", "responses on a WebSocket run in the foreground; create it over HTTP.")
+    body = {name: value for name, value in frame.items() if name not in ("type", "generate", "stream_id")}
+    return Create({**body, "stream": True}, lane, generate is not False, size)
+
+
+def _steer_failed(frame: dict[str, Any]) -> dict[str, Any]:
+    """Return the frame that refuses a `response.steer`. It repeats the input, so that the client can send it again."""
+    error = {
+        "type": "invalid_request_error",
+        "code": "steering_not_supported",
+        "message": "This server cannot steer a running response. Send the input in a response.create when it has ended.",
+    }
+    steer = {name: frame.get(name) for name in ("input", "previous_response_id")}
+    return {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer}
