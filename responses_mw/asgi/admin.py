@@ -17,31 +17,31 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, parse_qsl
+from typing import Any, NamedTuple
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
+from ..engine.run import Drain
 from ..errors import APIError, StartupError, UpstreamError
 from ..network import address_family
-from ..state import server_group
+from ..settings import ServerSettings
+from ..state import State, StateUnavailable, server_group
 from ..telemetry.instruments import exposition, is_shared
+from ..telemetry.metrics import EVENT_LOOP_LAG, QUEUE_AGE, QUEUE_DEPTH, UPSTREAM_UP
 from ..telemetry.tracing import is_measuring
-from ..upstream import Caller
+from ..upstream import Caller, Upstream
 from .http_responses import JSONResponse
-from .monitor import monitoring
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from ..engine.run import Drain
-    from ..settings import ServerSettings
-    from ..state import State
-    from ..upstream import Upstream
-
-__all__ = ["Admin", "Check", "checks", "open_admin"]
 
 logger = logging.getLogger(__name__)
+
+CHECK_TIMEOUT = 3.0
+"""Timeout of a check in seconds, less than the timeout of the Kubernetes probes in the Helm chart."""
+INTERVAL = 10.0
+"""Seconds between two measurements of Redis and of the upstream."""
+LAG_INTERVAL = 0.5
+"""Seconds between two measurements of the event loop."""
 
 
 class Finding(NamedTuple):
@@ -55,11 +55,6 @@ class Finding(NamedTuple):
 
 
 Check = Callable[[], Awaitable[Finding]]
-
-CHECK_TIMEOUT = 3.0
-"""Timeout of a check in seconds, less than the timeout of the Kubernetes probes in the Helm chart."""
-
-_GONE = frozenset({502, 503, 504})
 
 
 class Admin:
@@ -75,25 +70,28 @@ class Admin:
         if scope["type"] != "http":
             return
         await receive()
-        if scope["method"] not in ("GET", "HEAD"):
-            response = Response(status_code=405, headers={"allow": "GET, HEAD"})
-        elif scope["path"] == "/livez":
-            response = PlainTextResponse("ok\n")
-        elif scope["path"] == "/readyz":
-            response = await self._ready(scope["query_string"].decode("latin-1"))
-        elif scope["path"] == "/metrics":
-            body, content_type = exposition(_accept(scope))
-            response = Response(body, headers={"content-type": content_type})
-        elif scope["path"] == "/usage":
-            response = await self._usage(scope["query_string"].decode("latin-1"))
-        else:
-            response = PlainTextResponse("not found: use /livez, /readyz, /metrics or /usage\n", 404)
+        response = await self._respond(Request(scope))
         await response(scope, receive, send)
 
-    async def _usage(self, query: str) -> Response:
+    async def _respond(self, request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return Response(status_code=405, headers={"allow": "GET, HEAD"})
+        path, query = request.scope["path"], request.query_params.multi_items()
+        if path == "/livez":
+            return PlainTextResponse("ok\n")
+        if path == "/readyz":
+            return await self._ready(query)
+        if path == "/metrics":
+            body, content_type = exposition(",".join(request.headers.getlist("accept")))
+            return Response(body, headers={"content-type": content_type})
+        if path == "/usage":
+            return await self._usage(query)
+        return PlainTextResponse("not found: use /livez, /readyz, /metrics or /usage\n", 404)
+
+    async def _usage(self, query: list[tuple[str, str]]) -> Response:
         """Return each owner's usage on one day, by default today (UTC)."""
         try:
-            [(name, value)] = parse_qsl(query, keep_blank_values=True) or [("day", datetime.now(UTC).date().isoformat())]
+            [(name, value)] = query or [("day", datetime.now(UTC).date().isoformat())]
             day = date.fromisoformat(value)
         except ValueError:
             name = ""
@@ -108,10 +106,9 @@ class Admin:
             return PlainTextResponse("Redis does not answer\n", 503)
         return JSONResponse({"day": day.isoformat(), "owners": {owner: asdict(used) for owner, used in owners.items()}})
 
-    async def _ready(self, query: str) -> Response:
-        asked = parse_qs(query, keep_blank_values=True)
-        required = {name for value in asked.pop("require", []) for name in value.split(",")}
-        if asked or not required <= self._checks.keys():
+    async def _ready(self, query: list[tuple[str, str]]) -> Response:
+        required = {name for _, value in query for name in value.split(",")}
+        if any(name != "require" for name, _ in query) or not required <= self._checks.keys():
             return PlainTextResponse(f"use /readyz?require= with names of checks: {', '.join(self._checks)}\n", 400)
         found = dict(zip(self._checks, await asyncio.gather(*map(_finding, self._checks.values())), strict=True))
         self._reached.update(name for name, finding in found.items() if not finding.fault)
@@ -122,15 +119,8 @@ class Admin:
 
     def _blocks(self, name: str, finding: Finding, required: set[str]) -> bool:
         """Return whether a finding makes the replica unready. A Redis that was never reached does: its URL may be wrong."""
-        if name in required:
-            return bool(finding.fault)
-        if name == "upstream" or (finding.away and name in self._reached):
-            return False
-        return bool(finding.fault)
-
-
-def _accept(scope: Scope) -> str:
-    return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
+        is_shared_fault = name == "upstream" or (finding.away and name in self._reached)
+        return bool(finding.fault) and (name in required or not is_shared_fault)
 
 
 async def _finding(check: Check) -> Finding:
@@ -154,10 +144,14 @@ def checks(
     if state is not None:
         found["redis"] = partial(_check_state, state)
     if is_working is not None:
-        found["worker"] = partial(_check_worker, is_working)
+        found["worker"] = partial(_check_that, is_working, "It is not taking background responses.")
     if drain is not None:
-        found["server"] = partial(_check_drain, drain)
+        found["server"] = partial(_check_that, lambda: not drain.begun.is_set(), "It is shutting down.")
     return found
+
+
+async def _check_that(is_so: Callable[[], bool], fault: str) -> Finding:
+    return Finding("" if is_so() else fault)
 
 
 async def _check_upstream(upstream: Upstream) -> Finding:
@@ -165,7 +159,7 @@ async def _check_upstream(upstream: Upstream) -> Finding:
     try:
         await upstream.models(Caller())
     except UpstreamError as error:
-        return Finding(error.message if error.status in _GONE else "")
+        return Finding(error.message if error.status in (502, 503, 504) else "")
     return Finding()
 
 
@@ -174,12 +168,51 @@ async def _check_state(state: State) -> Finding:
     return Finding(" ".join(health.errors), health.warnings)
 
 
-async def _check_worker(is_working: Callable[[], bool]) -> Finding:
-    return Finding("" if is_working() else "It is not taking background responses.")
+# -- measurements --------------------------------------------------------------------------------------------------------
 
 
-async def _check_drain(drain: Drain) -> Finding:
-    return Finding("It is shutting down." if drain.begun.is_set() else "")
+@asynccontextmanager
+async def monitoring(state: State | None, check_upstream: Check | None) -> AsyncIterator[None]:
+    """Measure the queue, Redis's memory, the upstream and the event loop until the context exits."""
+    measuring = [_measure_lag()]
+    if state is not None:
+        measuring.append(_measure_state(state))
+    if check_upstream is not None:
+        measuring.append(_measure_upstream(check_upstream))
+    tasks = [asyncio.create_task(each) for each in measuring]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _measure_state(state: State) -> None:
+    while True:
+        try:
+            found = await state.queue.backlog()
+            QUEUE_DEPTH.set(found.jobs)
+            QUEUE_AGE.set(found.seconds)
+            await state.check()  # records the memory
+        except StateUnavailable as error:  # the state has counted the failure
+            logger.debug("could not measure Redis: %s", error.message)
+        await asyncio.sleep(INTERVAL)
+
+
+async def _measure_upstream(check: Check) -> None:
+    while True:
+        UPSTREAM_UP.set(int(not (await _finding(check)).fault))
+        await asyncio.sleep(INTERVAL)
+
+
+async def _measure_lag() -> None:
+    """Measure how late a timer fires. Every other task of this process is delayed as much."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_INTERVAL
+        await asyncio.sleep(LAG_INTERVAL)
+        EVENT_LOOP_LAG.record(max(0.0, loop.time() - due), {})
 
 
 # -- the port ------------------------------------------------------------------------------------------------------------
@@ -193,17 +226,11 @@ async def open_admin(settings: ServerSettings, checks: Mapping[str, Check], stat
     """
     async with AsyncExitStack() as stack:
         if settings.admin_port or is_measuring():
-            upstream = checks.get("upstream")
-            is_up = partial(_passes, upstream) if upstream is not None else None
-            await stack.enter_async_context(monitoring(state, is_up))
+            await stack.enter_async_context(monitoring(state, checks.get("upstream")))
         listener = _listener(settings.admin_host, settings.admin_port) if settings.admin_port else None
         if listener is not None:
             await stack.enter_async_context(_serving(Admin(checks, state), listener))
         yield
-
-
-async def _passes(check: Check) -> bool:
-    return not (await _finding(check)).fault
 
 
 def _listener(host: str, port: int) -> socket.socket | None:

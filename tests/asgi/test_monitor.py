@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from responses_mw.asgi.monitor import LAG_INTERVAL, monitoring
+from responses_mw.asgi.admin import LAG_INTERVAL, Finding, monitoring
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.scripted import HELLO, Signal, text
 from tests.support.websocket import UVICORN, opened
@@ -31,8 +31,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_the_health_of_the_upstream_is_measured() -> None:
     answers = [True]
 
-    async def ask() -> bool:
-        return answers[0]
+    async def ask() -> Finding:
+        return Finding("" if answers[0] else "It is away.")
 
     async with monitoring(None, ask):
         await until(lambda: value("responses_mw_upstream_up") == 1)
