@@ -19,9 +19,8 @@ from .asgi.access import APIKeyMiddleware, PassablePaths
 from .asgi.admin import checks, open_admin
 from .asgi.limits import RateLimitMiddleware, RateLimits
 from .asgi.middleware import Application, Dispatcher
-from .asgi.openapi import DescriptionMiddleware
 from .asgi.proxy import ReverseProxy
-from .asgi.routes import ROUTES, Routes
+from .asgi.routes import DescriptionMiddleware, Routes
 from .asgi.telemetry import TelemetryMiddleware
 from .auth import APIKeys
 from .cache import Cache, Embeddings
@@ -340,7 +339,7 @@ def create_app(settings: Settings | None = None) -> ResponsesMiddleware:
     keys = APIKeys.of(settings.auth)
     passable = PassablePaths(settings.auth.proxy_paths) if keys is not None else None
     proxy: ASGIApp = ReverseProxy(client, settings.upstream.url, settings.server.base_path, passable=passable)
-    proxy = DescriptionMiddleware(proxy, settings.server, ROUTES, needs_key=keys is not None)
+    proxy = DescriptionMiddleware(proxy, settings.server, needs_key=keys is not None)
     if keys is not None:
         key = settings.upstream.api_key
         proxy = APIKeyMiddleware(proxy, keys, upstream_key=key.get_secret_value() if key else None)

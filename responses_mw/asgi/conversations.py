@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -28,11 +29,13 @@ MAX_NEW_ITEMS = 20
 """Maximum number of items that one request may add."""
 
 
+@dataclass(eq=False)
 class ConversationRoutes:
-    def __init__(self, upstream: Upstream, state: State | None, reader: Reader) -> None:
-        self._upstream = upstream
-        self._state = state
-        self._reader = reader
+    """The endpoints. `state` is None without stored state."""
+
+    upstream: Upstream
+    state: State | None
+    reader: Reader
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/conversations``"""
@@ -54,10 +57,8 @@ class ConversationRoutes:
         state, caller = await self._verified(request)
         # The official client sends null to remove all metadata. A missing member is more likely a mistake.
         body, _ = await self._body(request, "metadata", required="metadata")
-        updated = await state.conversations.update(
-            _id(request), check_metadata(body.get("metadata", {}), "metadata"), caller.owner
-        )
-        return JSONResponse(_shown(updated))
+        metadata = check_metadata(body.get("metadata", {}), "metadata")
+        return JSONResponse(_shown(await state.conversations.update(_id(request), metadata, caller.owner)))
 
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/conversations/{conversation_id}``"""
@@ -80,12 +81,9 @@ class ConversationRoutes:
 
     async def items(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items``"""
-        include, asked = included(request), paging(request)
+        include, page = included(request), paging(request)
         state, caller = await self._verified(request)
-        page = await state.conversations.items(
-            _id(request), caller.owner, after=asked.after, limit=asked.limit, order=asked.order
-        )
-        return JSONResponse(listed(page, include))
+        return JSONResponse(listed(await state.conversations.items(_id(request), caller.owner, **page), include))
 
     async def item(self, request: Request) -> ASGIApp:
         """``GET /v1/conversations/{conversation_id}/items/{item_id}``"""
@@ -102,11 +100,11 @@ class ConversationRoutes:
 
     async def _verified(self, request: Request) -> tuple[State, Caller]:
         """Return the state and the caller, once the caller is accepted. Raises `NotSupported` without state."""
-        caller = self._reader.caller(request)
-        await self._upstream.verify(caller)
-        if self._state is None:
+        caller = self.reader.caller(request)
+        await self.upstream.verify(caller)
+        if self.state is None:
             raise NotSupported("Conversations need stored state, but this server has none: configure Redis.")
-        return self._state, caller
+        return self.state, caller
 
     async def _items(self, value: Any, size: int, made: RunIds, state: State, owner: str) -> list[Item]:
         """Parse the `items` of a body of `size` bytes into items to store, with ids from `made`."""
@@ -122,7 +120,7 @@ class ConversationRoutes:
 
         Raises `BadRequest` if the body has members other than `names`, or lacks `required`, which may be null.
         """
-        sent, size = await self._reader.read(request, lambda body, size: (body, size))
+        sent, size = await self.reader.read(request, lambda body, size: (body, size))
         body = checks.mapping(sent, "body")
         for name in body.keys() - names:
             checks.unknown(name)

@@ -25,14 +25,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ..errors import BadRequest, Unavailable
 from ..http import require_bodiless_get
-from .inbound import Inbound
+from .requests import Inbound, Receiving
 
 if TYPE_CHECKING:
     from .middleware import Dispatcher
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["END_TIMEOUT", "DrainingServer", "HTTPProtocol", "websocket_protocol"]
 
 END_TIMEOUT = 12.0
 """Seconds from the end of the drain until open connections are closed. Failed responses are stored and sent during this time,
@@ -181,7 +179,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._receiving = self.inbound.receiving()
+        self._receiving = Receiving(self.inbound)
 
     def data_received(self, data: bytes) -> None:
         try:

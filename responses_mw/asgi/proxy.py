@@ -32,7 +32,7 @@ from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
 from .access import PassablePaths, check_path
 from .http_responses import ErrorResponse
-from .inbound import BODY_TIMEOUT
+from .requests import BODY_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

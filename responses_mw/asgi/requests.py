@@ -1,19 +1,19 @@
-"""Read the caller, body and query of requests, and show stored items as the API returns them."""
+"""Read the caller, body and query of requests, bound the memory of their bodies, and show items as the API returns them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from ..auth import has_key, key_in, owner_in
 from ..engine.prompt_templates import Prompts
 from ..engine.run import REQUEST_LIMITS
-from ..errors import BadRequest, RequestTimeout, TooLarge
+from ..errors import BadRequest, RequestTimeout, TooLarge, Unavailable
 from ..protocol.request import checks
 from ..protocol.request.checks import decode
 from ..protocol.request.create import INCLUDABLE, CreateResponse, parse, refuse_unknown
@@ -24,34 +24,81 @@ from ..state import Page
 from ..telemetry.context import annotate
 from ..threads import by_size
 from ..upstream import Caller, Standing
-from .inbound import BODY_TIMEOUT, Inbound, Receiving
 
 T = TypeVar("T")
 
 HOST_SCOPE = "responses_mw.host_scope"
 """The member of a routed request's scope that holds the host's scope, which does not have our path and router."""
 
+BODY_TIMEOUT = 60.0
+"""Maximum seconds between two pieces of a request body. A slower client has vanished, or holds the connection on purpose."""
+UNCOUNTED = 64 * 1024
+"""The first bytes of each message are not counted by `Inbound`, so that large messages never block small ones."""
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+"""Default and maximum number of items of a page."""
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 
 
-@dataclass(frozen=True, slots=True)
-class Paging:
-    """The page of a list that a request selects. `after` and `before` are ids of items; `order` is `asc` or `desc`."""
+class Inbound:
+    """Limits the total size of the messages that are being received (bodies, WebSocket frames) to `maximum` bytes."""
 
-    after: str | None
-    before: str | None
-    limit: int
-    order: str
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
+        self.size = 0
 
 
-class RequestParser:
-    """Parses the bodies of requests that create a response, compact a history or count tokens."""
+class Receiving:
+    """A context manager that counts the bytes of one message against the limit until it exits."""
 
-    def __init__(self, prompts: Prompts, *, refuses_unknown: bool = False) -> None:
+    __slots__ = ("_inbound", "_size")
+
+    def __init__(self, inbound: Inbound) -> None:
+        self._inbound = inbound
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.clear()
+
+    def add(self, size: int) -> None:
+        """Count another `size` bytes of the message. Raises `Unavailable` beyond the maximum."""
+        inbound, counted = self._inbound, self._counted
+        self._size += size
+        inbound.size += self._counted - counted
+        if self._counted and inbound.size > inbound.maximum:
+            raise Unavailable("The server is receiving too many large requests.")
+
+    def clear(self) -> None:
+        """Stop counting the bytes received so far."""
+        self._inbound.size -= self._counted
+        self._size = 0
+
+    @property
+    def _counted(self) -> int:
+        return max(0, self._size - UNCOUNTED)
+
+
+class Reader:
+    """Reads the callers and the bodies of requests."""
+
+    def __init__(
+        self,
+        limits: LimitSettings,
+        auth: AuthSettings,
+        forward_headers: Iterable[str],
+        prompts: Prompts,
+        *,
+        refuses_unknown: bool,
+    ) -> None:
+        """`forward_headers` are the names of the headers that the upstream gets in addition to `authorization`."""
+        self._auth = auth
+        self._max_bytes = limits.max_request_bytes
+        self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
+        self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
         self._prompts = prompts
         self._refuses_unknown = refuses_unknown
-        self._limits = REQUEST_LIMITS
 
     def parse(self, body: Any, size: int) -> CreateResponse:
         """Return the request with its prompt template applied. `size` is the body's size in bytes. Raises `BadRequest`."""
@@ -62,19 +109,7 @@ class RequestParser:
         if self._refuses_unknown:
             refuse_unknown(body)
         resolved = self._prompts.resolve(body)
-        return resolved, parse(resolved, self._limits, size)
-
-
-class Reader:
-    """Reads the callers and the bodies of requests."""
-
-    def __init__(self, limits: LimitSettings, auth: AuthSettings, forward_headers: Iterable[str]) -> None:
-        """`forward_headers` are the names of the headers that the upstream gets in addition to `authorization`."""
-        self._auth = auth
-        self._max_bytes = limits.max_request_bytes
-        self._limits = REQUEST_LIMITS
-        self._inbound = Inbound(max(limits.memory_bytes, limits.max_request_bytes))
-        self._forwarded = frozenset(name.encode() for name in ["authorization", *forward_headers])
+        return resolved, parse(resolved, REQUEST_LIMITS, size)
 
     def caller(self, request: HTTPConnection) -> Caller:
         """Return the caller of the request. Raises `BadRequest` or `Forbidden` for an invalid tenant."""
@@ -92,9 +127,9 @@ class Reader:
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Return what `parse` returns for the decoded body and its size in bytes. Raises `APIError`."""
-        with self._inbound.receiving() as receiving:
+        with Receiving(self._inbound) as receiving:
             data = await self._body(request, receiving)
-            return await by_size(len(data), lambda: parse(decode(data, self._limits), len(data)))
+            return await by_size(len(data), lambda: parse(decode(data, REQUEST_LIMITS), len(data)))
 
     async def _body(self, request: Request, receiving: Receiving) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")
@@ -126,12 +161,15 @@ class Reader:
         return b"".join(chunks)
 
 
-def paging(request: Request) -> Paging:
-    """Return the page that the query selects, by default the newest 20 items. Raises `BadRequest`."""
+def paging(request: Request) -> dict[str, Any]:
+    """Return the page of a list that the query selects: its items' `order`, `limit`, and the id `after` which it starts.
+
+    The default are the newest 20 items. Raises `BadRequest`.
+    """
     query = request.query_params
     order = checks.one_of(query.get("order", "desc"), "order", {"asc", "desc"})
     limit = checks.integer(number(request, "limit", DEFAULT_LIMIT), "limit", minimum=1, maximum=MAX_LIMIT)
-    return Paging(query.get("after"), query.get("before"), limit, order)
+    return {"after": query.get("after"), "limit": limit, "order": order}
 
 
 def number(request: Request, name: str, default: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..upstream import Caller, Upstream
 from .http_responses import EventResponse, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, key_of, once
 from .limits import allowance_of
-from .requests import Reader, RequestParser, flag, included, listed, number, paging, shown
+from .requests import Reader, flag, included, listed, number, paging, shown
 from .telemetry import add_headers
 
 _MAX_SEQUENCE_NUMBER = 2**53
@@ -40,79 +40,69 @@ _MAX_NAMES, _MAX_NAME = 16, 64
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_.-]")
 
 
+@dataclass(eq=False)
 class ResponseRoutes:
-    def __init__(
-        self,
-        runner: Runner,
-        upstream: Upstream,
-        state: State | None,
-        jobs: JobService | None,
-        reader: Reader,
-        parser: RequestParser,
-        settings: ServerSettings,
-        caching: CacheSettings,
-        cache: Cache | None = None,
-    ) -> None:
-        self._runner = runner
-        self._cache = cache
-        self._caching = caching
-        self._upstream = upstream
-        self._state = state
-        self._jobs = jobs
-        self._reader = reader
-        self._parser = parser
-        self._settings = settings
+    """The endpoints. `state` and `jobs` are None without stored state."""
+
+    runner: Runner
+    upstream: Upstream
+    state: State | None
+    jobs: JobService | None
+    reader: Reader
+    settings: ServerSettings
+    caching: CacheSettings
+    cache: Cache | None
 
     async def create(self, request: Request) -> ASGIApp:
         """``POST /v1/responses``"""
-        body, parsed = await self._reader.read(request, self._parser.resolve_and_parse)
-        caller = self._reader.caller(request)
-        allowance, gate = allowance_of(request.scope), partial(self._upstream.verify, caller)
+        body, parsed = await self.reader.read(request, self.reader.resolve_and_parse)
+        caller = self.reader.caller(request)
+        allowance, gate = allowance_of(request.scope), partial(self.upstream.verify, caller)
         await allowance.request(caller.owner, gate)
         if parsed.stream:
             await allowance.stream(caller.owner, gate)
-        for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self._runner.not_offered(parsed))):
+        for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self.runner.not_offered(parsed))):
             if names:
                 add_headers(request.scope, {header: _listed_names(names)})
         asked = "; ".join(request.headers.getlist(CACHE_HEADER))
-        policy = policy_of(parsed.cache, asked, self._caching, stored=parsed.store)
-        guard = await once(key_of(request), self._state, parsed, body, caller, gate)
+        policy = policy_of(parsed.cache, asked, self.caching, stored=parsed.store)
+        guard = await once(key_of(request), self.state, parsed, body, caller, gate)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
-        run = self._runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
-        is_open = self._settings.reasoning_events == "open_responses"
+        run = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)
+        is_open = self.settings.reasoning_events == "open_responses"
         batches = run.batches if guard is None else guard.run(run.batches, parsed, open_reasoning=is_open)
         kind = EventStreamResponse if parsed.stream else RunJSONResponse
         add_headers(request.scope, lambda: {CACHE_HEADER: run.cache_status} if run.cache_status else {})
-        return kind(batches, self._settings)
+        return kind(batches, self.settings)
 
     async def _create_in_background(
         self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> ASGIApp:
-        if self._jobs is None:
+        if self.jobs is None:
             raise NotSupported(
                 "'background' needs stored state, but this server has none: configure Redis.", param="background"
             )
-        await self._upstream.verify(caller)
-        await self._jobs.check_secrets()
+        await self.upstream.verify(caller)
+        await self.jobs.check_secrets()
         earlier = await guard.earlier(wait=True) if guard is not None else None
         if earlier is not None:
             document = earlier.document
             annotate(outcome="repeated", response=document)
         else:
             async with guard.making() if guard is not None else nullcontext():
-                document = await self._queued(self._jobs, parsed, body, caller, guard)
+                document = await self._queued(self.jobs, parsed, body, caller, guard)
         if parsed.stream:
-            return LogStreamResponse(self._jobs.follow(document), self._settings)
+            return LogStreamResponse(self.jobs.follow(document), self.settings)
         return JSONResponse(whole(document, parsed.include))
 
     async def _queued(
         self, jobs: JobService, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> Document:
         """Queue a background response and return its document."""
-        gate = partial(self._upstream.verify, caller)
-        run = await self._runner.prepare(parsed, caller)
-        await self._runner.check(run)
+        gate = partial(self.upstream.verify, caller)
+        run = await self.runner.prepare(parsed, caller)
+        await self.runner.check(run)
         response_id = run.document["id"]
         async with allowance_of(caller.scope).background(response_id, caller.owner, gate):
             if guard is not None:
@@ -145,14 +135,14 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        await allowance_of(request.scope).stream(caller.owner, partial(self._upstream.verify, caller))
-        return LogStreamResponse(jobs.follow(stored.document, after=after), self._settings)
+        await allowance_of(request.scope).stream(caller.owner, partial(self.upstream.verify, caller))
+        return LogStreamResponse(jobs.follow(stored.document, after=after), self.settings)
 
     async def delete(self, request: Request) -> ASGIApp:
         """``DELETE /v1/responses/{response_id}``"""
         _, jobs, caller, response_id = await self._stored(request)
-        if self._cache is not None:  # before the response is deleted, so that the client can retry if this fails
-            await self._cache.entries.forget(caller.owner, response_id)
+        if self.cache is not None:  # before the response is deleted, so that the client can retry if this fails
+            await self.cache.entries.forget(caller.owner, response_id)
         await jobs.delete(response_id, caller.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -163,48 +153,47 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request) -> ASGIApp:
         """``GET /v1/responses/{response_id}/input_items``"""
-        include, asked = included(request), paging(request)
+        include, page, before = included(request), paging(request), request.query_params.get("before")
         state, _, caller, response_id = await self._stored(request)
-        page = await state.responses.input_items(
-            response_id, caller.owner, after=asked.after, before=asked.before, limit=asked.limit, order=asked.order
+        return JSONResponse(
+            listed(await state.responses.input_items(response_id, caller.owner, before=before, **page), include)
         )
-        return JSONResponse(listed(page, include))
 
     async def compact(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/compact``. Nothing is stored."""
-        parsed = await self._reader.read(request, lambda body, size: self._parser.parse(create_body(body), size))
-        caller = self._reader.caller(request)
-        await allowance_of(request.scope).request(caller.owner, partial(self._upstream.verify, caller))
+        parsed = await self.reader.read(request, lambda body, size: self.reader.parse(create_body(body), size))
+        caller = self.reader.caller(request)
+        await allowance_of(request.scope).request(caller.owner, partial(self.upstream.verify, caller))
 
         async def documents() -> AsyncGenerator[Document, None]:
-            compacted = await self._runner.compact(parsed, caller)
+            compacted = await self.runner.compact(parsed, caller)
             yield {**compacted, "output": [shown(item, frozenset()) for item in compacted["output"]]}
 
-        return CompactionResponse(documents(), self._settings)
+        return CompactionResponse(documents(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/input_tokens``: count the tokens of the chat request that ``create`` would send."""
-        parsed = await self._reader.read(request, self._parse_counted)
-        caller = self._reader.caller(request)
-        await self._upstream.verify(caller)  # some upstreams tokenize without a credential
-        count = await self._runner.count_tokens(parsed, caller)
+        parsed = await self.reader.read(request, self._parse_counted)
+        caller = self.reader.caller(request)
+        await self.upstream.verify(caller)  # some upstreams tokenize without a credential
+        count = await self.runner.count_tokens(parsed, caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     def _parse_counted(self, body: Any, size: int) -> CreateResponse:
         if isinstance(body, dict) and body.pop("personality", None) is not None:
             checks.unsupported("personality", "only OpenAI's models have it.")
-        return replace(self._parser.parse(body, size), stream=False, store=False, background=False)
+        return replace(self.reader.parse(body, size), stream=False, store=False, background=False)
 
     async def _stored(self, request: Request) -> tuple[State, JobService, Caller, str]:
         """Return the state, the jobs, the caller and the id of a stored response, once the caller is accepted.
 
         Raises `NotFound` without state.
         """
-        caller, response_id = self._reader.caller(request), request.path_params["response_id"]
-        await self._upstream.verify(caller)
-        if self._state is None or self._jobs is None:
+        caller, response_id = self.reader.caller(request), request.path_params["response_id"]
+        await self.upstream.verify(caller)
+        if self.state is None or self.jobs is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
-        return self._state, self._jobs, caller, response_id
+        return self.state, self.jobs, caller, response_id
 
 
 def _listed_names(names: Iterable[str]) -> str:

@@ -1,10 +1,18 @@
-"""The routes of our paths, and the only place where an exception becomes a response."""
+"""The routes of our paths, and the only place where an exception becomes a response.
+
+The router and the OpenAPI 3.1 document are made from one table. The document describes what this server checks: methods,
+parameters, the members of bodies, and errors. Responses, items and events are defined by OpenAI; the document describes them
+only as far as is needed to tell them apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
@@ -16,26 +24,43 @@ from ..engine.run import Drain
 from ..engine.runner import Runner
 from ..errors import MethodNotAllowed, NotFound
 from ..jobs import JobService
-from ..settings import Settings
+from ..protocol.request.create import INCLUDABLE, METADATA, create_schema
+from ..protocol.response.compaction import COMPACT_MEMBERS
+from ..settings import ServerSettings, Settings
 from ..state import State
 from ..telemetry.context import annotate
 from ..upstream import Upstream
+from ..version import VERSION
 from .access import SAFE_METHODS, Origins
-from .conversations import ConversationRoutes
-from .http_responses import ErrorResponse, EventResponse, error_response
-from .openapi import Operation
-from .requests import HOST_SCOPE, Reader, RequestParser
+from .conversations import MAX_NEW_ITEMS, ConversationRoutes
+from .http_responses import ErrorResponse, EventResponse, JSONResponse, error_response
+from .requests import DEFAULT_LIMIT, HOST_SCOPE, MAX_LIMIT, Reader
 from .responses import ResponseRoutes
 from .websocket import WebSockets
 
-Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An HTTP method of a path: its endpoint, its input and its output.
+
+    `answer` and `body` name schemas; `query` and `headers` name parameters.
+    """
+
+    endpoint: Callable[..., Any]
+    summary: str
+    answer: str | None = None
+    status: int = 200
+    query: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    body: str | None = None
+    streams: bool = False
+
 
 _ONE = "/v1/conversations/{conversation_id}"
 
-ROUTES: dict[str, dict[str, Operation]] = {
+_RESPONSES = {
     "/v1/responses": {
         "POST": Operation(
-            ResponseRoutes,
             ResponseRoutes.create,
             "Create a response.",
             "Response",
@@ -43,54 +68,47 @@ ROUTES: dict[str, dict[str, Operation]] = {
             headers=("Idempotency-Key", "X-Responses-Cache"),
             streams=True,
         ),
-        "GET": Operation(ResponseRoutes, ResponseRoutes.connect, "Open a WebSocket; 405 without an upgrade.", status=101),
+        "GET": Operation(ResponseRoutes.connect, "Open a WebSocket; 405 without an upgrade.", status=101),
     },
     "/v1/responses/compact": {
-        "POST": Operation(ResponseRoutes, ResponseRoutes.compact, "Summarize a history.", "Compaction", body="CompactResponse")
+        "POST": Operation(ResponseRoutes.compact, "Summarize a history.", "Compaction", body="CompactResponse")
     },
     "/v1/responses/input_tokens": {
-        "POST": Operation(
-            ResponseRoutes, ResponseRoutes.count_tokens, "Count the input tokens.", "InputTokens", body="CreateResponse"
-        )
+        "POST": Operation(ResponseRoutes.count_tokens, "Count the input tokens.", "InputTokens", body="CreateResponse")
     },
     "/v1/responses/{response_id}": {
         "GET": Operation(
-            ResponseRoutes,
             ResponseRoutes.retrieve,
             "Retrieve a stored response.",
             "Response",
             query=("include", "stream", "starting_after", "include_obfuscation"),
             streams=True,
         ),
-        "DELETE": Operation(ResponseRoutes, ResponseRoutes.delete, "Delete a response; cancel it if it is running.", "Deleted"),
+        "DELETE": Operation(ResponseRoutes.delete, "Delete a response; cancel it if it is running.", "Deleted"),
     },
     "/v1/responses/{response_id}/cancel": {
-        "POST": Operation(ResponseRoutes, ResponseRoutes.cancel, "Cancel a background response.", "Response")
+        "POST": Operation(ResponseRoutes.cancel, "Cancel a background response.", "Response")
     },
     "/v1/responses/{response_id}/input_items": {
         "GET": Operation(
-            ResponseRoutes,
             ResponseRoutes.input_items,
             "List the input items of a response.",
             "ItemList",
             query=("include", "after", "before", "limit", "order"),
         )
     },
+}
+_CONVERSATIONS = {
     "/v1/conversations": {
-        "POST": Operation(
-            ConversationRoutes, ConversationRoutes.create, "Create a conversation.", "Conversation", body="CreateConversation"
-        )
+        "POST": Operation(ConversationRoutes.create, "Create a conversation.", "Conversation", body="CreateConversation")
     },
     _ONE: {
-        "GET": Operation(ConversationRoutes, ConversationRoutes.retrieve, "Retrieve a conversation.", "Conversation"),
-        "POST": Operation(
-            ConversationRoutes, ConversationRoutes.update, "Replace the metadata.", "Conversation", body="UpdateConversation"
-        ),
-        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete, "Delete a conversation and its items.", "Deleted"),
+        "GET": Operation(ConversationRoutes.retrieve, "Retrieve a conversation.", "Conversation"),
+        "POST": Operation(ConversationRoutes.update, "Replace the metadata.", "Conversation", body="UpdateConversation"),
+        "DELETE": Operation(ConversationRoutes.delete, "Delete a conversation and its items.", "Deleted"),
     },
     f"{_ONE}/items": {
         "POST": Operation(
-            ConversationRoutes,
             ConversationRoutes.create_items,
             "Append items to a conversation.",
             "ItemList",
@@ -98,7 +116,6 @@ ROUTES: dict[str, dict[str, Operation]] = {
             body="CreateItems",
         ),
         "GET": Operation(
-            ConversationRoutes,
             ConversationRoutes.items,
             "List the items of a conversation.",
             "ItemList",
@@ -106,11 +123,12 @@ ROUTES: dict[str, dict[str, Operation]] = {
         ),
     },
     f"{_ONE}/items/{{item_id}}": {
-        "GET": Operation(ConversationRoutes, ConversationRoutes.item, "Retrieve an item.", "Item", query=("include",)),
-        "DELETE": Operation(ConversationRoutes, ConversationRoutes.delete_item, "Delete an item.", "Conversation"),
+        "GET": Operation(ConversationRoutes.item, "Retrieve an item.", "Item", query=("include",)),
+        "DELETE": Operation(ConversationRoutes.delete_item, "Delete an item.", "Conversation"),
     },
 }
-"""The operations of each path, by HTTP method. The router and the OpenAPI document are made from them."""
+ROUTES: dict[str, dict[str, Operation]] = {**_RESPONSES, **_CONVERSATIONS}
+"""The operations of each path, by HTTP method."""
 
 
 class Routes:
@@ -126,29 +144,34 @@ class Routes:
         state: State | None,
         jobs: JobService | None,
         settings: Settings,
-        cache: Cache | None = None,
+        cache: Cache | None,
     ) -> None:
-        reader = Reader(settings.limits, settings.auth, settings.upstream.forward_headers)
-        self._drain = runner.drain
-        self._origins = origins = Origins(settings.server.cors_origins)
-        refuses_unknown = settings.server.unknown_fields == "refuse"
-        parser = RequestParser(Prompts(settings.server.prompts_dir), refuses_unknown=refuses_unknown)
+        reader = Reader(
+            settings.limits,
+            settings.auth,
+            settings.upstream.forward_headers,
+            Prompts(settings.server.prompts_dir),
+            refuses_unknown=settings.server.unknown_fields == "refuse",
+        )
+        origins = Origins(settings.server.cors_origins)
         websockets = WebSockets(
             runner,
             upstream,
             state,
             reader,
-            parser,
             origins,
             settings.server,
             settings.limits,
             settings.cache,
             storage_required=settings.state.required,
         )
-        responses = ResponseRoutes(runner, upstream, state, jobs, reader, parser, settings.server, settings.cache, cache)
+        responses = ResponseRoutes(runner, upstream, state, jobs, reader, settings.server, settings.cache, cache)
         conversations = ConversationRoutes(upstream, state, reader)
-        owners: dict[type, object] = {ResponseRoutes: responses, ConversationRoutes: conversations}
-        routes: list[BaseRoute] = [self._route(path, operations, owners) for path, operations in ROUTES.items()]
+        routes: list[BaseRoute] = []
+        for owner, operations in ((responses, _RESPONSES), (conversations, _CONVERSATIONS)):
+            for path, methods in operations.items():
+                endpoints = {method: partial(one.endpoint, owner) for method, one in methods.items()}
+                routes.append(Route(path, _Resource(path, endpoints, origins, runner.drain)))
         routes.append(WebSocketRoute("/v1/responses", websockets))
         self._router = Router(routes, redirect_slashes=False, default=_unknown)
 
@@ -156,22 +179,15 @@ class Routes:
         path = scope.get("root_path", "") + scope["responses_mw.path"]
         await self._router({**scope, "path": path, HOST_SCOPE: scope}, receive, send)
 
-    def _route(self, path: str, operations: Mapping[str, Operation], owners: Mapping[type, object]) -> Route:
-        """Return the route for `path`, with an endpoint for each method."""
-        endpoints: dict[str, Endpoint] = {
-            method: partial(one.endpoint, owners[one.owner]) for method, one in operations.items()
-        }
-        return Route(path, _Resource(path, endpoints, self._origins, self._drain))
 
-
+@dataclass(frozen=True)
 class _Resource:
     """An ASGI application that serves one path."""
 
-    def __init__(self, path: str, endpoints: dict[str, Endpoint], origins: Origins, drain: Drain) -> None:
-        self._path = path
-        self._endpoints = endpoints
-        self._origins = origins
-        self._drain = drain
+    path: str
+    endpoints: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]
+    origins: Origins
+    drain: Drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp | None = None
@@ -184,19 +200,19 @@ class _Resource:
                 await response(scope, receive, send)
         except asyncio.CancelledError:
             is_unanswered = response is None or (isinstance(response, EventResponse) and not response.has_started)
-            if self._drain.is_over and is_unanswered:
-                await ErrorResponse(self._drain.error())(scope, receive, send)
+            if self.drain.is_over and is_unanswered:
+                await ErrorResponse(self.drain.error())(scope, receive, send)
             raise
 
     async def _respond(self, request: Request) -> ASGIApp:
         method = request.method
         if method not in SAFE_METHODS:
-            self._origins.check(request.headers)
-        endpoint = self._endpoints.get(method)
+            self.origins.check(request.headers)
+        endpoint = self.endpoints.get(method)
         if endpoint is None:
             message = f"Method {method} is not allowed for {request.scope['responses_mw.path']}."
-            raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(self._endpoints))})
-        annotate(route=self._path)
+            raise MethodNotAllowed(message, headers={"allow": ", ".join(sorted(self.endpoints))})
+        annotate(route=self.path)
         return await endpoint(request)
 
 
@@ -206,3 +222,154 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     else:
         message = f"Unknown request URL: {scope['method']} {scope['responses_mw.path']}."
     await ErrorResponse(NotFound(message, code="unknown_url"))(scope, receive, send)
+
+
+# -- the OpenAPI document ------------------------------------------------------------------------------------------
+
+Schema = dict[str, Any]
+_TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean", "default": False}
+_ITEMS: Schema = {"type": "array", "items": {"type": "object"}}
+_NEW_ITEMS: Schema = {**_ITEMS, "maxItems": MAX_NEW_ITEMS}
+
+
+_QUERY: dict[str, Schema] = {
+    "include": {"type": "array", "items": {"type": "string", "enum": sorted(INCLUDABLE)}},
+    "stream": _FLAG,
+    "starting_after": {"type": "integer", "minimum": 0},
+    "include_obfuscation": _FLAG,
+    "after": _TEXT,
+    "before": _TEXT,
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+}
+_HEADERS: dict[str, Schema] = {
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
+    "X-Responses-Cache": _TEXT,
+}
+
+
+def _kind(name: str, **members: Schema) -> Schema:
+    """Return the schema of an object whose `object` is `name`, with these members and possibly others."""
+    known = {"object": {"const": name}, **members}
+    return {"type": "object", "properties": known, "required": list(known)}
+
+
+def _body(required: tuple[str, ...] = (), **members: Schema) -> Schema:
+    return {"type": "object", "properties": members, "required": list(required), "additionalProperties": False}
+
+
+def _schemas(*, closed: bool) -> dict[str, Schema]:
+    """Return the schemas of bodies and answers. If `closed`, `CreateResponse` allows no unknown members."""
+    create = create_schema(closed=closed)
+    compacted = {name: create["properties"].get(name, {}) for name in sorted(COMPACT_MEMBERS)}
+    return {
+        "CreateResponse": create,
+        "CompactResponse": _body(("model",), **{**compacted, "model": _TEXT, "image": {"type": ["object", "null"]}}),
+        "CreateConversation": _body(items={**_NEW_ITEMS, "type": ["array", "null"]}, metadata=METADATA),
+        "UpdateConversation": _body(("metadata",), metadata=METADATA),
+        "CreateItems": _body(("items",), items=_NEW_ITEMS),
+        "Response": _kind("response", id=_TEXT, status=_TEXT, output=_ITEMS),
+        "Compaction": _kind("response.compaction", id=_TEXT, output=_ITEMS),
+        "InputTokens": _kind("response.input_tokens", input_tokens={"type": "integer"}),
+        "Conversation": _kind("conversation", id=_TEXT, created_at={"type": "integer"}, metadata={"type": "object"}),
+        "Deleted": {
+            "type": "object",
+            "properties": {"id": _TEXT, "object": {"enum": ["response", "conversation.deleted"]}, "deleted": {"const": True}},
+            "required": ["id", "object", "deleted"],
+        },
+        "Item": {"type": "object", "properties": {"type": _TEXT}, "required": ["type"]},
+        "ItemList": _kind(
+            "list",
+            data={"type": "array", "items": _reference("Item")},
+            first_id={"type": ["string", "null"]},
+            last_id={"type": ["string", "null"]},
+            has_more={"type": "boolean"},
+        ),
+        "Error": {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]},
+    }
+
+
+_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "message": _TEXT,
+        "type": _TEXT,
+        "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]},
+    },
+    "required": ["message", "type", "param", "code"],
+}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _content(name: str) -> Schema:
+    return {"application/json": {"schema": _reference(name)}}
+
+
+def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = False) -> Schema:
+    """Return the document. If `needs_key`, an API key is required; otherwise the upstream checks the credential.
+
+    If `closed`, `CreateResponse` allows no unknown members.
+    """
+    security: list[Schema] = [{"key": []}] if needs_key else [{}, {"key": []}]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Responses API", "version": VERSION},
+        "servers": [{"url": base_path or "/"}],
+        "security": security,
+        "paths": {
+            path: {method.lower(): _operation(path, one) for method, one in operations.items()}
+            for path, operations in ROUTES.items()
+        },
+        "components": {
+            "schemas": _schemas(closed=closed),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, operation: Operation) -> Schema:
+    kind = "response" if path in _RESPONSES else "conversation"
+    described: Schema = {
+        "operationId": f"{kind}_{operation.endpoint.__name__}",
+        "summary": operation.summary,
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)}", path)),
+            *({"name": name, "in": "query", "schema": _QUERY[name]} for name in operation.query),
+            *({"name": name, "in": "header", "schema": _HEADERS[name]} for name in operation.headers),
+        ],
+        "responses": {str(operation.status): _answer(operation), "default": _FAILED},
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _content(operation.body)}
+    return described
+
+
+_FAILED: Schema = {"description": "An error in OpenAI's format.", "content": _content("Error")}
+
+
+def _answer(operation: Operation) -> Schema:
+    if operation.answer is None:
+        return {"description": "The connection is a WebSocket."}
+    content = _content(operation.answer)
+    if operation.streams:
+        content["text/event-stream"] = {"schema": _TEXT}
+    return {"description": f"The {operation.answer}" + (", or its events." if operation.streams else "."), "content": content}
+
+
+class DescriptionMiddleware:
+    """Answer `GET /openapi.json` with the description of our routes; pass everything else to `app`."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, *, needs_key: bool) -> None:
+        self._app = app
+        self._path = settings.base_path + "/openapi.json"
+        closed = settings.unknown_fields == "refuse"
+        self._response = JSONResponse(describe(settings.base_path, needs_key=needs_key, closed=closed))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_ours = scope["type"] == "http" and scope["path"] == self._path and scope["method"] in ("GET", "HEAD")
+        await (self._response if is_ours else self._app)(scope, receive, send)

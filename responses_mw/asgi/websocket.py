@@ -50,7 +50,7 @@ from ..upstream import Caller, Upstream
 from .access import Origins
 from .http_responses import ErrorResponse
 from .limits import admitted
-from .requests import HOST_SCOPE, Reader, RequestParser
+from .requests import HOST_SCOPE, Reader
 from .websocket_memory import ConnectionHistory, Memory, Share
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ class WebSockets:
         upstream: Upstream,
         state: State | None,
         reader: Reader,
-        parser: RequestParser,
         origins: Origins,
         server: ServerSettings,
         limits: LimitSettings,
@@ -88,7 +87,6 @@ class WebSockets:
         self._upstream = upstream
         self._state = state
         self._reader = reader
-        self._parser = parser
         self._origins = origins
         self._max_connections = server.max_websockets
         self._max_frame_bytes = limits.max_request_bytes
@@ -112,7 +110,7 @@ class WebSockets:
                     self._runner,
                     ConnectionHistory(self._state, share, required=self._storage_required),
                     share,
-                    self._parser.parse,
+                    self._reader.parse,
                     partial(admitted, scope, self._upstream.verify),
                     caller,
                     self._caching,

@@ -52,8 +52,8 @@ def run_server(
     import uvicorn
 
     from ..app import create_app
-    from ..asgi.inbound import Inbound
     from ..asgi.listener import END_TIMEOUT, DrainingServer, HTTPProtocol, websocket_protocol
+    from ..asgi.requests import Inbound
 
     set_up_sdk()
     # The collector need not traverse modules, which stay loaded. A high threshold makes collections rare while tokens stream.

@@ -10,8 +10,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from responses_mw.asgi.inbound import UNCOUNTED, Inbound
 from responses_mw.asgi.listener import websocket_protocol
+from responses_mw.asgi.requests import UNCOUNTED, Inbound, Receiving
 from responses_mw.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def opened(ours: Ours) -> Any:
 def test_nothing_is_left_of_what_was_received_or_refused() -> None:
     inbound = Inbound(2 * UNCOUNTED)
     for _ in range(3):
-        with inbound.receiving() as first, inbound.receiving() as second, inbound.receiving() as small:
+        with Receiving(inbound) as first, Receiving(inbound) as second, Receiving(inbound) as small:
             first.add(3 * UNCOUNTED)
             with pytest.raises(Unavailable):
                 second.add(2 * UNCOUNTED)

@@ -8,8 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from responses_mw.asgi.openapi import describe
-from responses_mw.asgi.routes import ROUTES
+from responses_mw.asgi.routes import ROUTES, describe
 from responses_mw.protocol.request.create import create_schema
 from tests.support.scripted import completion
 
@@ -32,7 +31,7 @@ def concrete(path: str) -> str:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_the_document_is_valid(*, closed: bool) -> None:
-    document = describe(ROUTES, "/llm", needs_key=True, closed=closed)
+    document = describe("/llm", needs_key=True, closed=closed)
     parsed = OpenAPI.model_validate(document)
     assert parsed.openapi.startswith("3.1.")
     assert parsed.paths is not None
@@ -51,7 +50,7 @@ async def test_the_standalone_server_has_it_and_passes_other_methods_to_the_upst
 ) -> None:
     http = start_at("proxy", server__base_path="/llm").http
     document = (await http.get("/llm/openapi.json")).json()
-    assert document == describe(ROUTES, "/llm")
+    assert document == describe("/llm")
     assert document["servers"] == [{"url": "/llm"}]
     assert (await http.post("/llm/openapi.json")).status_code == 404
     assert (await http.get("/llm/docs")).status_code == 404
@@ -92,7 +91,7 @@ async def request(http: httpx.AsyncClient, method: str, path: str, name: str, va
 
 
 def check_error(answer: httpx.Response) -> None:
-    jsonschema.validate(answer.json(), describe(ROUTES)["components"]["schemas"]["Error"])
+    jsonschema.validate(answer.json(), describe()["components"]["schemas"]["Error"])
 
 
 @pytest.mark.parametrize("name", [name for name, schema in MEMBERS.items() if schema])
@@ -127,7 +126,7 @@ async def test_a_body_that_is_accepted_is_valid(start_at: Start, upstream: Scrip
         answer = await http.post("/v1/responses", json=body)
         assert answer.status_code == 200, answer.text
         assert is_valid(body)
-        jsonschema.validate(answer.json(), describe(ROUTES)["components"]["schemas"]["Response"])
+        jsonschema.validate(answer.json(), describe()["components"]["schemas"]["Response"])
     assert not is_valid({"model": "tiny"})
     assert (await http.post("/v1/responses", json={"model": "tiny"})).status_code == 400
 
@@ -137,7 +136,7 @@ def is_valid(body: dict[str, Any]) -> bool:
 
 
 async def test_bodies_that_are_described_as_closed_refuse_other_members(start_at: Start) -> None:
-    http, schemas = start_at("proxy").http, describe(ROUTES)["components"]["schemas"]
+    http, schemas = start_at("proxy").http, describe()["components"]["schemas"]
     closed = [(path, one.body) for _, path, one in OPERATIONS if one.body and "additionalProperties" in schemas[one.body]]
     assert len(closed) == 4
     for path, body in closed:
