@@ -11,31 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth import key_in
+from ..auth import Gate, key_in
 from ..errors import RateLimited
 from ..ids import random_part
+from ..settings import LimitSettings
 from ..state import StateUnavailable
+from ..state.limits import Kind, Usage
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
+from ..upstream import Caller
 from .telemetry import add_headers, websocket_request_span
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from ..auth import Gate
-    from ..settings import LimitSettings
-    from ..state.limits import Kind, Rate, Usage
-    from ..upstream import Caller
-
-__all__ = ["Allowance", "RateLimitMiddleware", "RateLimits", "admitted", "allowance_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +35,8 @@ STREAM_COUNTS = 60.0
 JOB_COUNTS = 3600.0
 
 _KEY = "responses_mw.allowance"
-_NOUNS = {"streams": "open streams", "background": "unfinished background responses"}
-_RETRY_AFTER = {"streams": 1, "background": 5}
+_REFUSED: dict[Kind, tuple[str, int]] = {"streams": ("open streams", 1), "background": ("unfinished background responses", 5)}
+"""What there are too many of, and after how many seconds to retry."""
 
 
 class RateLimits:
@@ -62,32 +54,6 @@ class RateLimits:
     def are_set(self) -> bool:
         return bool(self.per_minute or any(self.maximums.values()))
 
-    async def request(self, owner: str) -> Rate | None:
-        """Count a request and return the owner's rate, or None if there is no limit or Redis is unavailable.
-
-        Raises ``RateLimited``.
-        """
-        if not self.per_minute or self.usage is None:
-            return None
-        try:
-            rate = await self.usage.request(owner, self.per_minute)
-        except StateUnavailable:
-            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
-            return None
-        if rate.passes:
-            return rate
-        LIMITS_REFUSED.add(1, {"limit": "requests"})
-        message = f"Rate limit reached: {self.per_minute} requests per minute. Please try again in {rate.retry_after:.3g} s."
-        raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=self.headers(rate))
-
-    def headers(self, rate: Rate) -> dict[str, str]:
-        """Return the rate as the headers that OpenAI's API sends."""
-        return {
-            "x-ratelimit-limit-requests": str(self.per_minute),
-            "x-ratelimit-remaining-requests": str(rate.remaining),
-            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
-        }
-
     async def enter(self, kind: Kind, owner: str, name: str) -> bool:
         """Start counting a stream or background response. Return whether it is counted. Raises ``RateLimited``."""
         if not self.maximums[kind] or self.usage is None:
@@ -100,9 +66,10 @@ class RateLimits:
             return False
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
-            message = f"Limit reached: {self.maximums[kind]} {_NOUNS[kind]}. Please try again when one has ended."
+            noun, retry_after = _REFUSED[kind]
+            message = f"Limit reached: {self.maximums[kind]} {noun}. Please try again when one has ended."
             rates = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
-            raise RateLimited(message, retry_after=_RETRY_AFTER[kind], headers=rates)
+            raise RateLimited(message, retry_after=retry_after, headers=rates)
         if kind == "streams":
             self._open.setdefault(owner, set()).add(name)
         return True
@@ -152,11 +119,30 @@ class Allowance:
 
     async def request(self, owner: str, gate: Gate) -> None:
         """Count a request for a response. Raises ``RateLimited`` and the errors of the ``gate``."""
-        if self._limits is not None:
-            await gate()
-            rate = await self._limits.request(owner)
-            if rate is not None and self._scope["type"] == "http":
-                add_headers(self._scope, self._limits.headers(rate))
+        limits = self._limits
+        if limits is None:
+            return
+        await gate()
+        if not limits.per_minute or limits.usage is None:
+            return
+        try:
+            rate = await limits.usage.request(owner, limits.per_minute)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
+            return
+        headers = {  # as OpenAI's API sends them
+            "x-ratelimit-limit-requests": str(limits.per_minute),
+            "x-ratelimit-remaining-requests": str(rate.remaining),
+            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
+        }
+        if not rate.passes:
+            LIMITS_REFUSED.add(1, {"limit": "requests"})
+            message = (
+                f"Rate limit reached: {limits.per_minute} requests per minute. Please try again in {rate.retry_after:.3g} s."
+            )
+            raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=headers)
+        if self._scope["type"] == "http":
+            add_headers(self._scope, headers)
 
     async def stream(self, owner: str, gate: Gate) -> None:
         """Count a streamed response. Raises the same errors as ``request``."""
