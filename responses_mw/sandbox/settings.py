@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from ipaddress import ip_address
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ..settings.sources import Environment
+from ..settings import Environment
+from ..settings.types import Names
 
 MIB = 1024 * 1024
 MIN_MEMORY = 64 * MIB
@@ -26,9 +26,7 @@ class SandboxSettings(BaseSettings):
         None, min_length=16, description="bearer token that callers must send; required to listen on any address but loopback"
     )
     allow_weak_isolation: bool = Field(False, description="start without namespaces; only for a pod that is itself the sandbox")
-    packages: Annotated[list[str], NoDecode] = Field(
-        [], description="directories of packages that the code may import, made by pip install --target"
-    )
+    packages: Names = Field([], description="directories of packages that the code may import, made by pip install --target")
 
     # -- containers
     max_containers: int = Field(
@@ -65,15 +63,6 @@ class SandboxSettings(BaseSettings):
         **_others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, Environment(settings_cls)
-
-    @field_validator("packages", mode="before")
-    @classmethod
-    def _comma_separated(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if value.lstrip().startswith("["):
-            return json.loads(value)
-        return [name.strip() for name in value.split(",") if name.strip()]
 
     @model_validator(mode="after")
     def _check_token(self) -> Self:

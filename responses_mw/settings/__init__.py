@@ -1,18 +1,25 @@
-"""All settings, in small groups.
+"""All settings, in small groups, and where they come from.
 
 Each setting is a flag of ``responses-mw serve`` (``--cache.mode``), an environment variable (``RESPONSES_MW_CACHE_MODE``) and a
 key of the TOML file that ``RESPONSES_MW_CONFIG`` names (``mode`` in the table ``cache``), in this order of precedence. Inside
 vLLM there are no flags, because vLLM creates the middleware without arguments. Lists are JSON or comma-separated; durations and
-sizes may have a unit (``30s``, ``64MiB``).
+sizes may have a unit (``30s``, ``64MiB``). Flags are read by ``responses_mw.cli``.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .groups import (
     PER_REQUEST_HEADERS,
@@ -20,6 +27,7 @@ from .groups import (
     AuthSettings,
     CacheSettings,
     CompactionSettings,
+    Group,
     JobSettings,
     LimitSettings,
     RedisSettings,
@@ -29,8 +37,7 @@ from .groups import (
     ToolSettings,
     UpstreamSettings,
 )
-from .sources import COMMAND_SETTINGS, PREFIX, ConfigFile, Environment, groups, origins, unknown_variables, variables
-from .tool_servers import EVERY_TOOL, ToolServer
+from .types import EVERY_TOOL, ToolServer
 
 __all__ = [
     "EVERY_TOOL",
@@ -39,6 +46,7 @@ __all__ = [
     "AuthSettings",
     "CacheSettings",
     "CompactionSettings",
+    "Environment",
     "JobSettings",
     "LimitSettings",
     "RedisSettings",
@@ -56,8 +64,58 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "RESPONSES_MW_"
+
+COMMAND_SETTINGS = ("host", "port", "processes")
+"""Settings that only ``responses-mw serve`` has. Other processes may share its environment and config file."""
+
 _OTHERS = ("RESPONSES_MW_SANDBOX_", "RESPONSES_MW_DEMO_")
 """Prefixes of the variables of other ``responses-mw`` commands, which may share the environment."""
+
+_SERVICE_LINK = re.compile(
+    r"(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)=|(?:^|_)PORT=(?:tcp|udp|sctp)://"
+)
+"""Matches a variable that Kubernetes sets for a Service named ``responses-mw...``, as ``NAME=value`` without our prefix."""
+
+
+class _Source(PydanticBaseSettingsSource):
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return nothing: all values are read at once."""
+        return None, field_name, False
+
+
+class Environment(_Source):
+    """Environment variables of a settings class, without the variables that Kubernetes sets for Services.
+
+    Raises ``SettingsError`` if a variable names a group instead of one of its settings.
+    """
+
+    def __call__(self) -> dict[str, Any]:
+        given, found = _ours(), dict[str, Any]()
+        for group, kind in groups(self.settings_cls).items():
+            variable = f"{self.config['env_prefix']}{group}".upper()
+            if variable in given:
+                example = f"{variable}_{next(iter(kind.model_fields))}".upper()
+                raise SettingsError(f"{variable} names a group of settings. Set one of its settings, such as {example}.")
+        for variable, (*parents, name) in variables(self.settings_cls).items():
+            if variable in given:
+                section = found.setdefault(parents[0], {}) if parents else found
+                section[name] = given[variable]
+        return found
+
+
+class _ConfigFile(_Source):
+    """The TOML file that the setting ``config`` names, with a table for each group.
+
+    Raises ``SettingsError`` if the file cannot be read or contains unknown settings.
+    """
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        content = _read(path) if path else {}
+        if unknown := list(_unknown_keys(content, groups(self.settings_cls))):
+            raise SettingsError(f"{path} (config) contains unknown settings: {', '.join(unknown)}")
+        return {name: value for name, value in content.items() if name in self.settings_cls.model_fields}
 
 
 class Settings(BaseSettings):
@@ -102,7 +160,7 @@ class Settings(BaseSettings):
         **_others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read keyword arguments, then the environment, then the file. Flags, if any, come before all of them."""
-        return init_settings, Environment(settings_cls), ConfigFile(settings_cls)
+        return init_settings, Environment(settings_cls), _ConfigFile(settings_cls)
 
     @model_validator(mode="after")
     def _check_search_tool(self) -> Self:
@@ -112,3 +170,87 @@ class Settings(BaseSettings):
         if slash and self.tools.mcp_servers[label].excludes(tool):
             raise ValueError(f"search.provider names the tool '{tool}', which is not in allowed_tools of '{label}'")
         return self
+
+
+def groups(settings: type[BaseSettings]) -> dict[str, type[Group]]:
+    """Return the groups of ``settings`` by name."""
+    kinds = {name: field.annotation for name, field in settings.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Group)}
+
+
+def variables(settings: type[BaseSettings]) -> dict[str, tuple[str, ...]]:
+    """Map each environment variable of ``settings`` to the path of its setting: a group and a name, or only a name."""
+    prefix, kinds = str(settings.model_config["env_prefix"]), groups(settings)
+    paths = [(name,) for name in settings.model_fields if name not in kinds]
+    members = [(group, name) for group, kind in kinds.items() for name in kind.model_fields]
+    return {f"{prefix}{'_'.join(path)}".upper(): path for path in [*paths, *members]}
+
+
+def unknown_variables(known: Iterable[str], ignored: tuple[str, ...] = ()) -> list[str]:
+    """Return the environment variables that begin with ``RESPONSES_MW_`` but are not ``known``, with suggestions.
+
+    Variables with a prefix in ``ignored`` and variables that Kubernetes sets for Services are omitted.
+    """
+    names = sorted(set(known))
+    return [f"{name}{_nearest(name, names)}" for name in sorted(_ours()) if name not in names and not name.startswith(ignored)]
+
+
+def origins(settings: Settings) -> dict[str, str]:
+    """Map each setting that differs from its default to its origin: an environment variable, the config file, or a flag."""
+    kind = type(settings)
+    given, content = _ours(), _read(settings.config) if settings.config else {}
+    try:
+        without_flags = kind()
+    except ValidationError:
+        without_flags = settings
+    found: dict[str, str] = {}
+    for variable, keys in variables(kind).items():
+        value = _value(settings, keys)
+        if value == _value(kind.model_construct(), keys):
+            continue
+        origin = variable if variable in given else settings.config if _value(content, keys) is not None else None
+        found[".".join(keys)] = origin if origin and value == _value(without_flags, keys) else "a flag"
+    return found
+
+
+def _value(source: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        source = source.get(key) if isinstance(source, dict) else getattr(source, key, None)
+    return source
+
+
+def _ours() -> dict[str, str]:
+    """Return the variables that begin with ``RESPONSES_MW_`` in upper case, except those that Kubernetes sets for Services."""
+    found = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
+    return {name: value for name, value in found.items() if not _SERVICE_LINK.search(f"{name.removeprefix(PREFIX)}={value}")}
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} (config) cannot be read: {error.strerror}") from None
+    except ValueError as error:  # invalid TOML or UTF-8
+        raise SettingsError(f"{path} (config) is not valid TOML: {error}") from None
+
+
+def _unknown_keys(content: dict[str, Any], kinds: dict[str, type[Group]]) -> Iterator[str]:
+    known = [f"{group}.{name}" for group, kind in kinds.items() for name in kind.model_fields]
+    for key, value in content.items():
+        if key in kinds:
+            if not isinstance(value, dict):
+                raise SettingsError(f"config: {key} must be a table: [{key}]")
+            yield from (f"{path}{_nearest(path, known)}" for path in (f"{key}.{name}" for name in value) if path not in known)
+        elif key not in COMMAND_SETTINGS:
+            yield f"{key}{_nearest(key, [*known, *kinds, *COMMAND_SETTINGS])}"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """Return a hint with the known name that is most similar to ``name``, or "" if none is similar.
+
+    A known name that only adds a group or an ending to ``name`` is preferred to one that is spelled differently.
+    """
+    tail = name.removeprefix(PREFIX)
+    longer = [one for one in known if one.endswith((f"_{tail}", f".{tail}")) or one.startswith(f"{name}_")]
+    found = longer if len(longer) == 1 else get_close_matches(name, known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from .tool_servers import ToolServers
-from .types import GIB, MIB, Duration, Names, Secrets, Size, WholeDuration, check_url
-
-MIN_SECRET_LENGTH = 32
+from .types import LIST, BaseURL, Duration, Names, Secrets, ServerURL, Size, ToolServers, WholeDuration
 
 PER_REQUEST_HEADERS = frozenset(
     {
@@ -39,7 +35,7 @@ class Group(BaseModel):
 class UpstreamSettings(Group):
     """The Chat Completions server behind the middleware."""
 
-    url: str | None = Field(
+    url: BaseURL | None = Field(
         None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"
     )
     api_key: SecretStr | None = Field(
@@ -72,11 +68,6 @@ class UpstreamSettings(Group):
         "times as long; 0 fails at once",
     )
 
-    @field_validator("url")
-    @classmethod
-    def _strip_version(cls, value: str | None) -> str | None:
-        return strip_version(value)
-
     @field_validator("forward_headers")
     @classmethod
     def _check_forward_headers(cls, value: list[str]) -> list[str]:
@@ -94,7 +85,9 @@ class UpstreamSettings(Group):
 class ServerSettings(Group):
     """Interface to clients, shutdown, logs and the admin port."""
 
-    base_path: str = Field("", description="path prefix before /v1, e.g. /openai")
+    base_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field(
+        "", pattern="^(/.*)?$", description="path prefix before /v1, e.g. /openai"
+    )
     cors_origins: Names = Field([], description="origins allowed to call, in addition to the server's own; * allows all")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum level of log records")
     log_format: Literal["human", "json"] = Field("human", description="format of log records")
@@ -120,13 +113,6 @@ class ServerSettings(Group):
         ge=0,
         description="maximum WebSockets of this process; an owner may have a fifth of them; 0 refuses upgrades with 426",
     )
-
-    @field_validator("base_path")
-    @classmethod
-    def _check_base_path(cls, value: str) -> str:
-        if value and not value.startswith("/"):
-            raise ValueError("must begin with a slash")
-        return value.rstrip("/")
 
 
 class RedisSettings(Group):
@@ -166,7 +152,7 @@ class AuthSettings(Group):
         None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
     )
     tenant_keys: Names = Field([], description="names of the API keys that may use tenant_header (unset: all)")
-    proxy_paths: Names = Field(
+    proxy_paths: Annotated[list[Annotated[str, Field(pattern=r"^([A-Z]+ )?/[!-~]*$")]], *LIST] = Field(
         ["/v1/", "GET /health", "GET /ping", "GET /version"],
         description="paths proxied to the upstream when there are API keys: a final slash includes all paths below; "
         "a method before the path restricts it, otherwise GET, HEAD, OPTIONS and POST are proxied",
@@ -175,15 +161,8 @@ class AuthSettings(Group):
     @field_validator("secret_keys")
     @classmethod
     def _check_length(cls, value: list[SecretStr]) -> list[SecretStr]:
-        if any(len(secret.get_secret_value()) < MIN_SECRET_LENGTH for secret in value):
-            raise ValueError(f"each must have at least {MIN_SECRET_LENGTH} characters")
-        return value
-
-    @field_validator("proxy_paths")
-    @classmethod
-    def _check_paths(cls, value: list[str]) -> list[str]:
-        if not all(re.fullmatch(r"([A-Z]+ )?/[!-~]*", line) for line in value):
-            raise ValueError("each must be a path that begins with a slash, or a method and such a path")
+        if any(len(secret.get_secret_value()) < 32 for secret in value):
+            raise ValueError("each must have at least 32 characters")
         return value
 
     @model_validator(mode="after")
@@ -208,7 +187,7 @@ class CacheSettings(Group):
     )
     ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
     embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
-    embedding_url: str | None = Field(
+    embedding_url: BaseURL | None = Field(
         None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
     )
     embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
@@ -223,12 +202,7 @@ class CacheSettings(Group):
     timeout: Duration = Field(
         0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; a timeout is a miss"
     )
-    max_owner_bytes: Size = Field(GIB, gt=0, description="maximum size of an owner's cached answers")
-
-    @field_validator("embedding_url")
-    @classmethod
-    def _strip_version(cls, value: str | None) -> str | None:
-        return strip_version(value)
+    max_owner_bytes: Size = Field(1024**3, gt=0, description="maximum size of an owner's cached answers")
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> Self:
@@ -248,17 +222,11 @@ class ToolSettings(Group):
     allow_private_urls: bool = Field(
         False, description="allow requests to name MCP servers at private addresses; every caller can then reach them"
     )
-    sandbox_url: str | None = Field(
+    sandbox_url: Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/mcp") + "/mcp")] | None = Field(
         None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
     )
     sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
     timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call or a web search")
-
-    @field_validator("sandbox_url")
-    @classmethod
-    def _add_path(cls, value: str | None) -> str | None:
-        """Accept the URL with or without /mcp at its end."""
-        return check_url(value).rstrip("/").removesuffix("/mcp") + "/mcp" if value is not None else None
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
@@ -273,13 +241,8 @@ class SearchSettings(Group):
         pattern=f"^({'|'.join(SEARCH_PROVIDERS)}|[^/]+/.+)$",
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
-    url: str | None = Field(None, description="URL of SearXNG, or of another server with the provider's API")
+    url: ServerURL | None = Field(None, description="URL of SearXNG, or of another server with the provider's API")
     api_key: SecretStr | None = Field(None, description="API key for the search provider")
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, value: str | None) -> str | None:
-        return check_url(value).rstrip("/") if value is not None else None
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
@@ -311,16 +274,13 @@ class LimitSettings(Group):
         0, ge=0, description="maximum size of an owner's stored responses and conversations; 0 is unlimited"
     )
     max_request_bytes: Size = Field(
-        32 * MIB, gt=0, description="maximum size of a request body and of a stored response; a history may be twice as large"
+        32 * 1024**2,
+        gt=0,
+        description="maximum size of a request body and of a stored response; a history may have twice as much",
     )
     memory_bytes: Size = Field(
-        256 * MIB,
+        256 * 1024**2,
         gt=0,
         description="maximum memory of this process for each of: large request bodies being received; unstored WebSocket "
         "responses (a quarter per owner); vectors of the semantic cache. Recently read histories may use a quarter of it",
     )
-
-
-def strip_version(value: str | None) -> str | None:
-    """Accept the URL of a server with or without /v1 at its end, and return it without."""
-    return check_url(value).rstrip("/").removesuffix("/v1") if value is not None else None
