@@ -81,10 +81,9 @@ class History:
         if await state.nearly_full():
             raise StateFull("its memory is nearly full")
 
-    async def rejoin(self, request: CreateResponse, owner: str, response_id: str, token: str) -> RunContext:
+    async def rejoin(self, request: CreateResponse, owner: str, ids: RunIds, token: str) -> RunContext:
         """Read the history of a background response for which `begin` was called before. Raises the same errors."""
         chain = await self._chain(request, owner)
-        ids = RunIds(response=response_id, used=len(request.items))
         return RunContext(chain, ids, request.items, owner, token, chain.size + request.size)
 
     async def _chain(self, request: CreateResponse, owner: str) -> Chain:

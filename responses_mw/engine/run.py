@@ -91,7 +91,7 @@ class Run:
     """Number of turns begun."""
     takeover: Takeover | None = None
     """The output of another worker, which this run continues."""
-    first_events: list[Event] | None = None
+    first_events: list[Event] = field(default_factory=list)
     """The first events of a background run on this worker."""
     phase: Phase = Phase.NOTHING
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""

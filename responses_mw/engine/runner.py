@@ -30,11 +30,9 @@ from ..threads import by_size
 from ..tools import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
-from .compaction import Compaction
-from .continuation import Continuation
 from .history import History, RunContext
 from .run import ActiveRun, Drain, Run, RunEvents, RunMode
-from .tool_loop import ToolLoop, add_compaction
+from .turns import Compaction, TurnLoop, add_compaction
 
 
 class Runner:
@@ -62,9 +60,7 @@ class Runner:
         self._cache = cache
         self._compaction = Compaction(backend, sealer, settings, self._events_of)
         self.drain = Drain()
-        self.overload_timeout = overload_timeout
-        self._continuation = Continuation(backend, overload_timeout)
-        self._loop = ToolLoop(backend, self._compaction, self._continuation)
+        self.turns = TurnLoop(backend, self._compaction, overload_timeout)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
         """Seconds that a run waits for the first turn to open before its first events. WHOLE has no limit."""
 
@@ -101,18 +97,7 @@ class Runner:
 
     def run_detached(self, run: Run) -> AsyncGenerator[list[Event], None]:
         """Make a background response that `resume` prepared. Yield all events except the terminal one."""
-        return self._events_of(run, RunMode.DETACHED, lambda _: run.first_events or [])
-
-    @property
-    def can_take_over(self) -> bool:
-        """Whether runs can continue from another worker's output."""
-        return self._backend.can_take_over and self._continuation.is_on
-
-    async def can_hand_over(self, run: Run) -> bool:
-        """Return whether another worker can continue a background run that failed or was stopped."""
-        if not self.can_take_over:
-            return False
-        return await self._continuation.can_hand_over(run, run.assembler.phase if run.error is None else run.phase)
+        return self._events_of(run, RunMode.DETACHED, lambda _: run.first_events)
 
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
@@ -134,7 +119,7 @@ class Runner:
             if compaction.is_asked(run.context.input):
                 return await self._backend.count(self._compaction.summary_run(run).turn_request())
             try:
-                await self._loop.offer_tools(run)
+                await self.turns.offer_tools(run)
                 return await self._backend.count(run.turn_request())
             finally:
                 if run.toolbox is not None:
@@ -156,7 +141,7 @@ class Runner:
         if run.toolbox is not None or self._compaction.is_wanted(run):
             return
         with suppress(UpstreamError):  # the upstream may be available again when the run begins
-            await self._loop.offer_tools(run)
+            await self.turns.offer_tools(run)
             await self._backend.check(run.turn_request())
 
     async def probe(self, caller: Caller) -> None:
@@ -189,22 +174,20 @@ class Runner:
 
         The items of `request` already have ids. `takeover` is the output of another worker, if there is any.
         """
-        created, number = dict(job.document), job.next_number
         request = self._checked(request)
         model = await self._upstream.model(request.model, caller)
-        context = await self._history.rejoin(request, caller.owner, job.response_id, job.token)
-        if takeover is None:
-            run = self._new_run(request, caller, model, context, created, self._history)
-            run.earlier_continuations = job.continuations
-            run.first_events = run.assembler.resume(number)
-            return run
-        ids = RunIds(
-            response=created["id"], used=max(len(request.items), takeover.ids_used(created["id"].removeprefix("resp_")))
-        )
-        run = self._new_run(request, caller, model, replace(context, ids=ids), created, self._history, takeover.items)
+        used, output = len(request.items), list[Item]()
+        if takeover is not None:
+            used, output = max(used, takeover.ids_used(job.response_id.removeprefix("resp_"))), takeover.items
+        ids = RunIds(response=job.response_id, used=used)
+        context = await self._history.rejoin(request, caller.owner, ids, job.token)
+        run = self._new_run(request, caller, model, context, dict(job.document), self._history, output)
         run.earlier_continuations = job.continuations
-        run.takeover, run.turns, run.phase = takeover, takeover.calls, takeover.phase
-        run.first_events = run.assembler.take_over(takeover, number)
+        if takeover is None:
+            run.first_events = run.assembler.resume(job.next_number)
+        else:
+            run.takeover, run.turns, run.phase = takeover, takeover.calls, takeover.phase
+            run.first_events = run.assembler.take_over(takeover, job.next_number)
         return run
 
     def _new_run(
@@ -293,7 +276,7 @@ class Runner:
                 yield start(run.assembler)
                 await run.opened()
                 if run.compacted is not None or run.toolbox is not None:
-                    async for events in self._loop.before(run):
+                    async for events in self.turns.before(run):
                         yield events
                 async for events in self._turns(run):
                     yield events
@@ -309,13 +292,13 @@ class Runner:
                     events = run.feed(chunks)
                     if events:
                         yield events
-                self._continuation.check_end(run)
+                self.turns.check_end(run)
             except UpstreamError as error:
-                async for events in self._continuation.resume(run, error):
+                async for events in self.turns.resume(run, error):
                     yield events
                 if not run.assembler.ended:
                     continue
-            async for events in self._loop.turn(run, run.turn):
+            async for events in self.turns.after(run, run.turn):
                 yield events
 
     @asynccontextmanager
@@ -348,9 +331,9 @@ class Runner:
 
     async def _open(self, run: Run, mode: RunMode) -> None:
         if mode is RunMode.WHOLE:
-            await self._loop.open(run)
+            await self.turns.open(run)
             return
-        run.opening = asyncio.create_task(self._loop.open(run))
+        run.opening = asyncio.create_task(self.turns.open(run))
         await asyncio.wait({run.opening}, timeout=self._timeouts[mode])
         if mode is RunMode.DETACHED:
             return

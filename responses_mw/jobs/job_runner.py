@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from ..crypto import InvalidEnvelope, Sealer
-from ..engine.continuation import MAX_CONTINUATIONS
 from ..engine.history import commit_job
 from ..engine.run import REQUEST_LIMITS, Run
 from ..engine.runner import Runner
+from ..engine.turns import MAX_CONTINUATIONS
 from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerLost
 from ..protocol import sse
 from ..protocol.request.create import parse
@@ -61,7 +61,7 @@ class JobRunner:
         self._sealer = sealer
         self._log_writer = log_writer
         self.breaker = CircuitBreaker()
-        self._retry_timeout = retry.TIMEOUT_FACTOR * runner.overload_timeout
+        self._retry_timeout = retry.TIMEOUT_FACTOR * runner.turns.overload_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token of the response is an event of a few hundred bytes in the log.
@@ -124,14 +124,14 @@ class JobRunner:
         log = await read_log(self._state, job)
         claimed.size = log.size
         takeover = take_over(log)
-        if log.next_number < job.next_number or not takeover.can_go_on or not self._runner.can_take_over:
+        if log.next_number < job.next_number or not takeover.can_go_on or not self._runner.turns.can_take_over:
             raise WorkerLost
         report_continuation(job.response_id, reason="worker", phase=takeover.phase)
         return takeover
 
     async def _can_go_on(self, claimed: ClaimedJob, run: Run | None) -> bool:
         """Return whether another worker can continue a job that this one stops."""
-        return run is None or not claimed.has_begun or await self._runner.can_hand_over(run)
+        return run is None or not claimed.has_begun or await self._runner.turns.can_hand_over(run)
 
     def _secrets(self, job: Job) -> dict[str, Any]:
         """Decrypt the caller's `headers` and the `tools`.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.engine import continuation, tool_loop
+from responses_mw.engine import turns
 from tests.support.continuing import PIECE, Continuing
 from tests.support.mcp_servers import weather
 from tests.support.oracle import stream
@@ -24,7 +24,7 @@ SCHEMA = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "obj
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuation, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(turns, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ async def test_a_call_that_runs_here_is_closed_and_made_again(
     upstream = Continuing("Sunny.", calls=(("get_weather", '{"city": "Paris"}'),))
     upstream.cuts = deque([5])
     url = serve(weather().streamable_http_app(stateless_http=True)) + "/mcp"
-    monkeypatch.setattr(tool_loop, "MAX_TURNS", 2)
+    monkeypatch.setattr(turns, "MAX_TURNS", 2)
     ours = begin(upstream)
     tools = [{"type": "mcp", "server_label": "w", "server_url": url, "require_approval": "never"}]
     streamed = await stream(ours, tools=tools, max_tool_calls=1)

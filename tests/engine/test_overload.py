@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.processes import free_port
-from responses_mw.engine import continuation
+from responses_mw.engine import turns
 from responses_mw.telemetry.instruments import exposition
 from responses_mw.upstream import client, errors
 from tests.support.mcp_servers import weather
@@ -29,7 +29,7 @@ OVERLOADED = pytest.mark.parametrize("status", [429, 502, 503])
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuation, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(turns, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture

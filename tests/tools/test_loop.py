@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.engine import tool_loop
+from responses_mw.engine import turns
 from tests.support.mcp_servers import TOKEN, Bearer, weather
 from tests.support.oracle import stream, whole
 from tests.support.scripted import HELLO, call, completion, error, finish, text, usage
@@ -185,7 +185,7 @@ async def test_more_calls_than_allowed_are_left_out_and_a_final_answer_is_asked_
 async def test_the_last_turn_is_asked_for_without_tools(
     start: Start, upstream: ScriptedUpstream, server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_loop, "MAX_TURNS", 2)
+    monkeypatch.setattr(turns, "MAX_TURNS", 2)
     ours = start(tools__allow_private_urls=True)
     upstream.stream(*_asks(city="Paris"), finish("tool_calls"))
     upstream.stream(*HELLO)

@@ -1,0 +1,374 @@
+"""The turns of a run: opened, continued when the upstream fails, and followed by tool calls and a compaction.
+
+What the client has seen decides how an interrupted turn continues (`protocol.response.seam.Phase`):
+
+nothing            The upstream is asked again.
+reasoning          The item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning.
+text of a message  If the upstream is proven to continue a text (`upstream.prefill`), it does. Otherwise the response fails.
+server-side call   The call is closed as incomplete and not run, and the upstream is asked again.
+anything else      The response fails, because a client executes the calls that it sees.
+
+Compaction replaces a history with a summary that the upstream's model writes. `protocol.response.compaction` has the rules. A
+separate run, which is never stored, writes the summary. It is truncated, traced and cancelled like any other run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from ..crypto import Sealer
+from ..errors import BadRequest, UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WorkerLost
+from ..ids import RunIds
+from ..protocol.request.items import text_of, user_message
+from ..protocol.request.tools import distinct
+from ..protocol.response import compaction, document
+from ..protocol.response.compaction import Compacted
+from ..protocol.response.events import Event
+from ..protocol.response.seam import Phase
+from ..protocol.types import Document, Item
+from ..settings import CompactionSettings
+from ..state import Chain
+from ..telemetry.metrics import UPSTREAM_WAITS
+from ..telemetry.report import report_continuation
+from ..tools import Toolbox
+from ..upstream.backend import COMPACTION, Backend, OpenTurn
+from ..upstream.client import MAX_ANSWER_BYTES
+from .history import NO_HISTORY, RunContext
+from .run import REQUEST_LIMITS, Run, RunMode
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_TURNS = 64
+"""Maximum turns of a response. The last one offers no server-side tools."""
+FIRST_PAUSE = 0.25
+MAX_PAUSE = 8.0
+"""Seconds (before jitter) between requests to an overloaded upstream that does not say how long to wait."""
+MAX_CONTINUATIONS = 3
+"""Maximum number of times that a response is continued after an interruption, by all workers together."""
+RESENDS = 1
+"""How often to resend a turn that was interrupted before its first output. The prompt may be what crashes the servers."""
+_FAULTS = frozenset({"abort", "error"})
+"""Finish reasons that report a failure of the upstream."""
+
+PROMPT = """\
+Your context is full. Write a summary of the whole conversation above, from which you (or another model) will go on without \
+seeing any of it. Do not go on with the work, do not call a tool and do not answer the user: write the summary alone.
+
+It must hold, as briefly as it can:
+- what the user wants, with every requirement, preference and correction; the current request word for word
+- what was done and decided so far, and why; what failed
+- facts, names, paths, identifiers, figures, code and results of tools that are still needed, exactly as they are
+- how things stand, and what is to be done next"""
+
+
+class TurnLoop:
+    """Runs the turns of a response, and the tool calls between them."""
+
+    def __init__(self, backend: Backend, compactor: Compaction, overload_timeout: float) -> None:
+        """After each interruption, the upstream may be unavailable for `overload_timeout` seconds. 0: no turn is continued."""
+        self._backend = backend
+        self._compactor = compactor
+        self.overload_timeout = overload_timeout
+
+    @property
+    def can_take_over(self) -> bool:
+        """Whether runs can continue from another worker's output."""
+        return self._backend.can_take_over and self.overload_timeout > 0
+
+    # -- tools and the sequence of turns -------------------------------------------------------------------------------
+
+    async def offer_tools(self, run: Run) -> None:
+        """Connect to the tools that run here, and collect the functions that the model may call."""
+        run.offered = await self._backend.functions(run.request, run.context.items, run.context.size)
+        if len(run.offered) > REQUEST_LIMITS.tools:
+            message = f"The request and its history have more than {REQUEST_LIMITS.tools} tools."
+            raise BadRequest(message, param="tools", code="array_above_max_length")
+        if run.toolbox is not None:
+            await run.toolbox.open()
+            run.offered = distinct(run.offered + run.toolbox.offered)
+            run.assembler.sources = run.toolbox.sources
+        run.assembler.offer(run.offered, run.request.tool_choice)
+
+    async def open(self, run: Run) -> None:
+        """Prepare the tools and begin the first turn, unless a compaction or approved calls come before it."""
+        await self.offer_tools(run)
+        if run.takeover is not None and run.takeover.is_over:
+            return
+        if run.phase is Phase.NOTHING:
+            await self._compact_if_due(run)
+            if run.compacted is not None or (run.toolbox is not None and run.toolbox.approved is not None):
+                return
+        await self._begin(run)
+
+    async def before(self, run: Run) -> AsyncGenerator[list[Event], None]:
+        """Yield the events that precede the first turn: a compaction, lists of tools and approved calls."""
+        if run.compacted is not None:
+            yield add_compaction(run)
+            if compaction.is_asked(run.context.input):
+                return
+            await self._begin(run)
+        if run.toolbox is None:
+            return
+        if run.toolbox.listings:
+            yield run.assembler.list_tools(run.toolbox.listings)
+        if run.toolbox.approved is not None:
+            run.assembler.offer(run.toolbox.approved_functions, "auto")
+            yield run.assembler.feed(run.toolbox.approved) + run.assembler.end_turn()
+            run.assembler.offer(run.offered, run.request.tool_choice)
+            async for events in self._run_tool_calls(run, run.toolbox):
+                yield events
+            await self._begin(run)
+
+    async def after(self, run: Run, turn: OpenTurn) -> AsyncGenerator[list[Event], None]:
+        """Finish the turn that was read, run its tool calls, and begin the next turn if one follows.
+
+        Another turn follows if calls were run or left out, none is for the client, and this was not the last turn allowed. If a
+        compaction is due, it comes first.
+        """
+        assembler = run.assembler
+        events = assembler.end_turn()
+        turn.span.finish(assembler.finish_reason)
+        if events:
+            yield events
+        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
+        if assembler.asked and run.toolbox is not None:
+            async for events in self._run_tool_calls(run, run.toolbox):
+                yield events
+        run.turn = None
+        await turn.aclose()
+        if not (assembler.asked or assembler.has_left_out) or assembler.has_client_calls or run.is_last_turn:
+            return
+        await self._compact_if_due(run)
+        if run.compacted is not None:
+            yield add_compaction(run)
+        await self._begin(run)
+
+    async def _run_tool_calls(self, run: Run, toolbox: Toolbox) -> AsyncGenerator[list[Event], None]:
+        """Run the calls of the turn concurrently. Yield the events of their results in the order of the calls."""
+        assembler = run.assembler
+        asked = [(call.form, call.arguments, call.id or "") for call in assembler.asked if call.form is not None]
+        run.calls = [asyncio.create_task(toolbox.call(*call)) for call in asked]
+        for call in run.calls:
+            result = await call
+            run.receive(result.size, MAX_ANSWER_BYTES)
+            run.results[assembler.awaited["id"]] = result.content
+            assembler.sources = toolbox.sources
+            yield assembler.settle(result.members, failed=result.failed)
+
+    async def _compact_if_due(self, run: Run) -> None:
+        run.resends = 0
+        run.compacted = await self._insist(run, partial(self._compactor.due, run))
+
+    # -- requests to the upstream --------------------------------------------------------------------------------------
+
+    async def _begin(self, run: Run) -> None:
+        """Begin a turn, or continue one that another worker left. Raises `WorkerLost` if that turn cannot be continued."""
+        run.turns += 1
+        run.is_last_turn = run.assembler.is_exhausted or run.turns >= MAX_TURNS
+        phase, run.phase, run.resends = run.phase, Phase.NOTHING, 0
+        run.turn = await self._insist(run, partial(self._ask, run, phase))
+        if run.turn is None:
+            raise WorkerLost
+
+    async def _insist(self, run: Run, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `attempt`. Repeat it while the upstream is overloaded or unavailable, up to the timeout.
+
+        Waits with exponential backoff, and at least as long as the upstream asks. Raises the error at once if the run does
+        not wait for the upstream, or if the upstream asks to wait longer than the timeout. A failed connection is retried
+        `RESENDS` times.
+        """
+        pause, deadline = FIRST_PAUSE, math.inf
+        while True:
+            try:
+                return await attempt()
+            except UpstreamError as error:
+                broke_off = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+                may_pass = run.waits_for_upstream if error.is_overload else broke_off and self._may_continue(run, Phase.NOTHING)
+                if not may_pass:
+                    raise
+                deadline = min(deadline, time.monotonic() + self.overload_timeout)
+                left, wanted = deadline - time.monotonic(), error.retry_after or 0.0
+                if left <= 0 or wanted > left:
+                    raise
+                jitter = random.uniform(1, 1.25)  # noqa: S311 (clients must not come back all at once)
+                wait = min(max(wanted, pause) * jitter, left)
+                UPSTREAM_WAITS.add(1, {"status": str(error.status)})
+                logger.info("response %s waits %.1f s for an upstream with status %d", run.document["id"], wait, error.status)
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, MAX_PAUSE)
+
+    async def _ask(self, run: Run, phase: Phase, broken: OpenTurn | None = None) -> OpenTurn | None:
+        """Open an answer to a turn of which the client has seen `phase`; None if its text cannot be continued."""
+        if phase is not Phase.TEXT:
+            return await self._backend.begin(run.turn_request())
+        prefix = await self._backend.prefix(run.turn_request(), run.assembler.turn_begins_at)
+        if prefix is None:
+            return None
+        run.tokens_kept = prefix.prefill.tokens
+        maximum = run.request.max_output_tokens
+        is_full = broken is not None and maximum is not None and prefix.prefill.tokens >= maximum
+        turn = broken if is_full else await self._backend.begin(run.turn_request(prefix.prefill))
+        run.assembler.join(prefix.text, is_trimmed=prefix.is_trimmed, usage=prefix.usage)
+        if is_full:
+            run.assembler.feed({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 0}})
+        return turn
+
+    # -- interrupted turns ---------------------------------------------------------------------------------------------
+
+    def check_end(self, run: Run) -> None:
+        """Raise `UpstreamBrokeOff` if the answer has ended but is not complete."""
+        assembler = run.assembler
+        if not (run.turn is None or run.turn.stream.done or assembler.ended):
+            raise UpstreamBrokeOff("The upstream closed the connection before its answer was complete.")
+        if assembler.finish_reason in _FAULTS:
+            raise UpstreamBrokeOff("The upstream aborted its answer.")
+
+    async def resume(self, run: Run, error: UpstreamError) -> AsyncGenerator[list[Event], None]:
+        """Continue the turn that `error` interrupted. Yield the events that close the items that cannot be continued.
+
+        Afterwards, the run has another answer to read, unless its `assembler` has `ended`. Raises `error` if the turn cannot be
+        continued.
+        """
+        assembler, turn, began = run.assembler, run.turn, time.monotonic()
+        is_broken = isinstance(error, UpstreamBrokeOff | UpstreamTimeout)
+        if is_broken and assembler.ended and assembler.finish_reason not in _FAULTS:
+            return  # only the usage is missing
+        phase = assembler.phase
+        if turn is None or not is_broken or phase is Phase.FIXED or not self._may_continue(run, phase):
+            raise error
+        turn.span.fail(error)
+        events = assembler.break_off()
+        if events:
+            yield events
+        await turn.aclose()
+        run.receive(turn.stream.received, MAX_ANSWER_BYTES)
+        run.turn = await self._insist(run, partial(self._ask, run, phase, turn))
+        if run.turn is None:
+            raise error
+        report_continuation(
+            run.document["id"],
+            reason="timeout" if isinstance(error, UpstreamTimeout) else "broken",
+            phase=phase,
+            tokens=run.tokens_kept if phase is Phase.TEXT else 0,
+            pause=time.monotonic() - began,
+        )
+
+    def _may_continue(self, run: Run, phase: Phase) -> bool:
+        """Return whether a run that was interrupted in `phase` may be continued, and count it if so."""
+        if phase is not Phase.NOTHING:
+            run.resends = 0
+        elif run.resends == RESENDS:
+            return False
+        has_more = run.earlier_continuations + run.continuations < MAX_CONTINUATIONS
+        if not (has_more and self.overload_timeout and run.waits_for_upstream):
+            return False
+        run.continuations += 1
+        run.resends += phase is Phase.NOTHING
+        return True
+
+    async def can_hand_over(self, run: Run) -> bool:
+        """Return whether another worker can continue a background run that failed or was stopped."""
+        phase = run.assembler.phase if run.error is None else run.phase
+        if not self.can_take_over or phase is not Phase.TEXT:
+            return self.can_take_over and phase is not Phase.FIXED
+        try:
+            return await self._backend.continues(run.turn_request())
+        except UpstreamError as error:
+            return error.is_overload or error.status >= 500  # the other worker will ask it again
+
+
+def add_compaction(run: Run) -> list[Event]:
+    """Add the run's compaction to its output."""
+    assert run.compacted is not None
+    return run.assembler.add_whole(run.compacted.item, run.compacted.usage)
+
+
+class Compaction:
+    """Summarizes the histories of runs."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        sealer: Sealer,
+        settings: CompactionSettings,
+        events_of: Callable[[Run, RunMode], AsyncGenerator[list[Event], None]],
+    ) -> None:
+        """`events_of` runs a prepared run and yields its events."""
+        self._backend = backend
+        self._sealer = sealer
+        self._settings = settings
+        self._events_of = events_of
+
+    def is_wanted(self, run: Run) -> bool:
+        """Whether `run` may have to begin with a compaction."""
+        return compaction.is_asked(run.context.input) or bool(run.request.context_management)
+
+    async def due(self, run: Run) -> Compacted | None:
+        """Compact everything the model would see in the next turn if the request asks for it or the threshold is exceeded.
+
+        Returns None if no compaction is due. Approved calls that have not run yet are never compacted: the model must see their
+        results first. Raises `APIError`.
+        """
+        if compaction.is_asked(run.context.input):
+            return await self.compact(run)
+        is_awaited = run.toolbox is not None and run.toolbox.approved is not None and not run.turns
+        threshold = compaction.threshold_of(run.request, self._settings.threshold)
+        if threshold is None or is_awaited:
+            return None
+        turn = run.turn_request()
+        items = self._backend.items(turn)
+        if not compaction.can_shrink(items) or not await self._backend.exceeds(turn, items, threshold):
+            return None
+        return await self.compact(run)
+
+    async def compact(self, run: Run) -> Compacted:
+        """Compact everything the model would see in `run`. Raises `APIError`, including when there is nothing to compact."""
+        inner = self.summary_run(run)
+        async with aclosing(self._events_of(inner, RunMode.WHOLE)) as batches:
+            async for _ in batches:
+                pass
+        error = inner.document["error"]
+        if error is not None:  # a truncated summary would lose the rest of the history
+            raise UpstreamError(error["message"], code=error["code"])
+        summary = _text(inner.document)
+        if not summary:
+            raise UpstreamError("The upstream's model was asked for a summary but returned no text.")
+        _, waiting = compaction.split_history(self._backend.items(run.turn_request()))
+        sealed = self._sealer.seal(compaction.envelope(summary, waiting), purpose=COMPACTION, owner=run.context.owner)
+        return Compacted({"type": "compaction", "encrypted_content": sealed}, inner.document["usage"])
+
+    def user_messages(self, run: Run) -> list[Item]:
+        """Return the user messages that the model would see in `run`. Raises `BadRequest`."""
+        seen = self._backend.items(run.turn_request())
+        messages = [item for item in seen if item["type"] == "message" and item["role"] == "user"]
+        # Messages from the envelope of an earlier compaction have no ids.
+        return [{"id": run.context.ids.item("msg"), "status": "completed", **message} for message in messages]
+
+    def summary_run(self, run: Run) -> Run:
+        """Return the run that writes the summary. Raises `BadRequest` if there is nothing to summarize."""
+        matter, _ = compaction.split_history(self._backend.items(run.turn_request()))
+        items = [*matter, user_message(self._settings.prompt or PROMPT)]
+        request = compaction.summary_request(run.request)
+        ids, owner = RunIds(), run.context.owner
+        context = RunContext(Chain.new(), ids, items, owner, run.context.token)
+        created = document.create(
+            request, response_id=ids.response, model=run.document["model"], created_at=run.document["created_at"]
+        )
+        assembler = self._backend.builder(request, created, ids, owner, frozenset())
+        return Run(request, run.caller, run.model, context, assembler, NO_HISTORY, results=run.results)
+
+
+def _text(answer: Document) -> str:
+    """Return the text of an answer, or its reasoning if the model wrote nothing else."""
+    reasoning = "\n".join(text_of(item) for item in answer["output"] if item["type"] == "reasoning")
+    return document.output_text(answer).strip() or reasoning.strip()
