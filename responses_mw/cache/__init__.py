@@ -2,7 +2,7 @@
 
 from .cache import Cache
 from .embeddings import Embeddings, NoEmbedding, explain
-from .entry import Uncacheable, mark
+from .entry import Uncacheable
 from .policy import Hit, Miss, Policy
 from .store import Entries
 
@@ -16,5 +16,4 @@ __all__ = [
     "Policy",
     "Uncacheable",
     "explain",
-    "mark",
 ]

@@ -31,7 +31,7 @@ from ..telemetry.context import annotate
 from ..telemetry.metrics import CACHE_LOOKUPS, CACHE_MISSES
 from . import guard
 from .embeddings import Embedder, Embedding, Embeddings, Headers, Scope
-from .entry import Entry, Key, Text, Uncacheable, UnreadableRecord, key_of, pack, replay, texts_of, unmarked, unpack
+from .entry import Entry, Key, Text, Uncacheable, key_of, pack, replay, texts_of, unpack
 from .policy import Hit, Miss, Policy
 from .store import Entries, LookupResult, Page, Redis
 
@@ -204,7 +204,7 @@ class Cache:
     def _unpack(self, miss: Miss, exact: str, data: bytes) -> Entry | None:
         try:
             return unpack(data, miss.key.owner, exact, self._sealer)
-        except UnreadableRecord:
+        except ValueError:
             logger.debug("a cached record cannot be read")
             miss.because("unreadable")
             return None
@@ -242,7 +242,7 @@ class Cache:
     async def _keep(self, miss: Miss, document: Document, texts: tuple[Text, ...], generation: str) -> bool:
         key, ttl = miss.key, miss.policy.ttl
         signature = _signature(miss) if miss.vector is not None else None
-        data = pack(Entry(key.owner, key.exact, texts, unmarked(document["usage"]), ttl, signature), self._sealer)
+        data = pack(Entry(key.owner, key.exact, texts, document["usage"], ttl, signature), self._sealer)
         if len(data) > MAX_ENTRY_BYTES:
             await self._end(miss, mark=LEASE)
             return False
@@ -306,4 +306,5 @@ def _report_miss(miss: Miss | Uncacheable) -> None:
 
 
 def _hit(kind: str, similarity: float, entry: Entry, left: float) -> Hit:
-    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), replay(entry))
+    usage = None if entry.usage is None else {**entry.usage, "cache": kind}
+    return Hit(kind, min(similarity, 1.0), max(0, round(entry.ttl - left)), replay(entry.texts), usage)

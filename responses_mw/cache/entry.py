@@ -183,8 +183,6 @@ def _hash(data: bytes) -> str:
 Text = tuple[str, str]
 """A kind (``reasoning`` or ``content``) and the text."""
 
-MARK = "cache"
-"""Member that marks the ``usage`` of a hit: its tokens were counted when the answer was computed."""
 _PARTS = {"output_text": "content", "reasoning_text": "reasoning", "summary_text": "reasoning"}
 _ITEMS = {"message": ("content",), "reasoning": ("content", "summary")}
 _REPLAYED = {
@@ -193,10 +191,6 @@ _REPLAYED = {
     "part": frozenset({"type", "text"}),
 }
 """The members that a replay restores."""
-
-
-class UnreadableRecord(ValueError):
-    """A stored record is damaged, sealed with another key, or in an unknown form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,42 +250,10 @@ def _loses_members(value: dict[str, Any], kind: str) -> bool:
     return any(member for name, member in value.items() if name not in _REPLAYED[kind])
 
 
-def replay(entry: Entry) -> list[Chunk]:
-    """Return the chunks of a turn: one for each text, and a last one with the usage."""
-    chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in entry.texts]
-    end: Chunk = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    if entry.usage is not None:
-        end["usage"] = _chat_usage(entry.usage)
-    return [*chunks, end]
-
-
-def mark(document: Document, kind: str) -> None:
-    """Mark the usage of a replayed document with the ``kind`` of the hit. Call this after the end of the turn."""
-    if document["usage"] is not None:
-        document["usage"] = {**document["usage"], MARK: kind}
-
-
-def unmarked(usage: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return ``usage`` without the mark of a hit."""
-    return None if usage is None else {name: value for name, value in usage.items() if name != MARK}
-
-
-def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Convert a usage of the Responses API to Chat Completions."""
-    details = usage["input_tokens_details"]
-    return {
-        "prompt_tokens": usage["input_tokens"],
-        "completion_tokens": usage["output_tokens"],
-        "total_tokens": usage["total_tokens"],
-        "prompt_tokens_details": {
-            "cached_tokens": details["cached_tokens"],
-            "cache_write_tokens": details.get("cache_write_tokens", 0),
-        },
-        "completion_tokens_details": {"reasoning_tokens": usage["output_tokens_details"]["reasoning_tokens"]},
-    }
-
-
-# -- bytes -----------------------------------------------------------------------------------------------------------------
+def replay(texts: Sequence[Text]) -> list[Chunk]:
+    """Return the chunks of a turn: one for each text, and an end."""
+    chunks: list[Chunk] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts]
+    return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
 
 
 def pack(entry: Entry, sealer: Sealer) -> bytes:
@@ -305,14 +267,11 @@ def pack(entry: Entry, sealer: Sealer) -> bytes:
 def unpack(blob: bytes, owner: str, exact: str, sealer: Sealer) -> Entry:
     """Return the entry of ``owner`` under ``exact``.
 
-    Raises ``UnreadableRecord``, including for a record that was stored under another key or owner.
+    Raises ``ValueError`` if the record is damaged, sealed with another key, or was stored under another key or owner.
     """
-    try:
-        entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
-    except ValueError as error:
-        raise UnreadableRecord(str(error)) from error
+    entry = _ENTRY.validate_json(_opened(blob, owner, exact, sealer))
     if (entry.v, entry.owner, entry.key) != (VERSION, owner, exact):
-        raise UnreadableRecord("the record belongs to another entry or version")
+        raise ValueError("the record belongs to another entry or version")
     return entry
 
 
@@ -320,7 +279,7 @@ def _opened(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bytes:
     if blob[:1] == b"S":
         return sealer.open(blob[1:].decode(), purpose=_purpose(exact), owner=owner)
     if blob[:1] != b"C" or sealer.is_shared:  # with secret_keys, an unencrypted record is not trusted
-        raise UnreadableRecord("the record is in an unknown form")
+        raise ValueError("the record is in an unknown form")
     return blob[1:]
 
 

@@ -61,25 +61,10 @@ DIRECTIONS = _set("directions")
 EMPTY = _set("empty")
 BE = _set("be")
 POLAR = _set("polar")
-FRAMES = _phrases("frames")
-WAYS = _phrases("ways")
-OF_ONESELF = _set("of-oneself")
-REQUESTS = _phrases("requests")
-TASKS = _set("tasks")
-DEEDS = _set("deeds")
-POINTING = _set("pointing")
 INTERROGATIVES = _set("interrogatives")
 INTERROGATIVES_WITHIN = _set("interrogatives-within")
-TELLINGS = _phrases("tellings")
-KNOWN = _set("known")
-WONDERS = _phrases("wonders")
 ASKS = _set("asks")
-PLACES = _phrases("places")
-FINDINGS = _set("findings")
 PERSONS = _set("persons")
-MEANS = _phrases("means")
-DEFINES = _phrases("defines")
-TELLS = _phrases("tells")
 ENDINGS = sorted(_phrases("endings"), key=len, reverse=True)
 JOINS = _set("joins")
 WITH_AN_ARTICLE = _set("with-an-article")
@@ -237,21 +222,21 @@ class Frame(NamedTuple):
         return follows and (not self.then or next_but_one in self.then)
 
 
-_FRAMES = (
-    Frame(WAYS, "how", unless=OF_ONESELF),
-    Frame(PLACES, "where", before=FINDINGS),
-    Frame(REQUESTS, before=TASKS),
-    Frame(REQUESTS, before=DEEDS, then=POINTING),
-    Frame(WONDERS, before=ASKS),
-    Frame(MEANS, "mean"),
-    Frame(DEFINES, "define"),
-    Frame(TELLS, "tell"),
-    Frame(TELLINGS, before=ASKS | KNOWN),
-    Frame(FRAMES),
+FRAMES = (
+    Frame(_phrases("ways"), "how", unless=_set("of-oneself")),
+    Frame(_phrases("places"), "where", before=_set("findings")),
+    Frame(_phrases("requests"), before=_set("tasks")),
+    Frame(_phrases("requests"), before=_set("deeds"), then=_set("pointing")),
+    Frame(_phrases("wonders"), before=ASKS),
+    Frame(_phrases("means"), "mean"),
+    Frame(_phrases("defines"), "define"),
+    Frame(_phrases("tells"), "tell"),
+    Frame(_phrases("tellings"), before=ASKS | _set("known")),
+    Frame(_phrases("frames")),
 )
 _BY_FIRST_WORD: dict[str, list[tuple[Phrase, Frame]]] = defaultdict(list)
 """Phrases with their frames, longer phrases of a frame first."""
-for _frame in _FRAMES:
+for _frame in FRAMES:
     for _phrase in sorted(_frame.phrases, key=len, reverse=True):
         _BY_FIRST_WORD[_phrase[0]].append((_phrase, _frame))
 _VERBS = POLAR | BE

@@ -81,8 +81,10 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
     Raises ``BadRequest`` for an invalid value.
     """
     asked = {**_parse_header(header), **_parse_body(body)}
+    highest = max(settings.mode, settings.max_mode, key=MODES.index)
+    supported = "semantic" if settings.embedding_model else "exact"
     return Policy(
-        mode=_lower(asked.get("mode", settings.mode), _highest(settings)),
+        mode=min(asked.get("mode", settings.mode), highest, supported, key=MODES.index),
         ttl=min(asked.get("ttl", settings.ttl), settings.ttl),
         threshold=max(asked.get("threshold", settings.threshold), settings.threshold),
         read=not asked.get("refresh", False),
@@ -90,22 +92,10 @@ def policy_of(body: Any, header: str | None, settings: CacheSettings, *, stored:
     )
 
 
-def _highest(settings: CacheSettings) -> str:
-    highest = max(settings.mode, settings.max_mode, key=MODES.index)
-    return highest if settings.embedding_model else _lower(highest, "exact")
-
-
-def _lower(one: str, other: str) -> str:
-    return min(one, other, key=MODES.index)
-
-
 def _parse_body(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
     if isinstance(value, str):
         return {"mode": _mode(value, BODY)}
-    checked: dict[str, Any] = _options(value, BODY)
-    return checked
+    return {} if value is None else _options(value, BODY)
 
 
 def _parse_header(value: str | None) -> dict[str, Any]:
@@ -156,12 +146,16 @@ _DIRECTIVES: Mapping[str, Check] = {"ttl": _ttl, "threshold": _threshold, "no-st
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds."""
+    """A cached answer as chat ``chunks``. ``kind`` is ``exact`` or ``semantic``; ``age`` is in seconds.
+
+    ``usage`` is that of the first answer, with ``"cache": kind``: its tokens were counted then.
+    """
 
     kind: str
     similarity: float
     age: int
     chunks: list[Chunk]
+    usage: dict[str, Any] | None
 
     @property
     def header(self) -> str:

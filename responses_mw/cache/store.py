@@ -38,12 +38,10 @@ _MARGIN = 60
 """Seconds by which the lists of entries outlive the entries."""
 
 
-def _script(name: str) -> Script:
-    return Script(files("responses_mw.cache") / "lua", name, prefix="cache_")
-
-
-_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT = map(_script, ("lookup", "read", "since", "keep", "flight"))
-_FORGET, _PURGE, _STATS = map(_script, ("forget", "purge", "stats"))
+_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = (
+    Script(files("responses_mw.cache") / "lua", name, prefix="cache_")
+    for name in ("lookup", "read", "since", "keep", "flight", "forget", "purge", "stats")
+)
 
 
 class Redis(Protocol):
@@ -217,26 +215,20 @@ class Entries:
         """Remove all entries of ``owner``, or of all owners; return their number."""
         removed = 0
         for one in await self._owners() if owner is None else [owner]:
-            removed += await self._purge(one)
-        return removed
-
-    async def _purge(self, owner: str) -> int:
-        replies = await self._each_shard(_PURGE, owner, 1, _GENERATION_TTL_MS, _PURGE_BATCH)
-        removed = sum(int(gone) for gone, _ in replies)
-        while any(left for _, left in replies):
-            replies = await self._each_shard(_PURGE, owner, 0, _GENERATION_TTL_MS, _PURGE_BATCH)
-            removed += sum(int(gone) for gone, _ in replies)
+            is_first, left = 1, True
+            while left:
+                replies = await self._each_shard(_PURGE, one, is_first, _GENERATION_TTL_MS, _PURGE_BATCH)
+                removed += sum(int(gone) for gone, _ in replies)
+                is_first, left = 0, any(left for _, left in replies)
         return removed
 
     async def stats(self, owner: str | None = None) -> Stats:
         """Return the size of the cache of ``owner``, or of all owners."""
-        totals = [0, 0, 0]
-        owners = 0
+        totals = [0, 0, 0, 0]
         for one in await self._owners() if owner is None else [owner]:
             sums = [sum(map(int, counts)) for counts in zip(*await self._each_shard(_STATS, one), strict=True)]
-            owners += sums[0] > 0
-            totals = [total + added for total, added in zip(totals, sums, strict=True)]
-        return Stats(owners, *totals)
+            totals = [total + added for total, added in zip(totals, (sums[0] > 0, *sums), strict=True)]
+        return Stats(*totals)
 
     async def _each_shard(self, script: Script, owner: str, *args: str | int) -> list[Any]:
         if not _OWNER.fullmatch(owner):

@@ -12,7 +12,7 @@ from functools import partial
 import anyio
 
 from ..auth import Gate
-from ..cache import Cache, Hit, Miss, Policy, Uncacheable, mark
+from ..cache import Cache, Hit, Miss, Policy, Uncacheable
 from ..crypto import Sealer
 from ..errors import APIError, BadRequest, UpstreamError
 from ..ids import RunIds
@@ -234,7 +234,7 @@ class Runner:
         """Return all events of a cached answer except the terminal one."""
         events = start(run.assembler) + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
-        mark(run.document, hit.kind)
+        run.document["usage"] = hit.usage
         return events
 
     async def _cache_answer(self, run: Run) -> None:

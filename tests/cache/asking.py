@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from responses_mw import Settings
-from responses_mw.cache import Cache, Hit, Miss, Policy, mark
+from responses_mw.cache import Cache, Hit, Miss, Policy
 from responses_mw.cache.entry import Key
 from responses_mw.ids import RunIds
 from responses_mw.protocol.request.create import CreateResponse, parse
@@ -57,8 +57,10 @@ def answered(
     return run(asked(**fields), chunks)[1]
 
 
-def run(request: CreateResponse, chunks: list[dict[str, Any]], kind: str | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """The events and the document that an assembler makes of ``chunks``; of a hit of that ``kind``."""
+def run(
+    request: CreateResponse, chunks: list[dict[str, Any]], usage: dict[str, Any] | None = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """The events and the document that an assembler makes of ``chunks``; of a hit with that ``usage``."""
     ids = RunIds()
     created = document.create(request, response_id=ids.response, model="m", created_at=1)
     assembler = Assembler(created, ids, ResponseOptions(summary=request.wants_summary))
@@ -66,8 +68,8 @@ def run(request: CreateResponse, chunks: list[dict[str, Any]], kind: str | None 
     for chunk in chunks:
         events += assembler.feed(chunk)
     events += assembler.end_turn()
-    if kind is not None:
-        mark(assembler.response, kind)
+    if usage is not None:
+        assembler.response["usage"] = usage
     assembler.conclude(2)
     events += assembler.terminal()
     check(events)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.cache.entry import VERSION, Entry, Key, UnreadableRecord, pack, replay, texts_of, unpack
+from responses_mw.cache.entry import VERSION, Entry, Key, pack, replay, texts_of, unpack
 from responses_mw.cache.guard import signature
 from responses_mw.crypto import Sealer
 from tests.cache.asking import ALICE, BOB, SECRET, answered, asked, run
@@ -31,9 +31,8 @@ def test_a_replayed_answer_differs_only_in_its_ids(texts: list[tuple[str, str]],
     first = run(asked(**fields), _chunks(texts))[1]
     kept = texts_of(first)
     assert kept is not None
-    _, again = run(asked(**fields), replay(Entry(ALICE, KEY.exact, kept, first["usage"], 60)), "exact")
+    _, again = run(asked(**fields), replay(kept))
     assert without_ids(again) == without_ids(first)
-    assert again["usage"] == {**first["usage"], "cache": "exact"}
     assert again["id"] != first["id"]
     assert not {item["id"] for item in again["output"]} & {item["id"] for item in first["output"]}
     assert texts_of(again) == kept
@@ -43,10 +42,6 @@ def _chunks(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
     chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {kind: text}}]} for kind, text in texts]
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
     return [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}]
-
-
-def test_an_answer_without_usage_is_replayed_without() -> None:
-    assert run(asked(), replay(Entry(ALICE, KEY.exact, (("content", "Hi"),), None, 60)), "exact")[1]["usage"] is None
 
 
 FAILED = {**answered(), "status": "failed", "error": {"code": "server_error", "message": "no"}}
@@ -108,6 +103,14 @@ def entry() -> Entry:
     return Entry(ALICE, KEY.exact, texts, answered()["usage"], 60, signature("What?"))
 
 
+def unreadable(blob: bytes, owner: str, exact: str, sealer: Sealer) -> bool:
+    try:
+        unpack(blob, owner, exact, sealer)
+    except ValueError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
 def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
     assert unpack(pack(entry(), sealer), ALICE, KEY.exact, sealer) == entry()
@@ -116,22 +119,18 @@ def test_a_record_is_read_as_it_was_kept(sealer: Sealer) -> None:
 def test_nothing_of_a_sealed_record_can_be_read() -> None:
     packed = pack(entry(), SEALING)
     assert b"confidential" not in packed
-    with pytest.raises(UnreadableRecord):
-        unpack(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
+    assert unreadable(packed, ALICE, KEY.exact, Sealer(["another secret of thirty-two characters"]))
 
 
 @pytest.mark.parametrize("sealer", [PLAIN, SEALING], ids=["plain", "sealed"])
 def test_a_record_is_of_use_only_where_it_belongs(sealer: Sealer) -> None:
     packed = pack(entry(), sealer)
-    with pytest.raises(UnreadableRecord):
-        unpack(packed, ALICE, "f" * 40, sealer)
-    with pytest.raises(UnreadableRecord):
-        unpack(packed, BOB, KEY.exact, sealer)
+    assert unreadable(packed, ALICE, "f" * 40, sealer)
+    assert unreadable(packed, BOB, KEY.exact, sealer)
 
 
 def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
-    with pytest.raises(UnreadableRecord):
-        unpack(pack(entry(), PLAIN), ALICE, KEY.exact, SEALING)
+    assert unreadable(pack(entry(), PLAIN), ALICE, KEY.exact, SEALING)
 
 
 @given(
@@ -141,11 +140,9 @@ def test_with_keys_a_record_that_is_not_sealed_is_not_believed() -> None:
 )
 def test_junk_is_unreadable_and_nothing_worse(junk: bytes) -> None:
     for sealer in (PLAIN, SEALING):
-        with pytest.raises(UnreadableRecord):
-            unpack(junk, ALICE, KEY.exact, sealer)
+        assert unreadable(junk, ALICE, KEY.exact, sealer)
 
 
 def test_a_record_of_another_version_is_not_read() -> None:
     packed = pack(entry(), PLAIN).replace(b'"v":%d' % VERSION, b'"v":0')
-    with pytest.raises(UnreadableRecord):
-        unpack(packed, ALICE, KEY.exact, PLAIN)
+    assert unreadable(packed, ALICE, KEY.exact, PLAIN)
