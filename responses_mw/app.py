@@ -15,11 +15,10 @@ import httpx
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .asgi.access import APIKeyMiddleware, PassablePaths
+from .asgi.access import APIKeyMiddleware, RateLimitMiddleware, RateLimits
 from .asgi.admin import checks, open_admin
-from .asgi.limits import RateLimitMiddleware, RateLimits
 from .asgi.middleware import Application, Dispatcher
-from .asgi.proxy import ReverseProxy
+from .asgi.proxy import PassablePaths, ReverseProxy
 from .asgi.routes import DescriptionMiddleware, Routes
 from .asgi.telemetry import TelemetryMiddleware
 from .auth import APIKeys

@@ -1,36 +1,53 @@
-"""Access checks that need only the head of a request: API keys, origins of web pages, and paths of proxied requests."""
+"""Who may send requests: API keys, origins of web pages, and limits of an owner.
+
+All replicas share the counts of an owner's responses per minute, open streams and background responses in Redis.
+
+1. If Redis is unavailable, every request is admitted, and a metric counts it.
+2. A stream counts while it is open. Its replica renews the count. If the replica is lost, the count expires `STREAM_COUNTS`
+   seconds after the last renewal.
+3. A background response counts until it ends, but for at most `JOB_COUNTS` seconds.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes, urlsplit
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
 
+import anyio
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth import API_KEY
-from ..errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, Unauthorized
+from ..auth import API_KEY, APIKeys, Gate, key_in
+from ..errors import Forbidden, RateLimited, Unauthorized
+from ..ids import random_part
+from ..settings import LimitSettings
+from ..state import StateUnavailable
+from ..state.limits import Kind, Usage
+from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
+from ..upstream import Caller
 from .http_responses import ErrorResponse
+from .telemetry import add_headers, websocket_request_span
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+logger = logging.getLogger(__name__)
 
-    from ..auth import APIKeys
+STREAM_COUNTS = 60.0
+JOB_COUNTS = 3600.0
 
-__all__ = ["SAFE_METHODS", "APIKeyMiddleware", "Origins", "PassablePaths", "check_path"]
+_KEY = "responses_mw.allowance"
+_REFUSED: dict[Kind, tuple[str, int]] = {"streams": ("open streams", 1), "background": ("unfinished background responses", 5)}
+"""What there are too many of, and after how many seconds to retry."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _REFUSAL = ErrorResponse(
     Unauthorized("Missing or incorrect API key: use 'Authorization: Bearer KEY'.", headers={"www-authenticate": "Bearer"})
 )
-_CROSS_ORIGIN = frozenset({"cross-site", "same-site"})
-_DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
-_SEPARATORS = re.compile(rb"[/\\]")
-_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
-_MAX_DECODINGS = 3
-"""How often a path is decoded in the search for dot segments: once more than any known chain of servers decodes it."""
 
 
 class APIKeyMiddleware:
@@ -83,7 +100,7 @@ class Origins:
             return
         own = headers.get("host", "").lower()
         is_foreign = any(origin not in self._allowed and _host(origin) != own for origin in origins)
-        if is_foreign or (not origins and site in _CROSS_ORIGIN):
+        if is_foreign or (not origins and site in ("cross-site", "same-site")):
             raise Forbidden("The origin of this page is not in server.cors_origins.", code="origin_not_allowed")
 
 
@@ -95,49 +112,172 @@ def _host(origin: str) -> str | None:
         return None
 
 
-class PassablePaths:
-    """The requests that the reverse proxy passes on if API keys are required.
+# -- limits --------------------------------------------------------------------------------------------------------------
 
-    The upstream trusts this server and therefore everyone with an API key, so only listed paths pass. An entry is `/v1/` (all
-    paths below it), `/health` (only this path) or `DELETE /v1/files/`. An entry without a method allows GET, HEAD, OPTIONS and
-    POST; GET includes HEAD.
+
+class RateLimits:
+    """The configured limits, and the open streams of this process. Without `usage`, nothing is limited."""
+
+    def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
+        self.per_minute = settings.requests_per_minute
+        self.maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
+        self.usage = usage
+        self._open: dict[str, set[str]] = {}
+        if usage is None and self.are_set:
+            logger.warning("limits are not enforced, because they need stored state: configure Redis")
+
+    @property
+    def are_set(self) -> bool:
+        return bool(self.per_minute or any(self.maximums.values()))
+
+    async def enter(self, kind: Kind, owner: str, name: str) -> bool:
+        """Start counting a stream or background response. Return whether it is counted. Raises `RateLimited`."""
+        if not self.maximums[kind] or self.usage is None:
+            return False
+        seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
+        try:
+            entered = await self.usage.enter(kind, owner, name, maximum=self.maximums[kind], seconds=seconds)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": kind})
+            return False
+        if not entered:
+            LIMITS_REFUSED.add(1, {"limit": kind})
+            noun, retry_after = _REFUSED[kind]
+            message = f"Limit reached: {self.maximums[kind]} {noun}. Please try again when one has ended."
+            rates = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            raise RateLimited(message, retry_after=retry_after, headers=rates)
+        if kind == "streams":
+            self._open.setdefault(owner, set()).add(name)
+        return True
+
+    async def leave(self, kind: Kind, owner: str, name: str) -> None:
+        """Stop counting a stream or background response. If Redis is unavailable, its count expires."""
+        if kind == "streams":
+            names = self._open.get(owner, set())
+            names.discard(name)
+            if not names:
+                self._open.pop(owner, None)
+        if self.usage is not None:
+            with suppress(StateUnavailable), anyio.CancelScope(shield=True):
+                await self.usage.leave(kind, owner, name)
+
+    @asynccontextmanager
+    async def renewing(self) -> AsyncIterator[None]:
+        """Renew the counts of open streams until the context exits."""
+        task = asyncio.create_task(self._renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(STREAM_COUNTS / 3)
+            names = {owner: list(some) for owner, some in self._open.items()}
+            if names and self.usage is not None:
+                with suppress(StateUnavailable):
+                    await self.usage.renew("streams", names, STREAM_COUNTS)
+
+
+class Allowance:
+    """The limits as they apply to one request. `aclose` stops counting the request's stream.
+
+    Only accepted callers are counted, so that an invented credential leaves no trace in Redis.
     """
 
-    def __init__(self, entries: Iterable[str]) -> None:
-        self._entries: list[tuple[frozenset[str], bytes]] = []
-        for entry in entries:
-            method, space, path = entry.rpartition(" ")
-            methods = ({method, "HEAD"} if method == "GET" else {method}) if space else _DEFAULT_METHODS
-            self._entries.append((frozenset(methods), path.encode()))
+    def __init__(self, limits: RateLimits | None, scope: Scope) -> None:
+        """Without `limits`, everything is allowed. `scope` belongs to the request whose response reports the rate."""
+        self._limits = limits
+        self._scope = scope
+        self._stream: tuple[str, str] | None = None
+        """The owner and the name of the counted stream."""
 
-    def check(self, method: str, path: bytes) -> None:
-        """Raise `NotFound` or `MethodNotAllowed` for a request that may not pass."""
-        matching = [
-            methods for methods, entry in self._entries if path == entry or (entry[-1:] == b"/" and path.startswith(entry))
-        ]
-        if not matching:
-            raise NotFound("This path is not passed on to the upstream.", code="unknown_url")
-        allowed = frozenset[str]().union(*matching)
-        if method not in allowed:
-            raise MethodNotAllowed(
-                f"Method {method} is not passed on at this path.", headers={"allow": ", ".join(sorted(allowed))}
-            )
-
-
-def check_path(path: bytes) -> None:
-    """Raise `BadRequest` for a path that some servers may resolve to a different one.
-
-    A path must start with a slash, and contain neither control characters nor a segment `.` or `..`: plain, percent-encoded
-    (once or more), between backslashes, or with parameters (`..;x`).
-    """
-    if not path.startswith(b"/"):
-        raise BadRequest("The path does not start with a slash.", code="invalid_path")
-    for _ in range(_MAX_DECODINGS):
-        segments = (segment.partition(b";")[0] for segment in _SEPARATORS.split(path))
-        if any(segment in (b".", b"..") for segment in segments) or _CONTROLS.search(path):
-            raise BadRequest("The path contains control characters, or a segment '.' or '..'.", code="invalid_path")
-        decoded = unquote_to_bytes(path)
-        if decoded == path:
+    async def request(self, owner: str, gate: Gate) -> None:
+        """Count a request for a response. Raises `RateLimited` and the errors of the `gate`."""
+        limits = self._limits
+        if limits is None:
             return
-        path = decoded
-    raise BadRequest("The path is percent-encoded more than twice.", code="invalid_path")
+        await gate()
+        if not limits.per_minute or limits.usage is None:
+            return
+        try:
+            rate = await limits.usage.request(owner, limits.per_minute)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
+            return
+        headers = {  # as OpenAI's API sends them
+            "x-ratelimit-limit-requests": str(limits.per_minute),
+            "x-ratelimit-remaining-requests": str(rate.remaining),
+            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
+        }
+        if not rate.passes:
+            LIMITS_REFUSED.add(1, {"limit": "requests"})
+            message = (
+                f"Rate limit reached: {limits.per_minute} requests per minute. Please try again in {rate.retry_after:.3g} s."
+            )
+            raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=headers)
+        if self._scope["type"] == "http":
+            add_headers(self._scope, headers)
+
+    async def stream(self, owner: str, gate: Gate) -> None:
+        """Count a streamed response. Raises the same errors as `request`."""
+        if self._limits is not None and self._stream is None:
+            await gate()
+            name = random_part()
+            if await self._limits.enter("streams", owner, name):
+                self._stream = (owner, name)
+
+    @asynccontextmanager
+    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
+        """Count the background response that the body creates, until it ends or its creation fails.
+
+        Raises the same errors as `request`.
+        """
+        await gate()
+        if self._limits is None or not await self._limits.enter("background", owner, response_id):
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            await self._limits.leave("background", owner, response_id)
+            raise
+
+    async def aclose(self) -> None:
+        if self._limits is not None and self._stream is not None:
+            await self._limits.leave("streams", *self._stream)
+
+
+class RateLimitMiddleware:
+    """Give each request an allowance, which `app` gets from `allowance_of`."""
+
+    def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowance = scope[_KEY] = Allowance(self._limits, scope)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            await allowance.aclose()
+
+
+@asynccontextmanager
+async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
+    """Observe a response on the WebSocket with this ASGI `scope`, and count it as a request.
+
+    The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` and the errors of
+    `verify`.
+    """
+    with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
+        await verify(caller)
+        await allowance_of(scope).request(caller.owner, partial(verify, caller))
+        yield
+
+
+def allowance_of(scope: Any) -> Allowance:
+    """Return the allowance of the request with this ASGI `scope`. It allows everything if no limits are set."""
+    allowance: Allowance | None = scope.get(_KEY)
+    return allowance or Allowance(None, scope)

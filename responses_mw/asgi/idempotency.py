@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import orjson
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from ..auth import Gate
 from ..errors import BadRequest, Conflict
@@ -33,29 +33,25 @@ _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 """Initial and maximum seconds between two checks whether the other request has ended."""
 
 
-def key_of(request: Request) -> str | None:
-    """Return the key of a request, if it has one. Raises `BadRequest` for an invalid one."""
-    values = request.headers.getlist(HEADER)
-    if not values:
+async def once(
+    headers: Headers, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
+) -> OnceOnly | None:
+    """Return the guard of a request with a key, or None without a key.
+
+    Raises `BadRequest` if the key is invalid or the response cannot be stored.
+    """
+    keys = headers.getlist(HEADER)
+    if not keys:
         return None
-    if len(values) > 1 or not _KEY.fullmatch(values[0]):
+    if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
         message = f"The header '{HEADER}' must be a single value of 1 to 255 visible ASCII characters."
         raise BadRequest(message, param=HEADER, code="invalid_idempotency_key")
-    return values[0]
-
-
-async def once(
-    key: str | None, state: State | None, parsed: CreateResponse, body: Any, caller: Caller, gate: Gate
-) -> OnceOnly | None:
-    """Return the guard of a request with a key; None without a key. Raises `BadRequest` if the response cannot be stored."""
-    if key is None:
-        return None
     if state is None or not parsed.store:
         reason = "remove 'store: false'" if state is not None else "configure Redis"
         message = f"The header '{HEADER}' needs stored state: {reason}."
         raise BadRequest(message, param=HEADER, code="idempotency_key_not_supported")
     canonical = await by_size(parsed.size, lambda: orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
-    return OnceOnly(state.idempotency_keys.reservation(caller.owner, key, canonical), state, caller.owner, gate)
+    return OnceOnly(state.idempotency_keys.reservation(caller.owner, keys[0], canonical), state, caller.owner, gate)
 
 
 class OnceOnly:

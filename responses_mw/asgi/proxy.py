@@ -13,57 +13,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TypeAlias
+from urllib.parse import quote, unquote_to_bytes
 
 import anyio
 import httpx
+from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import (
-    APIError,
-    BadRequest,
-    MethodNotAllowed,
-    RequestTimeout,
-    Unavailable,
-    UpstreamError,
-)
+from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, RequestTimeout, Unavailable, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
-from .access import PassablePaths, check_path
 from .http_responses import ErrorResponse
 from .requests import BODY_TIMEOUT
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import TypeAlias
-
-    from starlette.types import Message, Receive, Scope, Send
-
-    Headers: TypeAlias = list[tuple[bytes, bytes]]
-
-__all__ = ["ReverseProxy"]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 logger = logging.getLogger(__name__)
 
 _HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection".split()
+    + b"te trailer transfer-encoding upgrade".split()
 )
 # Host and Content-Length are set again, X-Forwarded-For is extended. Our own server answers Expect when we read the body.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"content-length", b"x-forwarded-for"})
 # Requests with these methods have a Content-Length even if it is 0 (RFC 9110, section 8.6).
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 _CLOSE = {"connection": "close"}
+
+_DEFAULT_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
+_SEPARATORS = re.compile(rb"[/\\]")
+_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
+_MAX_DECODINGS = 3
+"""How often a path is decoded in the search for dot segments: once more than any known chain of servers decodes it."""
 
 
 class ReverseProxy:
@@ -107,7 +91,7 @@ class ReverseProxy:
         try:
             path = self._path(scope)
             self._check(scope, path)
-            body = await self._body(_framing_of(scope), receive)
+            body = await self._body(scope, receive)
             if body is None:
                 return
             request = self._request(scope, path, body)
@@ -136,11 +120,16 @@ class ReverseProxy:
         if self._passable is not None:
             self._passable.check(method, path)
 
-    async def _body(self, framing: BodyFraming, receive: Receive) -> bytes | _RequestBody | None:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | _RequestBody | None:
         """Return the body: bytes if it has arrived in one piece, else a stream, or None if the client has disconnected.
 
         Raises `APIError`.
         """
+        try:
+            framing = body_framing(scope["headers"])
+        except InvalidFraming as error:
+            message = f"The framing of the request is invalid: {error}."
+            raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
         first = await _next_message(receive, self._body_timeout if framing.has_body else None)
         if first["type"] == "http.disconnect":
             return None
@@ -156,7 +145,11 @@ class ReverseProxy:
             return
         except httpx.TransportError as error:
             logger.warning("no answer from the upstream to %s %s: %r", request.method, request.url.path, error)
-            await ErrorResponse(_unanswered(error))(scope, receive, send)
+            if isinstance(error, httpx.LocalProtocolError):
+                answer: APIError = BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE)
+            else:
+                answer = from_transport(error)
+            await ErrorResponse(answer)(scope, receive, send)
             return
         exchange.has_started = True
         try:
@@ -239,17 +232,12 @@ class _RequestBody(httpx.AsyncByteStream):
         if self.aborted:
             await anyio.sleep_forever()  # until cancelled: an end here would make the partial body look complete
         chunk: bytes = message.get("body", b"")
-        self._count(len(chunk), more)
+        if self._left is not None:
+            self._left -= len(chunk)
+            if self._left < 0 or (self._left and not more):
+                fault = "The length of the request body does not match its Content-Length."
+                raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
         return chunk
-
-    def _count(self, size: int, more: bool) -> None:
-        if self._left is None:
-            return
-        self._left -= size
-        if self._left < 0 or (self._left and not more):
-            raise BadRequest(
-                "The length of the request body does not match its Content-Length.", code="invalid_framing", headers=_CLOSE
-            )
 
 
 async def _next_message(receive: Receive, seconds: float | None) -> Message:
@@ -261,13 +249,6 @@ async def _next_message(receive: Receive, seconds: float | None) -> Message:
             return await receive()
     except TimeoutError:
         raise RequestTimeout(f"No data of the request body arrived for {seconds:g} s.") from None
-
-
-def _framing_of(scope: Scope) -> BodyFraming:
-    try:
-        return body_framing(scope["headers"])
-    except InvalidFraming as error:
-        raise BadRequest(f"The framing of the request is invalid: {error}.", code="invalid_framing", headers=_CLOSE) from None
 
 
 def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:
@@ -315,17 +296,13 @@ def _request_headers(scope: Scope) -> Headers:
     return kept + [(name, value) for name, value in forwarded.items() if value and name not in dict(kept)]
 
 
-def _response_headers(response: httpx.Response) -> Headers:
+async def _send_response(response: httpx.Response, send: Send) -> None:
+    """Send the response except for the end of its body."""
     headers = _end_to_end(response.headers.raw)
     if response.status_code in {204, 304}:
         # A 304 may announce the length of the equivalent 200, although its own body is empty.
-        return [(name, value) for name, value in headers if name != b"content-length"]
-    return headers
-
-
-async def _send_response(response: httpx.Response, send: Send) -> None:
-    """Send the response except for the end of its body."""
-    await send({"type": "http.response.start", "status": response.status_code, "headers": _response_headers(response)})
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
@@ -343,7 +320,52 @@ async def _end_cancelled(exchange: _Exchange, scope: Scope, receive: Receive, se
         await ErrorResponse(Unavailable("The server is shutting down."))(scope, receive, send)
 
 
-def _unanswered(error: httpx.TransportError) -> APIError:
-    if isinstance(error, httpx.LocalProtocolError):
-        return BadRequest(f"The request cannot be passed on: {error}", headers=_CLOSE)
-    return from_transport(error)
+# -- paths ------------------------------------------------------------------------------------------------------------------
+
+
+class PassablePaths:
+    """The requests that the reverse proxy passes on if API keys are required.
+
+    The upstream trusts this server and therefore everyone with an API key, so only listed paths pass. An entry is `/v1/` (all
+    paths below it), `/health` (only this path) or `DELETE /v1/files/`. An entry without a method allows GET, HEAD, OPTIONS and
+    POST; GET includes HEAD.
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._entries: list[tuple[frozenset[str], bytes]] = []
+        for entry in entries:
+            method, space, path = entry.rpartition(" ")
+            methods = ({method, "HEAD"} if method == "GET" else {method}) if space else _DEFAULT_METHODS
+            self._entries.append((frozenset(methods), path.encode()))
+
+    def check(self, method: str, path: bytes) -> None:
+        """Raise `NotFound` or `MethodNotAllowed` for a request that may not pass."""
+        allowed: set[str] = set()
+        for methods, entry in self._entries:
+            if path == entry or (entry[-1:] == b"/" and path.startswith(entry)):
+                allowed |= methods
+        if not allowed:
+            raise NotFound("This path is not passed on to the upstream.", code="unknown_url")
+        if method not in allowed:
+            raise MethodNotAllowed(
+                f"Method {method} is not passed on at this path.", headers={"allow": ", ".join(sorted(allowed))}
+            )
+
+
+def check_path(path: bytes) -> None:
+    """Raise `BadRequest` for a path that some servers may resolve to a different one.
+
+    A path must start with a slash, and contain neither control characters nor a segment `.` or `..`: plain, percent-encoded
+    (once or more), between backslashes, or with parameters (`..;x`).
+    """
+    if not path.startswith(b"/"):
+        raise BadRequest("The path does not start with a slash.", code="invalid_path")
+    for _ in range(_MAX_DECODINGS):
+        segments = (segment.partition(b";")[0] for segment in _SEPARATORS.split(path))
+        if any(segment in (b".", b"..") for segment in segments) or _CONTROLS.search(path):
+            raise BadRequest("The path contains control characters, or a segment '.' or '..'.", code="invalid_path")
+        decoded = unquote_to_bytes(path)
+        if decoded == path:
+            return
+        path = decoded
+    raise BadRequest("The path is percent-encoded more than twice.", code="invalid_path")

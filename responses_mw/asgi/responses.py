@@ -28,9 +28,9 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry.context import annotate
 from ..upstream import Caller, Upstream
+from .access import allowance_of
 from .http_responses import EventResponse, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
-from .idempotency import OnceOnly, key_of, once
-from .limits import allowance_of
+from .idempotency import OnceOnly, once
 from .requests import Reader, flag, included, listed, number, paging, shown
 from .telemetry import add_headers
 
@@ -66,7 +66,7 @@ class ResponseRoutes:
                 add_headers(request.scope, {header: _listed_names(names)})
         asked = "; ".join(request.headers.getlist(CACHE_HEADER))
         policy = policy_of(parsed.cache, asked, self.caching, stored=parsed.store)
-        guard = await once(key_of(request), self.state, parsed, body, caller, gate)
+        guard = await once(request.headers, self.state, parsed, body, caller, gate)
         if parsed.background:
             return await self._create_in_background(parsed, body, caller, guard)
         run = self.runner.run(parsed, caller, RunMode.STREAMED if parsed.stream else RunMode.WHOLE, policy=policy)

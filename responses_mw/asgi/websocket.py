@@ -47,9 +47,8 @@ from ..state import State
 from ..telemetry.metrics import WEBSOCKETS_OPEN
 from ..threads import by_size
 from ..upstream import Caller, Upstream
-from .access import Origins
+from .access import Origins, admitted
 from .http_responses import ErrorResponse
-from .limits import admitted
 from .requests import HOST_SCOPE, Reader
 from .websocket_memory import ConnectionHistory, Memory, Share
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from responses_mw.asgi.access import PassablePaths, check_path
-from responses_mw.asgi.proxy import ReverseProxy
+from responses_mw.asgi.proxy import PassablePaths, ReverseProxy, check_path
 from responses_mw.errors import APIError, BadRequest
 from responses_mw.upstream.transports.http11 import NetworkTransport
 from tests.support.configured import make_settings
