@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,10 +19,7 @@ from ..upstream import Upstream
 from .http_responses import ErrorResponse
 from .telemetry import TelemetryMiddleware
 
-# The members of the host's scope that are passed to calls outside a request.
-_OFFERED = ("app", "state")
 _OURS = ("/v1/responses", "/v1/conversations")
-_UPGRADE = {"upgrade": "HTTP/1.1"}
 _END_TIMEOUT = 5.0
 """Maximum seconds for storing failed responses when the lifespan ends."""
 
@@ -37,20 +34,23 @@ class Application:
     upstream: Upstream
 
 
-OpenApplication: TypeAlias = Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]]
-"""Open the application. The argument holds the members of the host's scope that are passed to calls outside a request."""
-
-
 class Dispatcher:
     """Pass requests for our paths to the application, and all others to `app`. The application is open during the lifespan."""
 
-    def __init__(self, app: ASGIApp, server: ServerSettings, open_application: OpenApplication) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        server: ServerSettings,
+        open_application: Callable[[MutableMapping[str, Any]], AbstractAsyncContextManager[Application]],
+    ) -> None:
+        """`open_application` takes the members of the host's scope that are passed to calls outside a request."""
         self.app = app
         self._server = server
         self._open_application = open_application
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
-        self._application: Application | None = None
+        self.application: Application | None = None
+        """The application, while it is open."""
         self._closing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ class Dispatcher:
         if path is None:
             await self.app(scope, receive, send)
         else:
-            application = self._application or await self._open_late(scope)
+            application = self.application or await self._open_late(scope)
             try:
                 await application.routes({**scope, "responses_mw.path": path}, receive, send)
             except asyncio.CancelledError:
@@ -78,7 +78,7 @@ class Dispatcher:
         if scope["type"] == "http":
             check_upgrade(scope["method"], scope["headers"])
         elif not self._server.max_websockets and self.serves(scope):
-            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers=_UPGRADE)
+            raise UpgradeRequired("This server does not accept WebSockets; use HTTP.", headers={"upgrade": "HTTP/1.1"})
 
     def serves(self, scope: Scope) -> bool:
         """Return whether the request with this ASGI `scope` is for the application."""
@@ -111,8 +111,8 @@ class Dispatcher:
         async def close_and_send(message: Message) -> None:
             if message["type"] != "lifespan.startup.complete":
                 await self._close()
-            elif self._application and self._application.jobs:
-                self._application.jobs.work()
+            elif self.application and self.application.jobs:
+                self.application.jobs.work()
             await send(message)
 
         try:
@@ -124,10 +124,10 @@ class Dispatcher:
 
     async def _open(self, scope: Scope) -> Application:
         async with self._opening:
-            if self._application is None:
-                offered = {name: scope[name] for name in _OFFERED if name in scope}
-                self._application = await self._opened.enter_async_context(self._open_application(offered))
-            return self._application
+            if self.application is None:
+                offered = {name: scope[name] for name in ("app", "state") if name in scope}
+                self.application = await self._opened.enter_async_context(self._open_application(offered))
+            return self.application
 
     async def _open_late(self, scope: Scope) -> Application:
         """Open the application on the first request if the host runs no lifespan. It is closed when the event loop ends."""
@@ -145,27 +145,22 @@ class Dispatcher:
             await self._close()
 
     @property
-    def application(self) -> Application | None:
-        """The application, while it is open."""
-        return self._application
-
-    @property
     def running_jobs(self) -> int:
         """The number of background responses running in this process."""
-        jobs = self._application.jobs if self._application else None
+        jobs = self.application.jobs if self.application else None
         return jobs.running if jobs else 0
 
     def stop(self) -> None:
         """Begin the drain: claim no more jobs, end the streams of background responses, and close idle WebSockets."""
-        if self._application:
-            self._application.drain.begun.set()
-            if self._application.jobs:
-                self._application.jobs.stop()
+        if self.application:
+            self.application.drain.begun.set()
+            if self.application.jobs:
+                self.application.jobs.stop()
 
     async def fail_runs(self) -> None:
         """End the drain: fail the foreground responses that are still in progress."""
-        if self._application:
-            await self._application.drain.fail_runs()
+        if self.application:
+            await self.application.drain.fail_runs()
 
     async def _drain(self) -> None:
         """Drain when the lifespan ends, for hosts that do not call `stop`. Their requests have ended or been cancelled."""
@@ -173,9 +168,9 @@ class Dispatcher:
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
                 await self.fail_runs()
-        if self._application and self._application.jobs:
-            await self._application.jobs.drain()
+        if self.application and self.application.jobs:
+            await self.application.jobs.drain()
 
     async def _close(self) -> None:
-        self._application = None
+        self.application = None
         await self._opened.aclose()
