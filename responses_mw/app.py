@@ -28,10 +28,11 @@ from .engine.history import History
 from .engine.runner import Runner
 from .errors import APIError, StartupError
 from .jobs import JobService, Worker
+from .network import system_tls
 from .settings import Settings
 from .state import Bounds, Client, State, StateUnavailable, connect, embedded
-from .tools import ForwardedTools, ToolConfig, Tools
-from .tools.guard import system_tls
+from .tools import ToolConfig
+from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
 from .upstream.backend import Backend
 from .upstream.chat_backend import ChatBackend

@@ -1,4 +1,4 @@
-"""Address families, and the reasons of failed connections in words for logs and errors."""
+"""Address families, TLS, and the reasons of failed connections in words for logs and errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import cache
 
-__all__ = ["address_family", "failure_reason"]
+__all__ = ["address_family", "failure_reason", "system_tls"]
 
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"})
@@ -28,6 +29,12 @@ _CLASSES: tuple[tuple[type[BaseException], str], ...] = (
 def address_family(host: str) -> socket.AddressFamily:
     """Return the address family for a socket that listens on ``host``, an address or a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+@cache
+def system_tls() -> ssl.SSLContext:
+    """Return the system's TLS context. It is loaded once, because reading all authorities takes milliseconds."""
+    return ssl.create_default_context()
 
 
 def failure_reason(error: BaseException) -> str:

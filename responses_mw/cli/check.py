@@ -14,7 +14,7 @@ from ..engine.prompt_templates import InvalidPrompt, Prompts
 from ..errors import APIError, StartupError
 from ..protocol.types import Tool
 from ..settings import Settings, origins
-from ..tools import Tools
+from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.prefill import PrefillProof
 

@@ -26,8 +26,8 @@ from ..protocol.response.takeover import Takeover
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Chunk, Document, Part
 from ..telemetry.context import end_run
-from ..tools import Toolbox
-from ..tools.tool import ToolResult
+from ..tools import ToolResult
+from ..tools.toolbox import Toolbox
 from ..upstream import Caller
 from ..upstream.backend import OpenTurn, TurnRequest
 from ..upstream.errors import as_response_error

@@ -27,7 +27,7 @@ from ..state import Job
 from ..telemetry.context import begin_run, end_run
 from ..telemetry.tracing import with_trace_context
 from ..threads import by_size
-from ..tools import Tools
+from ..tools.toolbox import Tools
 from ..upstream import Caller, Upstream
 from ..upstream.backend import Backend
 from .history import History, RunContext

@@ -38,7 +38,7 @@ from ..settings import CompactionSettings
 from ..state import Chain
 from ..telemetry.metrics import UPSTREAM_WAITS
 from ..telemetry.report import report_continuation
-from ..tools import Toolbox
+from ..tools.toolbox import Toolbox
 from ..upstream.backend import COMPACTION, Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES
 from .history import NO_HISTORY, RunContext

@@ -6,8 +6,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import anyio
 import orjson
@@ -33,13 +33,14 @@ from pydantic import ValidationError
 
 from ..errors import APIError, BadRequest, Unauthorized, UpstreamError
 from ..protocol.types import Part
-from .bridge import HTTP_FAULT, UNREACHABLE
-from .guard import Resolve, resolve
-from .session import MCPLimits, MCPSession, MCPTarget, OpeningFailed, open_session
-from .tool import ToolResult, cut, failure
+from . import ToolResult, cut, failure
+from .guard import HTTP_FAULT, UNREACHABLE
+from .session import MCPFailure, MCPSession, MCPTarget, open_session
 
-CODE = "external_connector_error"
+T = TypeVar("T")
 
+_CODE = "external_connector_error"
+_PROTOCOL_ERROR = "mcp_protocol_error"
 _MAX_PAGES = 100
 _MAX_MESSAGE = 2000
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -49,36 +50,18 @@ _BROKEN = "it closed the connection before its answer was complete"
 _MALFORMED = "its answer is malformed, or too large"
 
 
-class CallFailed(Exception):
-    """A tool call failed. ``result`` is the failed result that the model sees."""
-
-    def __init__(self, result: ToolResult) -> None:
-        super().__init__()
-        self.result = result
-
-
 class MCPConnection:
     """A connection to ``target``. It opens on first use and reopens when lost. The caller must close it.
 
     Methods may be called concurrently, and ``aclose`` from any task.
     """
 
-    def __init__(self, target: MCPTarget, limits: MCPLimits, *, resolve: Resolve = resolve) -> None:
-        self._target = target
-        self._limits = limits
-        self._resolve = resolve
+    def __init__(self, target: MCPTarget) -> None:
+        self.target = target
         self._session: MCPSession | None = None
         self._lost: list[MCPSession] = []
         self._opening = asyncio.Lock()
         self._closed = False
-
-    @property
-    def label(self) -> str:
-        return self._target.label
-
-    @property
-    def url(self) -> str:
-        return self._target.url
 
     async def aclose(self) -> None:
         """End all requests; their calls fail. This takes at most two seconds."""
@@ -92,78 +75,68 @@ class MCPConnection:
 
         Each has ``name`` and ``input_schema``, and optionally ``description`` and ``annotations``. Raises ``Unauthorized`` (the
         server refuses the caller's credentials), ``BadRequest`` (its URL does not lead to a public address) and
-        ``UpstreamError`` with status 424 (unreachable, too slow, malformed or too large). The
-        messages contain the label.
+        ``UpstreamError`` with status 424 (unreachable, too slow, malformed or too large). The messages contain the label.
         """
-        session: MCPSession | None = None
         try:
-            async with asyncio.timeout(self._limits.timeout):
-                session = await self._opened()
-                return await session.request(self._listed(session))
-        except OpeningFailed as error:
-            raise self._error(str(error), error.status, address_refused=error.address_refused) from None
-        except MCPError as error:
-            self._drop(session)
-            raise self._error(self._reason(error), error.data if error.code == HTTP_FAULT else None) from None
-        except _MALFORMED_ERRORS:
-            raise self._error(_MALFORMED) from None
-        except _GONE:
-            raise self._error(_BROKEN) from None
+            return await self._request(self._listed)
+        except MCPFailure as error:
+            raise self._as_api_error(error) from None
         except TimeoutError:
-            raise self._error("it did not answer in time") from None
+            raise self._as_api_error(self.target.failure("it did not answer in time")) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool. If that fails, return a failed result with an ``error`` as in an ``mcp_call`` item."""
         try:
-            return _to_result(await self.invoke(name, arguments), self._limits.output_bytes)
-        except CallFailed as error:
-            return error.result
+            return _to_result(await self.invoke(name, arguments), self.target.output_bytes)
+        except MCPFailure as error:
+            return failure(error.message, kind=error.kind, code=error.code)
         except orjson.JSONEncodeError:
-            return self._protocol_failure(_MALFORMED, PARSE_ERROR)
+            return failure(self.target.failure(_MALFORMED).message, kind=_PROTOCOL_ERROR, code=PARSE_ERROR)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool and return its raw result, which may report an error. Raises ``CallFailed``."""
+        """Call a tool and return its raw result, which may report an error. Raises ``MCPFailure``."""
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        try:
+            return await self._request(lambda session: self._called(session, request))
+        except TimeoutError:
+            message = f"the call took longer than {self.target.timeout:g} s and was cancelled"
+            raise MCPFailure(message, 504) from None
+
+    async def _request(self, work: Callable[[MCPSession], Coroutine[Any, Any, T]]) -> T:
+        """Run ``work`` in a session. Raises ``MCPFailure``, and ``TimeoutError`` after the target's timeout."""
         session: MCPSession | None = None
         try:
-            async with asyncio.timeout(self._limits.timeout):
+            async with asyncio.timeout(self.target.timeout):
                 session = await self._opened()
-                return await session.request(self._called(session, CallToolRequestParams(name=name, arguments=arguments)))
-        except OpeningFailed as error:
-            raise CallFailed(failure(self._message(str(error)), code=error.status)) from None
+                return await session.request(work(session))
         except MCPError as error:
             if session is not None and (error.code == CONNECTION_CLOSED or session.is_forgotten):
                 self._drop(session)
-            raise CallFailed(self._failure(error)) from None
+            raise self._failure(error) from None
         except _MALFORMED_ERRORS:
-            raise CallFailed(self._protocol_failure(_MALFORMED, PARSE_ERROR)) from None
+            raise self.target.failure(_MALFORMED, PARSE_ERROR, _PROTOCOL_ERROR) from None
         except _GONE:
-            raise CallFailed(failure(self._message(_BROKEN))) from None
+            raise self.target.failure(_BROKEN) from None
         except TimeoutError:
             self._drop(session)
-            message = f"the call took longer than {self._limits.timeout:g} s and was cancelled"
-            raise CallFailed(failure(message, code=504)) from None
+            raise
 
     async def _opened(self) -> MCPSession:
         async with self._opening:
-            if self._session is None or self._session.is_over:
-                self._check_open()
-                self._session = await open_session(self._target, self._limits, self._resolve)
+            if not self._closed and (self._session is None or self._session.is_over):
+                self._session = await open_session(self.target)
             session = self._session
         if self._closed:
             await self.aclose()
-        self._check_open()
+        if self._closed or session is None:
+            raise self.target.failure("the connection is closed")
         return session
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise OpeningFailed("the connection is closed")
-
-    async def _called(self, session: MCPSession, params: CallToolRequestParams) -> CallToolResult:
+    async def _called(self, session: MCPSession, request: CallToolRequest) -> CallToolResult:
         """Call a tool without the SDK's ``call_tool``.
 
         That validates results against the server's schema, whose patterns could take forever to match.
         """
-        request = CallToolRequest(params=params)
         try:
             return await session.client.send_request(request, CallToolResult)
         except MCPError as error:
@@ -174,18 +147,20 @@ class MCPConnection:
 
     async def _listed(self, session: MCPSession) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
-        bytes_left = self._limits.output_bytes
+        bytes_left = self.target.output_bytes
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await session.client.list_tools(params=PaginatedRequestParams(cursor=cursor))
-            tools += map(_as_listed, page.tools)
-            bytes_left -= sum(len(orjson.dumps(_as_listed(tool))) for tool in page.tools)
-            if bytes_left < 0 or len(tools) > self._limits.tools:
-                raise self._error(f"it lists more than {self._limits.tools} tools, or their definitions are too large")
+            listed = [_as_listed(tool) for tool in page.tools]
+            tools += listed
+            bytes_left -= sum(len(orjson.dumps(tool)) for tool in listed)
+            if bytes_left < 0 or len(tools) > self.target.max_tools:
+                reason = f"it lists more than {self.target.max_tools} tools, or their definitions are too large"
+                raise self.target.failure(reason)
             cursor = page.next_cursor
             if cursor is None:
                 return tools
-        raise self._error(f"its list of tools has more than {_MAX_PAGES} pages")
+        raise self.target.failure(f"its list of tools has more than {_MAX_PAGES} pages")
 
     def _drop(self, session: MCPSession | None) -> None:
         """Make no more calls in a session that may be broken. Pending calls may still be answered."""
@@ -193,32 +168,21 @@ class MCPConnection:
             self._session = None
             self._lost.append(session)
 
-    def _failure(self, error: MCPError) -> ToolResult:
-        if error.code == HTTP_FAULT:
-            status = error.data if isinstance(error.data, int) else UNREACHABLE
-            return failure(self._message(self._reason(error)), code=status)
+    def _failure(self, error: MCPError) -> MCPFailure:
         if error.code == CONNECTION_CLOSED:
-            return failure(self._message(_BROKEN))
-        return self._protocol_failure(self._reason(error), error.code)
+            return self.target.failure(_BROKEN)
+        is_malformed = error.code == PARSE_ERROR
+        reason = _MALFORMED if is_malformed else cut(self.target.reason(error), _MAX_MESSAGE).rstrip(".")
+        if error.code == HTTP_FAULT:
+            return self.target.failure(reason, error.data if isinstance(error.data, int) else UNREACHABLE)
+        return self.target.failure(reason, error.code, _PROTOCOL_ERROR)
 
-    def _protocol_failure(self, reason: str, code: int) -> ToolResult:
-        return failure(self._message(reason), kind="mcp_protocol_error", code=code)
-
-    def _reason(self, error: MCPError) -> str:
-        if error.code == PARSE_ERROR:
-            return _MALFORMED
-        return cut(self._target.reason(error), _MAX_MESSAGE).rstrip(".")
-
-    def _message(self, reason: str) -> str:
-        return f"MCP server '{self.label}': {reason}."
-
-    def _error(self, reason: str, status: int | None = None, *, address_refused: bool = False) -> APIError:
-        message = self._message(reason)
-        if address_refused:
-            return BadRequest(message, param="tools", code="invalid_value")
-        if status in (401, 403) and self._target.credentials_of_caller:
-            return Unauthorized(message, param="tools", code=CODE)
-        return UpstreamError(message, status=424, type=CODE, param="tools", code=CODE)
+    def _as_api_error(self, error: MCPFailure) -> APIError:
+        if error.address_refused:
+            return BadRequest(error.message, param="tools", code="invalid_value")
+        if error.code in (401, 403) and self.target.credentials_of_caller:
+            return Unauthorized(error.message, param="tools", code=_CODE)
+        return UpstreamError(error.message, status=424, type=_CODE, param="tools", code=_CODE)
 
 
 def _as_listed(tool: Tool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A transport for URLs from requests. It connects to public internet addresses only.
+"""HTTP for URLs from requests. It connects to public internet addresses only.
 
 1. The resolved addresses are checked, so it does not matter how the host is written (decimal, octal, hexadecimal, IPv6). Every
    address of a host must be public.
@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
-import httpcore
-import httpx
+import httpcore2
+import httpx2
+import orjson
 
-Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Resolves a host and port to addresses. Raises ``OSError`` if there are none."""
+from ..network import failure_reason, system_tls
+
+HTTP_FAULT = -32050
+"""The code of the JSON-RPC errors that the transport creates. Their ``data`` is the HTTP status."""
+SESSION_HEADER = "mcp-session-id"
+UNREACHABLE = 502
 
 _KEEPALIVE_EXPIRY = 4.0
 _MAX_ADDRESSES = 8
+_MAX_CONNECTIONS = 100
 
 # Registered as public, but not part of the internet: used inside clouds (Azure) or reserved.
 _NOT_PUBLIC_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
@@ -36,7 +41,7 @@ _NOT_PUBLIC_V6 = tuple(map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16
 _NAT64 = ip_network("64:ff9b::/96")
 
 
-class AddressRefused(httpx.ConnectError):
+class AddressRefused(Exception):
     """The URL may lead to an address that is not public. The message contains only the host."""
 
 
@@ -61,9 +66,9 @@ def _is_isatap(address: IPv6Address) -> bool:
 def fault_of(url: str, *, allow_private: bool) -> str | None:
     """Return what is wrong with a URL before its host is resolved, or None."""
     try:
-        parsed = httpx.URL(url)
+        parsed = httpx2.URL(url)
         host, port = parsed.host, parsed.port
-    except (httpx.InvalidURL, ValueError):
+    except (httpx2.InvalidURL, ValueError):
         return "it is not a URL"
     if parsed.scheme not in ("http", "https") or not host:
         return "it must begin with http:// or https:// and name a host"
@@ -79,35 +84,93 @@ def fault_of(url: str, *, allow_private: bool) -> str | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Resolve ``host`` with the system's resolver."""
+    """Resolve ``host`` with the system's resolver. Raises ``OSError``, or ``UnicodeError`` for an invalid name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def checked_addresses(host: str, port: int, *, allow_private: bool, resolve: Resolve = resolve) -> list[str]:
+async def checked_addresses(host: str, port: int, *, allow_private: bool) -> list[str]:
     """Return the addresses of ``host`` that may be connected to.
 
-    Raises ``AddressRefused`` if one is not public and ``httpx.ConnectError`` if there is none.
+    Raises ``AddressRefused`` if one is not public, and the errors of ``resolve``.
     """
-    try:
-        found = await resolve(host, port)
-    except (OSError, UnicodeError) as error:  # an invalid name raises UnicodeError
-        raise httpx.ConnectError(f"The host '{host}' cannot be resolved") from error
-    addresses = [ip_address(address) for address in found]
+    addresses = [ip_address(address) for address in await resolve(host, port)]
     if not addresses:
-        raise httpx.ConnectError(f"The host '{host}' cannot be resolved")
+        raise socket.gaierror(socket.EAI_NONAME, "the host has no address")
     if not allow_private and not all(map(is_public, addresses)):
         raise AddressRefused(f"The host '{host}' is not at a public address")
     return [str(address) for address in addresses[:_MAX_ADDRESSES]]
 
 
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
+# -- the transport -----------------------------------------------------------------------------------------------------------
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """The HTTP transport of one MCP session. It connects to permitted addresses only, and records the outcome of requests.
+
+    1. A failed HTTP request would end the SDK's session and with it all other calls. So failures become answers: a POST gets a
+       JSON-RPC error, and a body whose connection is lost just ends.
+    2. Answers are limited in size and must be uncompressed: a few compressed bytes can expand to any size.
+    3. Cookies are ignored. The SDK follows redirects only within the origin.
+    """
+
+    def __init__(self, max_bytes: int, *, allow_private: bool) -> None:
+        """``max_bytes`` limits answers other than event streams. ``allow_private`` permits every address."""
+        self.status: int | None = None
+        """The status of the last answer to a POST; 502 if there was none."""
+        self.address_refused = False
+        self.session_id: str | None = None
+        """The server's id of the session, if it has one."""
+        self._allow_private = allow_private
+        self._max_bytes = max_bytes
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=system_tls(),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_EXPIRY,
+            network_backend=_GuardedNetwork(allow_private=allow_private),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._send(request)
+        except _FAULTS as error:
+            self.address_refused = isinstance(error, AddressRefused)
+            self._note(request, UNREACHABLE)
+            return _fault(UNREACHABLE, _reason(error))
+        answer = httpx2.Response(response.status, headers=response.headers, stream=_Body(response, self._max_bytes))
+        self._note(request, answer.status_code, answer.headers.get(SESSION_HEADER))
+        if fault := await _fault_in(answer, request.method):
+            await answer.aclose()
+            return fault
+        return answer
+
+    async def _send(self, request: httpx2.Request) -> httpcore2.Response:
+        url = request.url
+        if fault := fault_of(str(url), allow_private=self._allow_private):
+            raise AddressRefused(f"The URL of '{url.host}' is refused: {fault}")
+        outgoing = httpcore2.Request(
+            request.method,
+            httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=await request.aread(),
+            extensions={"timeout": request.extensions["timeout"]},
+        )
+        return await self._pool.handle_async_request(outgoing)
+
+    def _note(self, request: httpx2.Request, status: int, session_id: str | None = None) -> None:
+        if request.method == "POST":
+            self.status = status
+            self.session_id = session_id or self.session_id
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _GuardedNetwork(httpcore2.AnyIOBackend):
     """Opens sockets to checked addresses, trying one after another."""
 
-    def __init__(self, *, allow_private: bool, resolve: Resolve) -> None:
+    def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
-        self._resolve = resolve
-        self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -116,95 +179,75 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109 (httpcore's signature)
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         try:
             with anyio.fail_after(timeout):
-                addresses = await checked_addresses(host, port, allow_private=self._allow_private, resolve=self._resolve)
-                share = None if timeout is None else timeout / len(addresses)
-                for address in addresses[:-1]:
-                    try:
-                        return await self._inner.connect_tcp(address, port, share, local_address, socket_options)
-                    except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                        continue
-                return await self._inner.connect_tcp(addresses[-1], port, None, local_address, socket_options)
+                *others, last = await checked_addresses(host, port, allow_private=self._allow_private)
+                share = None if timeout is None else timeout / (len(others) + 1)
+                for address in others:
+                    with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                        return await super().connect_tcp(address, port, share, local_address, socket_options)
+                return await super().connect_tcp(last, port, None, local_address, socket_options)
         except TimeoutError as error:
-            raise httpcore.ConnectTimeout(f"Connecting to {host}:{port} timed out") from error
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
+            raise httpcore2.ConnectTimeout(f"Connecting to {host}:{port} timed out") from error
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
-    """A transport for URLs chosen by callers. Connections are pooled by host and never shared between hosts.
+class _Body(httpx2.AsyncByteStream):
+    """A body that ends early if the connection is lost or the body is too large. The SDK then sees a malformed answer."""
 
-    ``allow_private`` permits every address. ``ssl_context`` defaults to the system's. ``connections`` is the maximum number of
-    open connections. Raises ``AddressRefused`` and the errors of httpx's own transport.
-    """
-
-    def __init__(
-        self,
-        *,
-        allow_private: bool = False,
-        resolve: Resolve = resolve,
-        ssl_context: ssl.SSLContext | None = None,
-        connections: int = 100,
-    ) -> None:
-        self._allow_private = allow_private
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context or system_tls(),
-            max_connections=connections,
-            keepalive_expiry=_KEEPALIVE_EXPIRY,
-            network_backend=CheckedNetwork(allow_private=allow_private, resolve=resolve),
-        )
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        fault = fault_of(str(request.url), allow_private=self._allow_private)
-        if fault is not None:
-            raise AddressRefused(f"The URL of '{request.url.host}' is refused: {fault}")
-        assert isinstance(request.stream, httpx.AsyncByteStream)
-        url = request.url
-        core = httpcore.Request(
-            request.method,
-            httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        try:
-            response = await self._pool.handle_async_request(core)
-        except _FAULTS as error:
-            raise _as_httpx(error) from error
-        return httpx.Response(response.status, headers=response.headers, stream=_GuardedBody(response))
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _GuardedBody(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response) -> None:
+    def __init__(self, response: httpcore2.Response, max_bytes: int) -> None:
         self._response = response
+        content_type = httpx2.Headers(response.headers).get("content-type", "").lower()
+        is_stream = content_type.startswith("text/event-stream") and 200 <= response.status < 300
+        self._max_bytes = None if is_stream else max_bytes  # the SDK limits each event of a stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
+        size = 0
+        with suppress(*_FAULTS):
             async for data in self._response.aiter_stream():
+                size += len(data)
+                if self._max_bytes is not None and size > self._max_bytes:
+                    return
                 yield data
-        except _FAULTS as error:
-            raise _as_httpx(error) from error
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
-_FAULTS = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError)
+_UNREACHED = (httpcore2.ConnectError, OSError, UnicodeError)  # a resolver raises the last two
+_FAULTS = (AddressRefused, *_UNREACHED, httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError)
 
 
-def _as_httpx(error: Exception) -> httpx.TransportError:
-    """Convert an httpcore error to the httpx error of the same name."""
-    kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
-    return kind(str(error))
+def _reason(error: Exception) -> str:
+    """Describe the error without the URL, which may contain credentials."""
+    if isinstance(error, AddressRefused):
+        return "its URL does not lead to a public address"
+    if isinstance(error, httpcore2.TimeoutException):
+        return "it did not answer in time"
+    if not isinstance(error, _UNREACHED):
+        return "the connection was lost"
+    why = failure_reason(error)
+    return f"it cannot be reached: {why}" if why else "it cannot be reached"
 
 
-@cache
-def system_tls() -> ssl.SSLContext:
-    """Return the system's TLS context. It is loaded once, because reading all authorities takes milliseconds."""
-    return ssl.create_default_context()
+async def _fault_in(answer: httpx2.Response, method: str) -> httpx2.Response | None:
+    """Return an error to pass to the SDK in place of ``answer``, or None if the SDK can read ``answer``."""
+    status = answer.status_code
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        return _fault(UNREACHABLE, "it sent a compressed answer, which was not requested")
+    if method != "POST" or status < 400:
+        return None
+    if status in (401, 403):
+        return _fault(status, "it refused the credentials")
+    try:
+        message = orjson.loads(await answer.aread())
+    except orjson.JSONDecodeError:
+        message = None
+    if isinstance(message, dict) and "jsonrpc" in message:
+        return None
+    return _fault(status, f"it answered with HTTP status {status}")
+
+
+def _fault(status: int, message: str) -> httpx2.Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": HTTP_FAULT, "message": message, "data": status}}
+    return httpx2.Response(status, headers={"content-type": "application/json"}, content=orjson.dumps(body))

@@ -1,4 +1,4 @@
-"""Entries of type ``mcp`` in ``tools``: validation, servers, headers, and permissions of tools.
+"""The tool kind ``mcp``: its checks, and an MCP server in one run with the permissions of its tools.
 
 1. A request names a server by ``server_url``, or one of the operator's servers by ``server_label`` or ``connector_id``.
 2. The operator's headers and rules apply only to the operator's servers, never to a request's ``server_url``, even if it has
@@ -12,23 +12,27 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
+import orjson
 
-from ..auth import ANONYMOUS, CONTAINER_OWNER_HEADER, container_owner
+from ..auth import CONTAINER_OWNER_HEADER, container_owner
 from ..errors import BadRequest
 from ..protocol.request import checks
-from ..protocol.types import Tool
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction, parse_arguments
+from ..protocol.types import Item, Tool
 from ..settings import EVERY_TOOL, PER_REQUEST_HEADERS, ToolServer, ToolSettings
-from .guard import Resolve, fault_of, resolve
+from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, failure
 
 if TYPE_CHECKING:
-    from .connection import MCPConnection
+    from .session import MCPTarget
 
 LABEL = "^[a-zA-Z][a-zA-Z0-9_-]*$"
 SANDBOX_LABEL = "code_interpreter"
 """The sandbox's label, unless a server is configured under it."""
+MAX_MCP_TOOLS = 512
+"""Maximum number of tools of an MCP server. The model reads the definitions of all of them in every turn."""
 
 _MAX_LABEL, _MAX_URL, _MAX_TEXT = 64, 2048, 16_384
 _MAX_NAMES = 1000
@@ -50,8 +54,9 @@ _NOT_SERVED = {
     "defer_loading": "it is not supported yet.",
     "allowed_callers": "it is not supported yet.",
 }
-_NAMED = ("server_url", "connector_id")
 _SECRET = ("headers", "authorization")
+_PURPOSE = "mcp_list_tools"
+_SIGNED_MEMBERS = ("name", "input_schema", "description", "annotations")
 
 
 def check_installed(path: str) -> None:
@@ -63,170 +68,255 @@ def check_installed(path: str) -> None:
 # -- checks --------------------------------------------------------------------------------------------------------------------
 
 
-def check_mcp_tool(tool: Tool, path: str, settings: ToolSettings) -> Tool:
-    """Check an ``mcp`` entry of ``tools`` at ``path``. Raises ``BadRequest``."""
-    check_installed(path)
-    for name, why in _NOT_SERVED.items():
-        if tool.get(name):
-            checks.unsupported(f"{path}.{name}", why)
-    checked = checks.open_object(_REQUIRED, server_url=partial(_server_url, settings), **_CHECKS)(tool, path)
-    _check_server(checked, checked["server_label"], path, settings)
-    if "authorization" in checked and "authorization" in map(str.lower, checked.get("headers", ())):
-        message = f"'{path}.authorization' and an Authorization header in '{path}.headers' cannot be used together."
-        raise BadRequest(message, param=f"{path}.authorization", code="invalid_value")
-    return checked
-
-
-def _check_server(tool: Tool, label: str, path: str, settings: ToolSettings) -> None:
-    named = [name for name in _NAMED if name in tool]
-    if len(named) == 2:
+def _check_server(tool: Tool, path: str, settings: ToolSettings) -> None:
+    if "server_url" in tool and "connector_id" in tool:
         message = f"Only one of '{path}.server_url' and '{path}.connector_id' can be given."
         raise BadRequest(message, param=f"{path}.connector_id", code="invalid_value")
     if "connector_id" in tool and tool["connector_id"] not in settings.mcp_servers:
         why = f"no connector '{tool['connector_id'][:64]}' is configured (tools.mcp_servers)."
         checks.unsupported(f"{path}.connector_id", why)
-    if not named and _configured(tool, settings) is None:
-        message = (
-            f"Missing required parameter: '{path}.server_url': no MCP server is configured as '{label}' (tools.mcp_servers)."
-        )
-        raise BadRequest(message, param=f"{path}.server_url", code="missing_required_parameter")
+    if "server_url" not in tool and _configured(tool, settings) is None:
+        where, label = f"{path}.server_url", tool["server_label"]
+        message = f"Missing required parameter: '{where}': no MCP server is configured as '{label}' (tools.mcp_servers)."
+        raise BadRequest(message, param=where, code="missing_required_parameter")
 
 
-def _server_url(settings: ToolSettings, value: Any, path: str) -> str:
+def _invalid(path: str, why: str) -> NoReturn:
+    raise BadRequest(f"Invalid '{path}': {why}.", param=path, code="invalid_value")
+
+
+def _server_url(value: Any, path: str, settings: ToolSettings) -> str:
+    from .guard import fault_of
+
     url = checks.string(value, path, max_length=_MAX_URL)
     fault = fault_of(url, allow_private=settings.allow_private_urls)
     if fault is not None:
-        raise BadRequest(f"Invalid '{path}': {fault}.", param=path, code="invalid_value")
+        _invalid(path, fault)
     return url
 
 
 def _headers(value: Any, path: str) -> dict[str, str]:
     headers = checks.mapping(value, path)
     if len(headers) > _MAX_HEADERS:
-        raise BadRequest(f"Invalid '{path}': more than {_MAX_HEADERS} headers.", param=path, code="invalid_value")
+        _invalid(path, f"more than {_MAX_HEADERS} headers")
     for name, content in headers.items():
         where = f"{path}.{name[:64]}"
         if not _TOKEN.fullmatch(name) or name.lower() in _RESERVED_HEADERS or name.lower().startswith("mcp-"):
-            raise BadRequest(f"Invalid '{where}': this header cannot be set.", param=where, code="invalid_value")
+            _invalid(where, "this header cannot be set")
         _header_value(content, where)
     if sum(len(name) + len(content) for name, content in headers.items()) > _MAX_HEADER_BYTES:
-        raise BadRequest(f"Invalid '{path}': more than {_MAX_HEADER_BYTES} bytes.", param=path, code="invalid_value")
+        _invalid(path, f"more than {_MAX_HEADER_BYTES} bytes")
     return headers
 
 
 def _header_value(value: Any, path: str) -> str:
     """Check the value of a header. The message does not contain it: it may be a secret."""
-    if not _VISIBLE.fullmatch(checks.string(value, path, max_length=_MAX_TEXT)):
-        raise BadRequest(
-            f"Invalid '{path}': it contains characters that are not allowed in a header.", param=path, code="invalid_value"
-        )
-    return str(value)
-
-
-def _allowed(value: Any, path: str) -> Any:
-    return _names(value, path) if isinstance(value, list) else _filter(value, path)
+    text = checks.string(value, path, max_length=_MAX_TEXT)
+    if not _VISIBLE.fullmatch(text):
+        _invalid(path, "it contains characters that are not allowed in a header")
+    return text
 
 
 _names = checks.each(checks.string, max_length=_MAX_NAMES)
 _filter = checks.closed_object(tool_names=_names, read_only=checks.boolean)
 _approvals = checks.closed_object(always=_filter, never=_filter)
-
-
-def _approval(value: Any, path: str) -> Any:
-    if isinstance(value, str):
-        return checks.one_of(value, path, {"always", "never"})
-    return _approvals(value, path)
-
+_modes = checks.among("always", "never")
 
 _REQUIRED: dict[str, checks.Check] = {"server_label": partial(checks.string, max_length=_MAX_LABEL, pattern=LABEL)}
 _CHECKS: dict[str, checks.Check] = {
     "connector_id": checks.string,
-    "allowed_tools": _allowed,
-    "require_approval": _approval,
+    "allowed_tools": lambda value, path: (_names if isinstance(value, list) else _filter)(value, path),
+    "require_approval": lambda value, path: (_modes if isinstance(value, str) else _approvals)(value, path),
     "headers": _headers,
     "authorization": _header_value,
     "server_description": partial(checks.string, max_length=_MAX_TEXT),
 }
 
 
-# -- echo ---------------------------------------------------------------------------------------------------------------------
-
-
-def echo(tool: Tool) -> Tool:
-    """Return the tool without ``headers`` and ``authorization``, and with only the origin of ``server_url``.
-
-    Paths and queries may contain keys.
-    """
-    shown = {name: value for name, value in tool.items() if name not in _SECRET}
-    if "server_url" in shown:
-        url = httpx.URL(shown["server_url"])
-        bare = url.copy_with(raw_path=b"/", fragment=None)
-        shown["server_url"] = str(bare) + ("" if url.raw_path == b"/" else "<redacted>")
-    return shown
-
-
 # -- servers -------------------------------------------------------------------------------------------------------------------
 
 
-class MCPServers:
-    """The MCP servers that requests may use. ``resolve`` resolves the hosts of URLs.
+class MCPServer(ServerTool):
+    """An MCP server in one run.
 
-    Tools passed to the methods must have passed ``check_mcp_tool``.
+    It makes every call of the server's tools and checks its permission: the model's calls, calls that the user approved, and
+    web searches.
+
+    Its list of tools decides which are read-only, and so which may be called and which need an approval. Clients can forge
+    ``mcp_list_tools`` items, and items from the input are stored like any others. So a list is trusted only because of its
+    ``signature``, which is valid for one owner and one server (its URL). If there is none, the server is asked for its tools.
     """
 
-    def __init__(self, settings: ToolSettings, *, resolve: Resolve = resolve) -> None:
-        self._settings = settings
-        self._resolve = resolve
+    types = frozenset({"mcp"})
 
-    def open(self, tool: Tool, *, trace_headers: Mapping[str, str] | None = None, owner: str = ANONYMOUS) -> MCPConnection:
-        """Return a connection for one run of ``owner``, which must close it. Each request carries the ``trace_headers``."""
+    def __init__(self, tool: Tool, context: ToolContext) -> None:
         from .connection import MCPConnection
-        from .session import MCPLimits, MCPTarget
 
-        server = _configured(tool, self._settings)
-        headers = {**(trace_headers or {}), **_headers_of(tool, server)}
-        if server is not None and server.url.rstrip("/") == self._settings.sandbox_url:
-            headers[CONTAINER_OWNER_HEADER] = container_owner(owner)
-        target = MCPTarget(
-            label=tool["server_label"],
-            url=tool["server_url"] if server is None else server.url,
-            headers=headers,
-            allow_private=server is not None or self._settings.allow_private_urls,
-            credentials_of_caller=server is None or any(name in tool for name in _SECRET),
-        )
-        limits = MCPLimits(timeout=self._settings.timeout)
-        return MCPConnection(target, limits, resolve=self._resolve)
+        self.label: str = tool["server_label"]
+        self.listing: Item | None = None
+        """The server's tools as an ``mcp_list_tools`` item, if the server was asked and the list is new to the client."""
+        self._tool = tool
+        self._context = context
+        self._server = _configured(tool, context.config.tools)
+        self._connection = MCPConnection(_target(tool, self._server, context))
+        self._listed: Mapping[str, dict[str, Any]] | None = None
+        lists = (item for item in reversed(context.earlier) if item["type"] == "mcp_list_tools")
+        self._last_list = next((item for item in lists if item["server_label"] == self.label), None)
 
-    def configured_label(self, tool: Tool) -> str:
-        """Return the operator's name for the server, or an empty string for a ``server_url`` from the request."""
-        if _configured(tool, self._settings) is None:
-            return ""
-        return str(tool.get("connector_id") or tool["server_label"])
+    @staticmethod
+    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
+        check_installed(path)
+        for name, why in _NOT_SERVED.items():
+            if tool.get(name):
+                checks.unsupported(f"{path}.{name}", why)
+        server_url = partial(_server_url, settings=config.tools)
+        checked = checks.open_object(_REQUIRED, server_url=server_url, **_CHECKS)(tool, path)
+        _check_server(checked, path, config.tools)
+        if "authorization" in checked and "authorization" in map(str.lower, checked.get("headers", ())):
+            message = f"'{path}.authorization' and an Authorization header in '{path}.headers' cannot be used together."
+            raise BadRequest(message, param=f"{path}.authorization", code="invalid_value")
+        return checked
 
-    def is_allowed(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
-        """Return whether both the request and the operator allow the server's tool ``name``."""
-        server = _configured(tool, self._settings)
-        limits = [tool.get("allowed_tools"), _plain(server.allowed_tools) if server else None]
-        return all(limit is None or _matches(limit, name, annotations) for limit in limits)
+    @staticmethod
+    def echo(tool: Tool) -> Tool:
+        """Remove ``headers`` and ``authorization``, and all but the origin of ``server_url``: paths may contain keys."""
+        shown = {name: value for name, value in tool.items() if name not in _SECRET}
+        if "server_url" in shown:
+            url = httpx.URL(shown["server_url"])
+            bare = url.copy_with(raw_path=b"/", fragment=None)
+            shown["server_url"] = str(bare) + ("" if url.raw_path == b"/" else "<redacted>")
+        return shown
 
-    def has_limits(self, tool: Tool) -> bool:
-        """Return whether the request or the operator allows only some of the server's tools."""
-        server = _configured(tool, self._settings)
-        return "allowed_tools" in tool or (server is not None and server.allowed_tools is not None)
+    async def aclose(self) -> None:
+        await self._connection.aclose()
 
-    def needs_approval(self, tool: Tool, name: str, annotations: Mapping[str, Any] | None) -> bool:
-        """Return whether a call of the server's tool ``name`` requires an ``mcp_approval_response``.
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tools that may be called, from a signed list or else from the server. Raises ``APIError``."""
+        tools = self._signed_tools()
+        if tools is None:
+            tools = [tool for tool in await self._connection.list_tools() if self.is_allowed(tool)]
+            self.listing = self._sign(tools)
+        self._listed = {tool["name"]: tool for tool in tools if self.is_allowed(tool)}
+        return list(self._listed.values())
 
-        The request's rule takes precedence over the operator's. Without a rule, every call requires
-        one. So does a call of a tool that matches both filters.
+    async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
+        """Call a tool. A forbidden call returns a failed result.
+
+        ``approved``: the user or the operator approved the call. Raises ``APIError`` if the server has to list its tools first
+        and that fails.
         """
-        server = _configured(tool, self._settings)
-        rule = tool.get("require_approval", _plain(server.require_approval) if server else None)
+        if self._listed is None and any(limit is not None for limit in self._limits()):
+            await self.list_tools()
+        if self._listed is not None and name not in self._listed:
+            return failure(f"MCP server '{self.label}': the tool '{name[:64]}' may not be called.", code=403)
+        if not approved and self.needs_approval((self._listed or {}).get(name, {"name": name})):
+            return failure(f"MCP server '{self.label}': the tool '{name[:64]}' needs an approval.", code=403)
+        return await self._connection.call(name, arguments)
+
+    def is_allowed(self, listed: Mapping[str, Any]) -> bool:
+        """Return whether both the request and the operator allow a tool that the server listed."""
+        return all(limit is None or _matches(limit, listed) for limit in self._limits())
+
+    def _limits(self) -> tuple[Any, Any]:
+        return self._tool.get("allowed_tools"), _plain(self._server.allowed_tools) if self._server else None
+
+    def needs_approval(self, listed: Mapping[str, Any]) -> bool:
+        """Return whether a call of a tool that the server listed requires an ``mcp_approval_response``.
+
+        The request's rule takes precedence over the operator's. Without a rule, every call requires one. So does a call of a
+        tool that matches both filters.
+        """
+        rule = self._tool.get("require_approval", _plain(self._server.require_approval) if self._server else None)
         if rule is None or isinstance(rule, str):
             return rule != "never"
-        if "always" in rule and _matches(rule["always"], name, annotations):
+        if "always" in rule and _matches(rule["always"], listed):
             return True
-        return not ("never" in rule and _matches(rule["never"], name, annotations))
+        return not ("never" in rule and _matches(rule["never"], listed))
+
+    # -- functions
+
+    async def open(self) -> list[ServedFunction]:
+        return [self._served(tool) for tool in await self.list_tools()]
+
+    def _served(self, tool: dict[str, Any]) -> ServedFunction:
+        name = tool["name"]
+        function = {"type": "function", "name": name, "parameters": tool["input_schema"]}
+        if tool.get("description"):
+            function["description"] = tool["description"]
+        form = self._approval_form(name) if self.needs_approval(tool) else self._form(name)
+        return self._function(function, form, name, approved=False)
+
+    def approved(self, request: Item, name: str) -> ServedFunction | None:
+        """Return the call of an ``mcp_approval_request`` as a function called ``name``, or None if it is not permitted.
+
+        Call after ``open``.
+        """
+        if self._listed is None or request["name"] not in self._listed:
+            return None
+        form = self._form(request["name"], approval_request_id=request["id"])
+        return self._function({"type": "function", "name": name}, form, request["name"], approved=True)
+
+    def _function(self, function: Tool, form: CallForm, name: str, *, approved: bool) -> ServedFunction:
+        metric = "_OTHER" if self._server is None else str(self._tool.get("connector_id") or self.label)
+        call = partial(self._call_with, name, approved=approved)
+        return ServedFunction(OfferedFunction(function, form), call, "mcp", metric)
+
+    async def _call_with(self, name: str, arguments: str, *, approved: bool) -> ToolResult:
+        parsed = parse_arguments(arguments or "{}")
+        if parsed is not None:
+            return await self.call(name, parsed, approved=approved)
+        text = "The arguments are not a JSON object."
+        error = {"type": "mcp_protocol_error", "code": -32602, "message": text}
+        return ToolResult(f"{text} They were: {arguments[:200]}", {"error": error}, failed=True)
+
+    def _form(self, name: str, approval_request_id: str | None = None) -> CallForm:
+        members = {"approval_request_id": approval_request_id, "name": name, "server_label": self.label}
+        return CallForm(
+            item="mcp_call",
+            prefix="mcp",
+            members={**members, "output": None, "error": None},
+            text="arguments",
+            events="mcp_call_arguments",
+            done=("arguments",),
+            begins=("mcp_call.in_progress",),
+            ends=("mcp_call.completed", "mcp_call.failed"),
+            served=True,
+        )
+
+    def _approval_form(self, name: str) -> CallForm:
+        members = {"name": name, "server_label": self.label}
+        return CallForm(
+            item="mcp_approval_request", prefix="mcpr", members=members, made=lambda text: {"arguments": text or "{}"}
+        )
+
+    # -- signed lists of tools
+
+    def _signed_tools(self) -> list[dict[str, Any]] | None:
+        """Return the tools of the last list in the history, or None if it is not validly signed."""
+        if self._last_list is None or len(self._last_list["tools"]) > MAX_MCP_TOOLS:  # longer ones are never signed
+            return None
+        signature, tools = self._last_list.get("signature"), _plain_tools(self._last_list["tools"])
+        if not isinstance(signature, str):
+            return None
+        signed, sealer = self._signed_bytes(tools), self._context.sealer
+        return tools if sealer.is_signed(signature, signed, purpose=_PURPOSE, owner=self._context.owner) else None
+
+    def _sign(self, tools: list[dict[str, Any]]) -> Item | None:
+        """Return a signed item for the ``tools``, or None if the last list in the history is the same."""
+        signed = self._signed_bytes(tools)
+        last = [] if self._last_list is None else self._last_list["tools"]
+        if self._last_list is not None and len(last) == len(tools) and self._signed_bytes(last) == signed:
+            return None
+        signature = self._context.sealer.sign(signed, purpose=_PURPOSE, owner=self._context.owner)
+        return {"server_label": self.label, "tools": tools, "signature": signature}
+
+    def _signed_bytes(self, tools: list[dict[str, Any]]) -> bytes:
+        return orjson.dumps([self._connection.target.url, _plain_tools(tools)], option=orjson.OPT_SORT_KEYS)
+
+
+def _plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reduce tools to their signed members. Clients add members, and nulls for missing ones."""
+    return [{name: tool[name] for name in _SIGNED_MEMBERS if tool.get(name) is not None} for tool in tools]
 
 
 def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
@@ -239,6 +329,23 @@ def _configured(tool: Tool, settings: ToolSettings) -> ToolServer | None:
     if label == SANDBOX_LABEL and label not in settings.mcp_servers and settings.sandbox_url is not None:
         return ToolServer(url=settings.sandbox_url, authorization=settings.sandbox_token, require_approval="never")
     return settings.mcp_servers.get(label)
+
+
+def _target(tool: Tool, server: ToolServer | None, context: ToolContext) -> MCPTarget:
+    from .session import MCPTarget
+
+    settings = context.config.tools
+    headers = {**context.trace_headers, **_headers_of(tool, server)}
+    if server is not None and server.url.rstrip("/") == settings.sandbox_url:
+        headers[CONTAINER_OWNER_HEADER] = container_owner(context.owner)
+    return MCPTarget(
+        label=tool["server_label"],
+        url=tool["server_url"] if server is None else server.url,
+        headers=headers,
+        allow_private=server is not None or settings.allow_private_urls,
+        credentials_of_caller=server is None or any(name in tool for name in _SECRET),
+        timeout=settings.timeout,
+    )
 
 
 def _headers_of(tool: Tool, server: ToolServer | None) -> dict[str, str]:
@@ -265,9 +372,9 @@ def _plain(rule: Any) -> Any:
     return rule.model_dump(exclude_none=True) if hasattr(rule, "model_dump") else rule
 
 
-def _matches(rule: list[str] | dict[str, Any], name: str, annotations: Mapping[str, Any] | None) -> bool:
+def _matches(rule: list[str] | dict[str, Any], listed: Mapping[str, Any]) -> bool:
     """Return whether a tool is in a list of names (``*`` means any), or matches all members of a filter."""
     if isinstance(rule, list):
-        return name in rule or EVERY_TOOL in rule
-    read_only = bool((annotations or {}).get("readOnlyHint", False))
-    return _matches(rule.get("tool_names", [EVERY_TOOL]), name, None) and rule.get("read_only", read_only) == read_only
+        return listed["name"] in rule or EVERY_TOOL in rule
+    read_only = bool((listed.get("annotations") or {}).get("readOnlyHint", False))
+    return _matches(rule.get("tool_names", [EVERY_TOOL]), listed) and rule.get("read_only", read_only) == read_only

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import version
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from mcp import MCPError
@@ -26,17 +24,14 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
-from .bridge import SESSION_HEADER, UNREACHABLE, MCPBridge
-from .guard import GuardedTransport, Resolve, resolve
-from .tool import MAX_MCP_TOOLS
+from ..version import VERSION
+from .guard import SESSION_HEADER, UNREACHABLE, GuardedTransport
+from .mcp import MAX_MCP_TOOLS
 
 T = TypeVar("T")
-Connect: TypeAlias = Callable[["MCPTarget", "MCPLimits", MCPBridge], AbstractAsyncContextManager[Any]]
 
-CONNECT_TIMEOUT = 5.0
-"""Timeout for connecting, in seconds. A running server accepts a connection at once, however long its tools take."""
-_DELETE_TIMEOUT = 1.0
-"""Timeout for deleting a session on the server, in seconds."""
+_CONNECT_TIMEOUT = 5.0  # seconds; a running server accepts a connection at once, however long its tools take
+_DELETE_TIMEOUT = 1.0  # seconds
 _OVERHEAD = 64 * 1024
 _REDIRECT = "Redirect to "
 _MIN_SECRET = 8
@@ -44,9 +39,25 @@ _OTHER_TRANSPORT = frozenset({400, 404, 405, 406, 410, 415, 501})
 """Statuses of a POST for which the older transport is tried (MCP specification, "Backwards compatibility")."""
 
 
+class MCPFailure(Exception):
+    """A session could not be opened, or a request failed.
+
+    ``code`` and ``kind`` are those of ``mcp_call.error``: an HTTP status of ``http_error``, or a JSON-RPC code.
+    """
+
+    def __init__(
+        self, message: str, code: int = UNREACHABLE, kind: str = "http_error", *, address_refused: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.kind = kind
+        self.address_refused = address_refused
+
+
 @dataclass(frozen=True, slots=True)
 class MCPTarget:
-    """An MCP server and the headers sent to it."""
+    """An MCP server, the headers sent to it, and the limits of its answers."""
 
     label: str
     url: str
@@ -54,6 +65,18 @@ class MCPTarget:
     allow_private: bool = False
     credentials_of_caller: bool = True
     """Whether the caller, not the operator, is responsible for refused credentials."""
+    timeout: float = 60.0
+    """Timeout of a request in seconds."""
+    output_bytes: int = 1024 * 1024
+    max_tools: int = MAX_MCP_TOOLS
+
+    @property
+    def answer_bytes(self) -> int:
+        """Maximum size of an answer, which may contain a result twice (as text and structured content), with escapes."""
+        return 8 * self.output_bytes + _OVERHEAD
+
+    def failure(self, reason: str, code: int = UNREACHABLE, kind: str = "http_error", **facts: bool) -> MCPFailure:
+        return MCPFailure(f"MCP server '{self.label}': {reason}.", code, kind, **facts)
 
     def reason(self, error: MCPError) -> str:
         """Return the message of ``error`` without the URL and the headers that we sent.
@@ -70,41 +93,16 @@ class MCPTarget:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class MCPLimits:
-    """Limits of a connection. Times are in seconds."""
-
-    timeout: float = 60.0
-    output_bytes: int = 1024 * 1024
-    tools: int = MAX_MCP_TOOLS
-
-    @property
-    def answer_bytes(self) -> int:
-        """Maximum size of an answer, which may contain a result twice (as text and structured content), with escapes."""
-        return 8 * self.output_bytes + _OVERHEAD
-
-
-class OpeningFailed(Exception):
-    """No session could be opened. ``status`` is the last HTTP status, or 502. The message continues "MCP server 'label':"."""
-
-    def __init__(self, reason: str, status: int = UNREACHABLE, *, address_refused: bool = False) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.address_refused = address_refused
-
-
 class MCPSession:
     """A session that runs in a task of its own. ``client`` is set once it is open."""
 
     client: ClientSession
 
-    def __init__(self, connect: Connect, target: MCPTarget, limits: MCPLimits, resolve: Resolve) -> None:
-        transport = GuardedTransport(allow_private=target.allow_private, resolve=resolve)
-        self._limits = limits
-        self._bridge = MCPBridge(transport, limits.answer_bytes)
-        self._transport = connect(target, limits, self._bridge)
+    def __init__(self, target: MCPTarget, *, legacy: bool) -> None:
+        """``legacy``: use the older SSE transport, not streamable HTTP."""
         self._target = target
-        self._mode = "auto" if connect is _streamable else "legacy"
+        self._legacy = legacy
+        self._transport = GuardedTransport(target.answer_bytes, allow_private=target.allow_private)
         self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live())
         self._task.add_done_callback(_retrieve)
@@ -117,18 +115,14 @@ class MCPSession:
     @property
     def is_forgotten(self) -> bool:
         """Whether the server no longer knows the session."""
-        return self._bridge.status == 404 and self._bridge.session_id is not None
+        return self._transport.status == 404 and self._transport.session_id is not None
 
     async def open(self) -> None:
-        """Wait until the session can be used. Raises ``OpeningFailed``."""
+        """Wait until the session can be used. Raises ``MCPFailure``."""
+        awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
         try:
-            async with asyncio.timeout(self._limits.timeout):
-                awaited: set[asyncio.Future[Any]] = {self._task, self._opened}
-                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            await self.aclose()
-            raise OpeningFailed("it did not answer in time") from None
-        except BaseException:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
             self._task.cancel()
             raise
         if not self._opened.done():
@@ -155,14 +149,17 @@ class MCPSession:
         await asyncio.wait({self._task, *self._requests}, timeout=2 * _DELETE_TIMEOUT)
 
     async def _live(self) -> None:
+        connect, mode = (_sse, "legacy") if self._legacy else (_streamable, "auto")
+        info = Implementation(name="responses-mw", version=VERSION)
         with quiet():
-            async with self._bridge, Client(self._transport, mode=self._mode, cache=None, client_info=_client_info()) as client:
+            async with Client(connect(self._target, self._transport), mode=mode, cache=None, client_info=info) as client:
                 self._opened.set_result(client.session)
                 await asyncio.get_running_loop().create_future()  # until the task is cancelled
 
-    def _failure(self, error: BaseException | None) -> OpeningFailed:
-        error = _first(error)
-        status = self._bridge.status or UNREACHABLE
+    def _failure(self, error: BaseException | None) -> MCPFailure:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        status = self._transport.status or UNREACHABLE
         if isinstance(error, httpx2.HTTPStatusError):
             status = error.response.status_code
             reason = f"it answered with HTTP status {status}"
@@ -171,7 +168,7 @@ class MCPSession:
             reason = reason if status >= 300 else f"it refused the session: {reason}"
         else:
             reason = "it does not speak MCP"
-        return OpeningFailed(reason, status, address_refused=self._bridge.address_refused)
+        return self._target.failure(reason, status, address_refused=self._transport.address_refused)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -180,84 +177,53 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def open_session(target: MCPTarget, limits: MCPLimits, resolve: Resolve = resolve) -> MCPSession:
-    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises ``OpeningFailed``."""
-    session = MCPSession(_streamable, target, limits, resolve)
+async def open_session(target: MCPTarget) -> MCPSession:
+    """Open a session over streamable HTTP, or over legacy SSE if the server supports only that. Raises ``MCPFailure``."""
+    session = MCPSession(target, legacy=False)
     try:
         await session.open()
-    except OpeningFailed as first:
-        if first.status not in _OTHER_TRANSPORT:
+    except MCPFailure as first:
+        if first.code not in _OTHER_TRANSPORT:
             raise
-        session = MCPSession(_sse, target, limits, resolve)
+        session = MCPSession(target, legacy=True)
         try:
             await session.open()
-        except OpeningFailed as second:
-            raise (second if second.status in (401, 403) else first) from None
+        except MCPFailure as second:
+            raise (second if second.code in (401, 403) else first) from None
     return session
 
 
-def _http(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> httpx2.AsyncClient:
+# -- transports --------------------------------------------------------------------------------------------------------------
+
+
+def _http(target: MCPTarget, transport: GuardedTransport) -> httpx2.AsyncClient:
     """Create a client. It has no read timeout: calls have their own, and an event stream may be silent for a long time."""
     return httpx2.AsyncClient(
-        transport=_SharedTransport(bridge),
+        transport=transport,
         headers={"user-agent": "responses-mw", **target.headers, "accept-encoding": "identity"},
-        timeout=httpx2.Timeout(limits.timeout, connect=CONNECT_TIMEOUT, read=None),
+        timeout=httpx2.Timeout(target.timeout, connect=_CONNECT_TIMEOUT, read=None),
         trust_env=False,  # ignore proxies and credentials from the environment
     )
 
 
 @asynccontextmanager
-async def _streamable(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> AsyncIterator[Any]:
-    async with _http(target, limits, bridge) as http:
+async def _streamable(target: MCPTarget, transport: GuardedTransport) -> AsyncIterator[Any]:
+    async with _http(target, transport) as http:
         try:
             streams = streamable_http_client(
-                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=limits.answer_bytes
+                target.url, http_client=http, terminate_on_close=False, max_sse_event_size=target.answer_bytes
             )
             async with streams as pair:
                 yield pair
         finally:
-            if bridge.session_id is not None:
-                await _delete_session(http, target.url, bridge.session_id)
+            if transport.session_id is not None:
+                with suppress(TimeoutError, httpx2.HTTPError):
+                    async with asyncio.timeout(_DELETE_TIMEOUT):
+                        await http.delete(target.url, headers={SESSION_HEADER: transport.session_id})
 
 
-async def _delete_session(http: httpx2.AsyncClient, url: str, session_id: str) -> None:
-    """Delete the session on the server, ignoring failures."""
-    try:
-        async with asyncio.timeout(_DELETE_TIMEOUT):
-            await http.delete(url, headers={SESSION_HEADER: session_id})
-    except (TimeoutError, httpx2.HTTPError):
-        return
-
-
-def _sse(target: MCPTarget, limits: MCPLimits, bridge: MCPBridge) -> AbstractAsyncContextManager[Any]:
-    def http(
-        headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
-    ) -> httpx2.AsyncClient:
-        return _http(target, limits, bridge)
-
-    return sse_client(target.url, httpx_client_factory=http)
-
-
-class _SharedTransport(httpx2.AsyncBaseTransport):
-    """A transport that outlives its clients."""
-
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        return await self._transport.handle_async_request(request)
-
-
-@cache
-def _client_info() -> Implementation:
-    return Implementation(name="responses-mw", version=version("responses-mw"))
-
-
-def _first(error: BaseException | None) -> BaseException | None:
-    """Return the first error in the SDK's nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _sse(target: MCPTarget, transport: GuardedTransport) -> AbstractAsyncContextManager[Any]:
+    return sse_client(target.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: _http(target, transport))
 
 
 # -- the SDK's logs ----------------------------------------------------------------------------------------------------------
@@ -265,8 +231,8 @@ def _first(error: BaseException | None) -> BaseException | None:
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 _LOGGERS = (
     "client",
-    "httpcore.connection",
-    "httpcore.http11",
+    "httpcore2.connection",
+    "httpcore2.http11",
     "httpx2",
     "mcp.client.client",
     "mcp.client.sse",

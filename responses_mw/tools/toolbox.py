@@ -1,12 +1,12 @@
-"""The server-side tools of one run. To add a kind of tool, write its module and add its ``KIND`` to ``KINDS``."""
+"""The server-side tools of one run. To add a kind of tool, write its class and add it to ``KINDS``."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import anyio
 import httpx
 
 from ..auth import Gate
@@ -15,14 +15,14 @@ from ..errors import APIError, BadRequest
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction
 from ..protocol.types import Chunk, Item, Tool
 from ..telemetry.tracing import tool_call_span
-from . import code_interpreter, mcp_tools, web_search
-from .mcp import MCPServers
-from .mcp_tools import MCPEntry, SignedListings
-from .tool import ServedFunction, ToolConfig, ToolContext, ToolEntry, ToolResult
+from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult, web_search
+from .code_interpreter import CodeInterpreter
+from .mcp import MCPServer
+from .web_search import WebSearch
 
 logger = logging.getLogger(__name__)
 
-KINDS = (mcp_tools.KIND, code_interpreter.KIND, web_search.KIND)
+KINDS: tuple[type[ServerTool], ...] = (MCPServer, CodeInterpreter, WebSearch)
 
 _KIND_OF = {name: kind for kind in KINDS for name in kind.types}
 _MAX_APPROVED = 128  # approved calls of one request run concurrently
@@ -36,7 +36,6 @@ class Tools:
         self._config = config
         self._http = http
         self._sealer = sealer
-        self._servers = MCPServers(config.tools)
         self._has_logged_search = False
 
     def check(self, tools: Sequence[Tool], choice: Any = "auto") -> list[Tool]:
@@ -55,7 +54,7 @@ class Tools:
     def not_offered(self, tools: Sequence[Tool]) -> list[str]:
         """Return the types of the ``tools`` that the model is not offered because the server has no configuration for them."""
         is_missing = self._config.search.provider == "none"
-        return [tool["type"] for tool in tools if is_missing and tool["type"] in web_search.TYPES]
+        return [tool["type"] for tool in tools if is_missing and tool["type"] in WebSearch.types]
 
     def echo(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return the entries without secrets, as they are shown and stored."""
@@ -76,9 +75,8 @@ class Tools:
         headers among ``headers`` are sent to tool servers. Raises ``BadRequest`` for an approval without an approval request.
         """
         trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-        listings = SignedListings(self._sealer, owner, items)
-        context = ToolContext(self._config, self._http, self._servers, listings, owner, items, trace)
-        entries = [_KIND_OF[tool["type"]].entry(tool, context) for tool in tools if tool["type"] in _KIND_OF]
+        context = ToolContext(self._config, self._http, self._sealer, owner, items, trace)
+        entries = [_KIND_OF[tool["type"]](tool, context) for tool in tools if tool["type"] in _KIND_OF]
         return Toolbox(entries, _approved(items, own), gate) if entries else None
 
 
@@ -98,7 +96,7 @@ class ForwardedTools(Tools):
 class Toolbox:
     """The tools of one run. It is opened once, before the first turn, and always closed."""
 
-    def __init__(self, entries: Sequence[ToolEntry], approved: Mapping[str, Item], gate: Gate) -> None:
+    def __init__(self, entries: Sequence[ServerTool], approved: Mapping[str, Item], gate: Gate) -> None:
         """``approved`` maps the path of each approval to its approval request. The approved calls run first.
 
         The ``gate`` is awaited before anything is sent to a tool.
@@ -116,18 +114,12 @@ class Toolbox:
     async def open(self) -> None:
         """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the gate refuses the caller."""
         await self._gate()
-        brought: list[list[ServedFunction]] = [[] for _ in self._entries]
-
-        async def open_entry(index: int, entry: ToolEntry) -> None:
-            brought[index] = await entry.open()
-
         try:
-            async with anyio.create_task_group() as group:
-                for index, entry in enumerate(self._entries):
-                    group.start_soon(open_entry, index, entry)
-        except ExceptionGroup as faults:
-            raise _first(faults) from None
-        self._served = [served for entry in brought for served in entry]
+            async with asyncio.TaskGroup() as group:
+                opening = [group.create_task(entry.open()) for entry in self._entries]
+        except ExceptionGroup as faults:  # raise one of them, preferably one that the client caused
+            raise min(faults.exceptions, key=lambda fault: fault.status if isinstance(fault, APIError) else 600) from None
+        self._served = [served for task in opening for served in task.result()]
         self._add_approved()
         self._serving = {id(served.offered.form): served for served in (*self._served, *self._approved)}
 
@@ -144,7 +136,7 @@ class Toolbox:
     @property
     def listings(self) -> list[Item]:
         """The new ``mcp_list_tools`` items."""
-        return [entry.listing for entry in self._entries if isinstance(entry, MCPEntry) and entry.listing is not None]
+        return [entry.listing for entry in self._entries if isinstance(entry, MCPServer) and entry.listing is not None]
 
     @property
     def sources(self) -> list[Mapping[str, Any]]:
@@ -162,14 +154,12 @@ class Toolbox:
         return result
 
     async def aclose(self) -> None:
-        async with anyio.create_task_group() as group:
-            for entry in self._entries:
-                group.start_soon(entry.aclose)
+        await asyncio.gather(*(entry.aclose() for entry in self._entries))
 
     def _add_approved(self) -> None:
         """Add the approved calls. Raises ``BadRequest`` for a call that is not permitted even with an approval."""
         calls: list[dict[str, Any]] = []
-        servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPEntry)}
+        servers = {entry.label: entry for entry in self._entries if isinstance(entry, MCPServer)}
         for where, request in self._requests.items():
             if request["server_label"] not in servers:
                 message = f"The MCP server '{request['server_label']}' of the approved call is not in 'tools'."
@@ -219,9 +209,3 @@ def _check_servers(labels: Sequence[str]) -> None:
     if len(set(labels)) < len(labels):
         message = "Invalid 'tools': two MCP servers have the same 'server_label'."
         raise BadRequest(message, param="tools", code="invalid_value")
-
-
-def _first(faults: ExceptionGroup[Exception]) -> Exception:
-    """Return one of several errors, preferably one that the client caused."""
-    inner = [_first(fault) if isinstance(fault, ExceptionGroup) else fault for fault in faults.exceptions]
-    return min(inner, key=lambda fault: fault.status if isinstance(fault, APIError) else 600)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
 from ..protocol.request import checks
 from ..protocol.response.citations import listing, sources_of
-from ..protocol.tool_kinds.form import CallForm, OfferedFunction
-from ..protocol.types import Item, Tool
+from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, parse_arguments
+from ..protocol.types import Tool
 from ..settings import SearchSettings
-from .mcp_tools import MCPAccess
-from .search import Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider, plain_host
-from .tool import ServedFunction, ServerToolKind, ToolContext, ToolEntry, ToolResult
+from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult
+from .search import Place, Query, SearchFailed, SearchHit, open_provider, plain_host
 
-TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
-
+_TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
 """Number of results and their maximum length in characters, by ``search_context_size``."""
 _MAX_QUERY = 2_000
@@ -28,17 +24,13 @@ _MAX_DOMAINS = 100
 _DOMAIN = r"[\w-]+(\.[\w-]+)*"
 _NAME = r"[^\x00-\x1f\x7f]*"
 _COUNTRY = r"[A-Za-z]{2}"
-
-
-def check_web_search(tool: Tool, path: str) -> Tool:
-    """Check an entry of ``tools``. Raises ``BadRequest``."""
-    checked: Tool = _definition(tool, path)
-    return checked
-
-
-def can_search(tool: Tool, settings: SearchSettings) -> bool:
-    """Return whether the tool is offered to the model. A search needs a provider and access to the live web."""
-    return settings.provider != "none" and bool(tool.get("external_web_access", True))
+_FUNCTION = as_function(
+    "web_search",
+    "Searches the web. Gives numbered results, each with its title, URL and an excerpt. "
+    "Cite those that you use, by number as in [1] or by a Markdown link to the URL.",
+    {"query": {"type": "string", "description": "What to search for."}},
+    "query",
+)
 
 
 def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -> None:
@@ -48,7 +40,7 @@ def check_choice(choice: Any, tools: Sequence[Tool], settings: SearchSettings) -
     """
     chosen = tools if isinstance(choice, str) else choice.get("tools", [choice])
     mode = choice if isinstance(choice, str) else choice.get("mode", "required")
-    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in TYPES for one in chosen):
+    if mode == "required" and settings.provider == "none" and chosen and all(one["type"] in _TYPES for one in chosen):
         checks.unsupported(
             "tool_choice", "this server has no web search; its operator can configure one (setting 'search.provider')."
         )
@@ -74,7 +66,7 @@ def _domains(value: Any, path: str) -> list[Any]:
 
 _name = partial(checks.string, max_length=256, pattern=_NAME)
 _definition = checks.closed_object(
-    type=checks.among(*TYPES),
+    type=checks.among(*_TYPES),
     external_web_access=checks.boolean,  # false: the tool is not offered
     search_content_types=_content_types,
     image_settings=checks.mapping,  # no images are returned
@@ -90,48 +82,58 @@ _definition = checks.closed_object(
 )
 
 
-class WebSearch:
-    """The web search of one run, for a checked ``tool``.
+class WebSearch(ServerTool):
+    """The web search of one run. Without a provider, or without access to the live web, it offers no function.
 
     ``sources`` are all that the answer may cite, including the sources in ``earlier`` items. Searches may run concurrently.
     Results are numbered throughout the history; a URL keeps its number.
     """
 
-    def __init__(self, tool: Tool, provider: SearchProvider, earlier: Iterable[Item] = ()) -> None:
-        self._provider = provider
+    types = _TYPES
+
+    def __init__(self, tool: Tool, context: ToolContext) -> None:
+        self.provider = open_provider(context) if tool.get("external_web_access", True) else None
         self._options = _options(tool)
-        self.sources: list[dict[str, Any]] = sources_of(earlier)
-        self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
+        self._sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
+        self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self._sources}
         self._last = max(self._numbers.values(), default=0)
 
-    def definition(self) -> Tool:
-        """Return the function that is offered to the model."""
-        return {
-            "type": "function",
-            "name": "web_search",
-            "description": "Searches the web. Gives numbered results, each with its title, URL and an excerpt. "
-            "Cite those that you use, by number as in [1] or by a Markdown link to the URL.",
-            "parameters": {
-                "type": "object",
-                "properties": {"query": {"type": "string", "description": "What to search for."}},
-                "required": ["query"],
-                "additionalProperties": False,
-            },
-        }
+    @staticmethod
+    def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
+        checked: Tool = _definition(tool, path)
+        return checked
 
-    def action(self, arguments: str) -> dict[str, Any]:
-        """Return the ``action`` of the call's item."""
-        query = _query(arguments) or ""
-        return {"type": "search", "query": query, "queries": [query]}
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        return self._sources
+
+    async def open(self) -> list[ServedFunction]:
+        if self.provider is None:
+            return []
+        form = CallForm(
+            item="web_search_call",
+            prefix="ws",
+            made=lambda arguments: {"action": _action(arguments)},
+            begins=("web_search_call.in_progress",),
+            runs=("web_search_call.searching",),
+            ends=("web_search_call.completed",),
+            served=True,
+        )
+        return [ServedFunction(OfferedFunction(_FUNCTION, form), self.call, "web_search")]
+
+    async def aclose(self) -> None:
+        if self.provider is not None:
+            await self.provider.aclose()
 
     async def call(self, arguments: str) -> ToolResult:
         """Search. The result has the members ``action`` and ``results``, and ``error`` if the search failed."""
-        action, text = self.action(arguments), _query(arguments)
+        assert self.provider is not None
+        action, text = _action(arguments), _query(arguments)
         if text is None:
             return _failure('The arguments must be a JSON object with a string "query".', action)
         query = Query(text, **self._options)
         try:
-            hits = await self._provider.search(query)
+            hits = await self.provider.search(query)
         except SearchFailed as error:
             return _failure(f"The search failed: {error}", action)
         results = self._numbered([hit for hit in hits if _is_usable(hit, query)][: query.count], query.characters)
@@ -154,7 +156,7 @@ class WebSearch:
         self._last += 1
         if hit.url:
             self._numbers[hit.url] = self._last
-            self.sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
+            self._sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
         return self._last
 
 
@@ -176,12 +178,13 @@ def _options(tool: Tool) -> dict[str, Any]:
     }
 
 
+def _action(arguments: str) -> dict[str, Any]:
+    query = _query(arguments) or ""
+    return {"type": "search", "query": query, "queries": [query]}
+
+
 def _query(arguments: str) -> str | None:
-    try:
-        given = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return None
-    query = given.get("query") if isinstance(given, dict) else None
+    query = (parse_arguments(arguments) or {}).get("query")
     return query.strip()[:_MAX_QUERY] if isinstance(query, str) and query.strip() else None
 
 
@@ -198,49 +201,3 @@ def _title(hit: SearchHit) -> str:
 
 def _failure(message: str, action: dict[str, Any]) -> ToolResult:
     return ToolResult(message, {"action": action, "results": [], "error": message}, failed=True)
-
-
-class WebSearchEntry(ToolEntry):
-    """Web search as an entry of ``tools``. Without a provider or access to the live web it offers no function."""
-
-    def __init__(self, tool: Tool, context: ToolContext) -> None:
-        self._is_offered = can_search(tool, context.config.search)
-        self._access: MCPAccess | None = None
-        if not self._is_offered:
-            return
-        self._context = context
-        provider = open_provider(context.config.search, context.http, context.config.tools.timeout, self._call_mcp)
-        assert provider is not None, "the tool has been checked"
-        self._search = WebSearch(tool, provider, context.earlier)
-
-    @property
-    def sources(self) -> Sequence[Mapping[str, Any]]:
-        return self._search.sources if self._is_offered else ()
-
-    async def open(self) -> list[ServedFunction]:
-        if not self._is_offered:
-            return []
-        form = CallForm(
-            item="web_search_call",
-            prefix="ws",
-            made=lambda arguments: {"action": self._search.action(arguments)},
-            begins=("web_search_call.in_progress",),
-            runs=("web_search_call.searching",),
-            ends=("web_search_call.completed",),
-            served=True,
-        )
-        return [ServedFunction(OfferedFunction(self._search.definition(), form), self._search.call, "web_search")]
-
-    async def aclose(self) -> None:
-        if self._access is not None:
-            await self._access.aclose()
-
-    async def _call_mcp(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call the tool of an operator's server that ``search.provider`` names. The setting itself approves the call."""
-        label, _, name = self._context.config.search.provider.partition("/")
-        if self._access is None:
-            self._access = MCPAccess.of({"type": "mcp", "server_label": label}, self._context)
-        return await self._access.call(name, arguments, approved=True)
-
-
-KIND = ServerToolKind(TYPES, lambda tool, path, _: check_web_search(tool, path), WebSearchEntry)

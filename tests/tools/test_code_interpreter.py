@@ -11,10 +11,11 @@ import pytest
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
-from responses_mw.settings import ToolSettings
-from responses_mw.tools.code_interpreter import CodeInterpreter, check_code_interpreter, memory_limit, named_container
+from responses_mw.tools.code_interpreter import CodeInterpreter
 from tests.support.configured import make_settings
 from tests.support.sandbox import launcher, levels
+
+from .context import config, context
 
 TOKEN = "a-token-of-the-sandbox"
 CONFIGURED = make_settings(tools__sandbox_url="http://sandbox:8090")
@@ -24,8 +25,16 @@ CONFIGURED = make_settings(tools__sandbox_url="http://sandbox:8090")
 def settings() -> Iterator[Settings]:
     """Settings that name a running sandbox, which wants a token."""
     with ExitStack() as stack:
-        sandbox = launcher(stack)(levels()[0], token=TOKEN)
+        sandbox = launcher(stack)(levels()[0], token=TOKEN, memory_bytes=1536 * 1024**2)
         yield make_settings(tools__sandbox_url=sandbox.url, tools__sandbox_token=TOKEN)
+
+
+def tool(container: Any = None, **members: Any) -> dict[str, Any]:
+    return {"type": "code_interpreter", "container": {"type": "auto"} if container is None else container, **members}
+
+
+def opened(settings: Settings, container: Any = None) -> CodeInterpreter:
+    return CodeInterpreter(tool(container), context(settings))
 
 
 def logs(text: str) -> list[dict[str, str]]:
@@ -33,7 +42,7 @@ def logs(text: str) -> list[dict[str, str]]:
 
 
 async def test_code_runs_and_its_output_is_told(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         result = await interpreter.call("print('hello'); 6 * 7")
     assert result.content == "hello\n42"
     assert result.members == {"container_id": interpreter.container_id, "outputs": logs("hello\n42")}
@@ -41,44 +50,45 @@ async def test_code_runs_and_its_output_is_told(settings: Settings) -> None:
 
 
 async def test_variables_stay_within_a_run_and_across_a_chain(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         result = await interpreter.call("n = 6")
         assert result.members["outputs"] == []
         assert (await interpreter.call("n * 7")).content == "42"
-    async with aclosing(CodeInterpreter(settings.tools, result.members["container_id"])) as later:
+    async with aclosing(opened(settings, result.members["container_id"])) as later:
         assert (await later.call("n + 1")).content == "7"
 
 
 async def test_a_new_container_has_no_more_memory_than_was_asked(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools, memory_bytes=300 * 1024**2)) as interpreter:
-        assert "MemoryError" in (await interpreter.call("len(bytearray(400 * 1024**2))")).content
+    async with aclosing(opened(settings, {"type": "auto", "memory_limit": "1g"})) as interpreter:
+        assert "MemoryError" in (await interpreter.call("len(bytearray(1200 * 1024**2))")).content
         assert (await interpreter.call("len(bytearray(1024**2))")).content == str(1024**2)
-    async with aclosing(CodeInterpreter(settings.tools, memory_bytes=64 * 1024**3)) as interpreter:
+    async with aclosing(opened(settings, {"type": "auto", "memory_limit": "64g"})) as interpreter:
+        assert (await interpreter.call("len(bytearray(1200 * 1024**2))")).content == str(1200 * 1024**2)
         assert "MemoryError" in (await interpreter.call("len(bytearray(2 * 1024**3))")).content
 
 
 async def test_calls_made_at_the_same_time_share_the_container(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         results = await asyncio.gather(*(interpreter.call(f"x{n} = {n}") for n in range(3)))
         assert (await interpreter.call("x0 + x1 + x2")).content == "3"
     assert len({result.members["container_id"] for result in results}) == 1
 
 
 async def test_an_error_of_the_code_is_no_failure(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         result = await interpreter.call("1 / 0")
     assert "ZeroDivisionError" in result.content
     assert not result.failed
 
 
 async def test_files_that_were_written_are_listed(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         result = await interpreter.call("_ = open('a.txt', 'w').write('abc')")
     assert result.members["outputs"] == logs("Files: a.txt (3 bytes)")
 
 
 async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools, "cntr_of_yesterday")) as interpreter:
+    async with aclosing(opened(settings, "cntr_of_yesterday")) as interpreter:
         result = await interpreter.call("6 * 7")
     assert (
         result.content
@@ -89,7 +99,7 @@ async def test_after_a_lost_container_a_new_one_is_used_and_the_model_is_told(se
 
 
 async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(settings: Settings) -> None:
-    async with aclosing(CodeInterpreter(settings.tools)) as interpreter:
+    async with aclosing(opened(settings)) as interpreter:
         result = await interpreter.call("import os; os._exit(3)")
         assert result.failed
         assert "is lost, with its variables and files" in result.content
@@ -100,14 +110,14 @@ async def test_code_that_ends_its_container_is_a_failure_after_which_it_goes_on(
 async def test_code_that_takes_too_long_is_a_failure() -> None:
     with ExitStack() as stack:
         sandbox = launcher(stack)(levels()[0], call_timeout=1)
-        async with aclosing(CodeInterpreter(make_settings(tools__sandbox_url=sandbox.url).tools)) as interpreter:
+        async with aclosing(opened(make_settings(tools__sandbox_url=sandbox.url))) as interpreter:
             result = await interpreter.call("while True: pass")
     assert result.failed
     assert "is lost" in result.content
 
 
 async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
-    async with aclosing(CodeInterpreter(make_settings(tools__sandbox_url=free_url).tools)) as interpreter:
+    async with aclosing(opened(make_settings(tools__sandbox_url=free_url))) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed
     assert "cannot be reached" in result.content
@@ -116,15 +126,11 @@ async def test_a_sandbox_that_is_away_is_a_failure(free_url: str) -> None:
 
 async def test_a_sandbox_that_refuses_the_token_is_a_failure_that_does_not_show_it(settings: Settings) -> None:
     wrong = make_settings(tools__sandbox_url=settings.tools.sandbox_url, tools__sandbox_token="wrong")
-    async with aclosing(CodeInterpreter(wrong.tools)) as interpreter:
+    async with aclosing(opened(wrong)) as interpreter:
         result = await interpreter.call("6 * 7")
     assert result.failed
     assert "refused the credentials" in result.content
     assert "wrong" not in result.content
-
-
-def tool(container: Any = None, **members: Any) -> dict[str, Any]:
-    return {"type": "code_interpreter", "container": {"type": "auto"} if container is None else container, **members}
 
 
 @pytest.mark.parametrize(
@@ -136,13 +142,14 @@ def tool(container: Any = None, **members: Any) -> dict[str, Any]:
     ],
 )
 def test_a_container_is_named_or_left_to_us(given: dict[str, Any], container: str | None) -> None:
-    assert named_container(check_code_interpreter(given, "tools[0]", CONFIGURED.tools)) == container
+    checked = CodeInterpreter.check(given, "tools[0]", config(CONFIGURED))
+    assert CodeInterpreter(checked, context(CONFIGURED)).container_id == container
 
 
-def test_a_limit_of_memory_is_read_as_bytes() -> None:
-    limited = check_code_interpreter(tool({"type": "auto", "memory_limit": "4g"}), "tools[0]", CONFIGURED.tools)
-    assert memory_limit(limited) == 4 * 1024**3
-    assert memory_limit(tool()) is memory_limit(tool("cntr_1")) is None
+@pytest.mark.parametrize(("given", "container"), [(None, "cntr_2"), ("auto", "cntr_2"), ("cntr_1", "cntr_1")])
+def test_the_container_of_the_last_call_is_used_again_unless_one_is_named(given: str | None, container: str) -> None:
+    earlier = [{"type": "code_interpreter_call", "container_id": name} for name in ("cntr_0", "cntr_2")]
+    assert CodeInterpreter(tool(given), context(CONFIGURED, earlier=earlier)).container_id == container
 
 
 @pytest.mark.parametrize(
@@ -161,10 +168,10 @@ def test_a_limit_of_memory_is_read_as_bytes() -> None:
 )
 def test_what_cannot_be_done_is_a_400(given: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        check_code_interpreter(given, "tools[1]", CONFIGURED.tools)
+        CodeInterpreter.check(given, "tools[1]", config(CONFIGURED))
     assert raised.value.param == f"tools[1].{param}"
 
 
 def test_without_a_sandbox_it_says_what_to_set() -> None:
     with pytest.raises(BadRequest, match="sandbox_url"):
-        check_code_interpreter(tool(), "tools[0]", ToolSettings())
+        CodeInterpreter.check(tool(), "tools[0]", config(make_settings()))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.tools.guard import AddressRefused, GuardedTransport, Resolve, checked_addresses, fault_of, is_public, resolve
+from responses_mw.tools import guard
+from responses_mw.tools.guard import AddressRefused, GuardedTransport, checked_addresses, fault_of, is_public
 from tests.support.mcp_servers import answering
 
 if TYPE_CHECKING:
@@ -68,14 +69,29 @@ PRIVATE_V6 = [
 PUBLIC = ("1.1.1.1", "8.8.8.8", "172.32.0.1", "2606:4700::1111", "2a00:1450:4001::200e", "::ffff:8.8.8.8", "64:ff9b::808:808")
 
 
-def resolver(*answers: Sequence[str]) -> Resolve:
-    """Gives the answers one after the other, the last one again and again."""
-    left = list(answers)
+Answer = Callable[..., None]
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
-        return left.pop(0) if len(left) > 1 else left[0]
 
-    return resolve
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Sets the addresses of every host."""
+
+    def answer(*addresses: str) -> None:
+        async def resolve(host: str, port: int) -> list[str]:
+            return list(addresses)
+
+        monkeypatch.setattr(guard, "resolve", resolve)
+
+    return answer
+
+
+async def get(transport: httpx2.AsyncBaseTransport, url: str, *, follow_redirects: bool = False) -> httpx2.Response:
+    async with httpx2.AsyncClient(transport=transport, follow_redirects=follow_redirects, trust_env=False) as client:
+        return await client.get(url)
+
+
+def is_refused(response: httpx2.Response) -> bool:
+    return response.status_code == 502 and "does not lead to a public address" in response.text
 
 
 @pytest.mark.parametrize("address", [*PRIVATE_V4, *PRIVATE_V6])
@@ -114,22 +130,24 @@ FORMS: tuple[Callable[[int], str], ...] = (
 async def test_no_way_to_write_a_private_address_passes(address: str, form: Callable[[int], str]) -> None:
     host = form(int(IPv4Address(address)))
     with pytest.raises(AddressRefused):
-        await checked_addresses(host, 80, allow_private=False, resolve=resolve)
+        await checked_addresses(host, 80, allow_private=False)
 
 
-async def test_one_private_address_of_a_host_is_enough_to_refuse_it() -> None:
+async def test_one_private_address_of_a_host_is_enough_to_refuse_it(resolved: Answer) -> None:
+    resolved("8.8.8.8", "::1")
     with pytest.raises(AddressRefused):
-        await checked_addresses("a.example", 80, allow_private=False, resolve=resolver(["8.8.8.8", "::1"]))
+        await checked_addresses("a.example", 80, allow_private=False)
 
 
-async def test_private_addresses_can_be_allowed() -> None:
-    found = await checked_addresses("a.example", 80, allow_private=True, resolve=resolver(["10.0.0.1"]))
-    assert found == ["10.0.0.1"]
+async def test_private_addresses_can_be_allowed(resolved: Answer) -> None:
+    resolved("10.0.0.1")
+    assert await checked_addresses("a.example", 80, allow_private=True) == ["10.0.0.1"]
 
 
-async def test_a_host_without_an_address_cannot_be_reached() -> None:
-    with pytest.raises(httpx.ConnectError, match="cannot be resolved"):
-        await checked_addresses("a.example", 80, allow_private=False, resolve=resolver([]))
+async def test_a_host_without_an_address_cannot_be_reached(resolved: Answer) -> None:
+    resolved()
+    response = await get(GuardedTransport(1000, allow_private=False), "http://a.example/")
+    assert response.json()["error"]["message"] == "it cannot be reached: its name is not known"
 
 
 @pytest.mark.parametrize(
@@ -163,58 +181,63 @@ def test_a_good_url_has_no_fault(url: str) -> None:
     assert fault_of(url, allow_private=False) is None
 
 
-async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_that_was_checked(serve: Serve) -> None:
-    url = httpx.URL(serve(answering(200, b"here")))
+async def test_the_name_is_resolved_once_and_the_connection_made_to_the_address_that_was_checked(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = httpx2.URL(serve(answering(200, b"here")))
     asked: list[str] = []
 
     async def rebinding(host: str, port: int) -> list[str]:
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
 
-    transport = GuardedTransport(allow_private=True, resolve=rebinding)
-    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-        response = await client.get(f"http://name.example:{url.port}/")
+    monkeypatch.setattr(guard, "resolve", rebinding)
+    response = await get(GuardedTransport(1000, allow_private=True), f"http://name.example:{url.port}/")
     assert response.text == "here"
     assert asked == ["name.example"]
     assert response.request.headers["host"] == f"name.example:{url.port}"
 
 
-async def test_a_name_that_turns_private_is_refused_at_the_next_connection(serve: Serve) -> None:
+async def test_a_name_that_turns_private_is_refused_at_the_next_connection(serve: Serve, resolved: Answer) -> None:
     url = serve(answering(200))
-    async with httpx.AsyncClient(transport=GuardedTransport(resolve=resolver(["127.0.0.1"])), trust_env=False) as client:
-        with pytest.raises(AddressRefused, match=r"'name\.example' is not at a public address"):
-            await client.get(f"http://name.example:{httpx.URL(url).port}/")
+    resolved("127.0.0.1")
+    transport = GuardedTransport(1000, allow_private=False)
+    assert is_refused(await get(transport, f"http://name.example:{httpx2.URL(url).port}/"))
+    assert transport.address_refused
 
 
-async def test_a_redirect_to_a_private_address_is_refused(serve: Serve) -> None:
-    inner = serve(answering(200, b"secret"))
-    outer = httpx.URL(serve(answering(302, headers=[(b"location", inner.encode())])))
+async def test_a_redirect_to_a_private_address_is_refused(serve: Serve, resolved: Answer) -> None:
+    inner = serve(answering(200, b"secret")).replace("127.0.0.1", "private.example")
+    outer = httpx2.URL(serve(answering(302, headers=[(b"location", inner.encode())])))
+    resolved("127.0.0.1")
 
     class Lenient(GuardedTransport):
         """Takes the first server for public, and nothing else."""
 
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             guard = lenient if request.url.host == "public.example" else strict
             return await guard.handle_async_request(request)
 
-    lenient, strict = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.1"])), GuardedTransport()
-    async with lenient, strict, httpx.AsyncClient(transport=Lenient(), follow_redirects=True, trust_env=False) as client:
-        with pytest.raises(AddressRefused):
-            await client.get(f"http://public.example:{outer.port}/")
+    lenient, strict = GuardedTransport(1000, allow_private=True), GuardedTransport(1000, allow_private=False)
+    async with lenient, strict:
+        transport = Lenient(1000, allow_private=False)
+        assert is_refused(await get(transport, f"http://public.example:{outer.port}/", follow_redirects=True))
+    assert strict.address_refused
 
 
-async def test_the_next_address_is_tried_where_one_takes_no_connection(serve: Serve) -> None:
-    url = httpx.URL(serve(answering(200, b"here")))
-    transport = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.9", "127.0.0.1"]))
-    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-        assert (await client.get(f"http://name.example:{url.port}/")).text == "here"
+async def test_the_next_address_is_tried_where_one_takes_no_connection(serve: Serve, resolved: Answer) -> None:
+    url = httpx2.URL(serve(answering(200, b"here")))
+    resolved("127.0.0.9", "127.0.0.1")
+    response = await get(GuardedTransport(1000, allow_private=True), f"http://name.example:{url.port}/")
+    assert response.text == "here"
 
 
-async def test_the_certificate_must_be_that_of_the_name() -> None:
+async def test_the_certificate_must_be_that_of_the_name(resolved: Answer) -> None:
     """The handshake asks for the name of the URL, not for the address that it is sent to."""
     asked: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = lambda _socket, name, _context: asked.append(name)
+    resolved("127.0.0.1")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -228,9 +251,7 @@ async def test_the_certificate_must_be_that_of_the_name() -> None:
 
         thread = threading.Thread(target=shake)
         thread.start()
-        transport = GuardedTransport(allow_private=True, resolve=resolver(["127.0.0.1"]))
-        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-            with pytest.raises(httpx.TransportError):
-                await client.get(f"https://name.example:{listener.getsockname()[1]}/")
+        url = f"https://name.example:{listener.getsockname()[1]}/"
+        assert (await get(GuardedTransport(1000, allow_private=True), url)).status_code == 502
         thread.join(10)
     assert asked == ["name.example"]

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from responses_mw import Settings
 from responses_mw.crypto import Sealer
 from responses_mw.errors import BadRequest
-from responses_mw.settings import ToolSettings
-from responses_mw.tools import ToolConfig, Tools
-from responses_mw.tools.mcp import MCPServers, check_mcp_tool, echo
+from responses_mw.tools.mcp import MCPServer
+from responses_mw.tools.toolbox import Tools
 from tests.support.configured import make_settings
 from tests.support.mcp_servers import TOKEN, Bearer, Watched, weather
+
+from .context import config, context
 
 if TYPE_CHECKING:
     from tests.support.servers import Serve
@@ -43,11 +45,19 @@ def configured(**members: Any) -> dict[str, Any]:
     return {"type": "mcp", "server_label": "own", **members}
 
 
+def check(given: dict[str, Any], path: str = "tools[0]", settings: Settings = SETTINGS) -> dict[str, Any]:
+    return MCPServer.check(given, path, config(settings))
+
+
+def server(given: dict[str, Any], settings: Settings = SETTINGS, **members: Any) -> MCPServer:
+    return MCPServer(given, context(settings, **members))
+
+
 @pytest.mark.parametrize(
     ("labels", "code"), [(["a", "b", "a"], "invalid_value"), ([f"s{index}" for index in range(65)], "array_above_max_length")]
 )
 def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code: str) -> None:
-    tools = Tools(ToolConfig(SETTINGS.tools, SETTINGS.search), httpx.AsyncClient(), Sealer([]))
+    tools = Tools(config(SETTINGS), httpx.AsyncClient(), Sealer([]))
     assert tools.check([tool(server_label=label) for label in labels[:2]])
     with pytest.raises(BadRequest) as caught:
         tools.check([tool(server_label=label) for label in labels])
@@ -57,7 +67,7 @@ def test_a_request_has_each_server_once_and_only_so_many(labels: list[str], code
 def test_the_names_of_allowed_tools_are_only_so_many() -> None:
     for members in ({"allowed_tools": ["a"] * 1001}, {"require_approval": {"never": {"tool_names": ["a"] * 1001}}}):
         with pytest.raises(BadRequest, match="array too long"):
-            check_mcp_tool(tool(**members), "tools[0]", SETTINGS.tools)
+            check(tool(**members))
 
 
 # -- what is accepted -----------------------------------------------------------------------------------------------------------
@@ -79,11 +89,11 @@ def test_the_names_of_allowed_tools_are_only_so_many() -> None:
     ],
 )
 def test_what_the_reference_has_is_accepted_as_it_is(given: dict[str, Any]) -> None:
-    assert check_mcp_tool(given, "tools[0]", SETTINGS.tools) == given
+    assert check(given) == given
 
 
 def test_null_means_absent() -> None:
-    assert check_mcp_tool(tool(headers=None, tunnel_id=None, require_approval=None), "tools[0]", SETTINGS.tools) == tool()
+    assert check(tool(headers=None, tunnel_id=None, require_approval=None)) == tool()
 
 
 @pytest.mark.parametrize(
@@ -121,14 +131,14 @@ def test_null_means_absent() -> None:
 )
 def test_what_is_wrong_is_told_with_its_path_and_without_secrets(given: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        check_mcp_tool(given, "tools[3]", SETTINGS.tools)
+        check(given, "tools[3]")
     assert (raised.value.param, raised.value.code) == (f"tools[3].{param}", code)
     assert "secret" not in raised.value.message
 
 
 def test_private_urls_can_be_allowed() -> None:
     given = tool(server_url="http://127.0.0.1:8000/mcp")
-    assert check_mcp_tool(given, "tools[0]", ToolSettings(allow_private_urls=True)) == given
+    assert check(given, settings=make_settings(tools__allow_private_urls=True)) == given
 
 
 @pytest.mark.parametrize(
@@ -140,13 +150,12 @@ def test_private_urls_can_be_allowed() -> None:
 )
 def test_the_echo_has_no_secrets(url: str, shown: str) -> None:
     given = tool(server_url=url, headers={"X": "secret"}, authorization="secret", allowed_tools=["a"])
-    assert echo(given) == tool(server_url=shown, allowed_tools=["a"])
+    assert MCPServer.echo(given) == tool(server_url=shown, allowed_tools=["a"])
 
 
 # -- which tools ----------------------------------------------------------------------------------------------------------------
 
 READ_ONLY = {"readOnlyHint": True}
-SERVERS = MCPServers(SETTINGS.tools)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +187,7 @@ SERVERS = MCPServers(SETTINGS.tools)
 def test_a_tool_is_allowed_by_the_request_and_the_operator(
     given: dict[str, Any], name: str, annotations: dict[str, Any] | None, allowed: bool
 ) -> None:
-    assert SERVERS.is_allowed(given, name, annotations) is allowed
+    assert server(given).is_allowed({"name": name, "annotations": annotations}) is allowed
 
 
 @pytest.mark.parametrize(
@@ -202,7 +211,7 @@ def test_a_tool_is_allowed_by_the_request_and_the_operator(
 def test_approval_is_needed_unless_somebody_said_otherwise(
     given: dict[str, Any], annotations: dict[str, Any] | None, needed: bool
 ) -> None:
-    assert SERVERS.needs_approval(given, "a", annotations) is needed
+    assert server(given).needs_approval({"name": "a", "annotations": annotations}) is needed
 
 
 # -- connections ----------------------------------------------------------------------------------------------------------------
@@ -211,10 +220,9 @@ def test_approval_is_needed_unless_somebody_said_otherwise(
 async def test_a_configured_server_is_reached_by_its_label_with_the_operators_credentials(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
     servers = [{"label": "own", "url": url, "headers": {"X-Key": "k"}, "authorization": TOKEN}]
-    async with aclosing(
-        MCPServers(make_settings(tools__mcp_servers=servers).tools).open(configured(), trace_headers={"traceparent": "t"})
-    ) as connection:
-        result = await connection.call("headers", {})
+    settings = make_settings(tools__mcp_servers=servers)
+    async with aclosing(server(configured(), settings, trace_headers={"traceparent": "t"})) as own:
+        result = await own.call("headers", {}, approved=True)
     assert isinstance(result.content, str)
     received = json.loads(result.content)
     assert (received["x-key"], received["traceparent"]) == ("k", "t")
@@ -222,16 +230,16 @@ async def test_a_configured_server_is_reached_by_its_label_with_the_operators_cr
 
 async def test_a_request_can_bring_credentials_of_its_own_for_a_configured_server(serve: Serve) -> None:
     url = serve(Bearer(weather().streamable_http_app())) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}}).tools)
-    async with aclosing(servers.open(configured(authorization=TOKEN))) as connection:
-        assert await connection.list_tools()
+    settings = make_settings(tools__mcp_servers={"own": {"url": url, "authorization": "of nobody"}})
+    async with aclosing(server(configured(authorization=TOKEN), settings)) as own:
+        assert await own.list_tools()
 
 
 async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}}).tools)
-    async with aclosing(servers.open(configured(headers={"x-user": "admin", "X-Other": "o"}))) as connection:
-        result = await connection.call("headers", {})
+    settings = make_settings(tools__mcp_servers={"own": {"url": url, "headers": {"X-User": "operator"}}})
+    async with aclosing(server(configured(headers={"x-user": "admin", "X-Other": "o"}), settings)) as own:
+        result = await own.call("headers", {}, approved=True)
     assert isinstance(result.content, str)
     received = json.loads(result.content)
     assert (received["x-user"], received["x-other"]) == ("operator", "o")
@@ -239,24 +247,24 @@ async def test_a_request_cannot_replace_other_headers_of_the_operator(serve: Ser
 
 async def test_a_url_of_the_request_gets_nothing_of_the_operators(serve: Serve) -> None:
     url = serve(weather().streamable_http_app()) + "/mcp"
-    servers = MCPServers(make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True).tools)
-    async with aclosing(servers.open(configured(server_url=url))) as connection:
-        result = await connection.call("headers", {})
+    settings = make_settings(tools__mcp_servers={"own": OPERATOR}, tools__allow_private_urls=True)
+    async with aclosing(server(configured(server_url=url), settings)) as other:
+        result = await other.call("headers", {}, approved=True)
     assert isinstance(result.content, str)
     assert "authorization" not in json.loads(result.content)
 
 
-async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serve) -> None:
+async def test_a_url_of_the_request_cannot_lead_to_a_private_address(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(weather().streamable_http_app())
     url = serve(watched).replace("127.0.0.1", "public.example")
 
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    given = check_mcp_tool(tool(server_url=url), "tools[0]", SETTINGS.tools)
-    async with aclosing(MCPServers(SETTINGS.tools, resolve=resolve).open(given)) as connection:
+    monkeypatch.setattr("responses_mw.tools.guard.resolve", resolve)
+    async with aclosing(server(check(tool(server_url=url)))) as public:
         with pytest.raises(BadRequest, match="weather"):
-            await connection.list_tools()
+            await public.list_tools()
     assert watched.methods == []
 
 
@@ -270,9 +278,8 @@ def test_what_is_configured_shows_no_secrets() -> None:
 def test_without_the_sdk_the_tool_is_refused_and_the_extra_named() -> None:
     program = f"""if True:
         import sys; sys.modules["mcp"] = None
-        from responses_mw.settings import ToolSettings
-        from responses_mw.tools.mcp import check_mcp_tool
-        try: check_mcp_tool({tool()!r}, "tools[0]", ToolSettings())
+        from responses_mw.tools.mcp import MCPServer
+        try: MCPServer.check({tool()!r}, "tools[0]", None)
         except Exception as error: print(error)
     """
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -280,6 +287,6 @@ def test_without_the_sdk_the_tool_is_refused_and_the_extra_named() -> None:
 
 
 def test_the_sdk_is_loaded_only_when_it_is_needed() -> None:
-    program = "import sys, responses_mw.tools.mcp, responses_mw.tools.code_interpreter; print('mcp' in sys.modules)"
+    program = "import sys, responses_mw.tools.toolbox; print('mcp' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"

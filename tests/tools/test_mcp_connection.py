@@ -14,7 +14,7 @@ import pytest
 
 from responses_mw.errors import BadRequest, Unauthorized, UpstreamError
 from responses_mw.tools.connection import MCPConnection
-from responses_mw.tools.session import MCPLimits, MCPTarget
+from responses_mw.tools.session import MCPTarget
 from tests.support.mcp_servers import PIXEL, TOKEN, Bearer, Breaking, Older, Watched, Wedging, answering, weather
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ APPS: dict[str, tuple[Callable[[], ASGIApp], str]] = {
 
 
 def connection(url: str, *, headers: dict[str, str] | None = None, private: bool = True, **bounds: Any) -> MCPConnection:
-    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private), MCPLimits(**{"timeout": 10, **bounds}))
+    return MCPConnection(MCPTarget(LABEL, url, headers or {}, allow_private=private, **{"timeout": 10, **bounds}))
 
 
 @pytest.fixture(params=APPS)
@@ -274,7 +274,7 @@ async def test_refused_credentials_of_the_caller_are_a_401(server: Callable[...,
 
 async def test_refused_credentials_of_the_operator_are_not_the_callers_fault(serve: Serve) -> None:
     target = MCPTarget(LABEL, serve(Bearer(streamable())) + "/mcp", allow_private=True, credentials_of_caller=False)
-    async with aclosing(MCPConnection(target, MCPLimits())) as weather:
+    async with aclosing(MCPConnection(target)) as weather:
         with pytest.raises(UpstreamError) as raised:
             await weather.list_tools()
     assert raised.value.status == 424
@@ -320,7 +320,7 @@ async def test_a_server_that_does_not_answer_is_a_424(serve: Serve) -> None:
 
 
 async def test_too_many_tools_are_a_424(plain: str) -> None:
-    async with aclosing(connection(plain, tools=3)) as weather:
+    async with aclosing(connection(plain, max_tools=3)) as weather:
         with pytest.raises(UpstreamError, match="more than 3 tools"):
             await weather.list_tools()
 

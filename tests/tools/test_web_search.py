@@ -13,14 +13,16 @@ from responses_mw import Settings
 from responses_mw.errors import BadRequest
 from responses_mw.protocol.response.citations import citations
 from responses_mw.settings import SEARCH_PROVIDERS
-from responses_mw.tools.search import Query, SearchFailed, SearchHit
-from responses_mw.tools.web_search import TYPES, WebSearch, check_web_search
+from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
+
+from .context import config, context
 
 TAVILY = make_settings(search__provider="tavily", search__api_key="secret")
 
 
-class Shelf:
+class Shelf(SearchProvider):
     """A provider that finds what it was given, whatever is asked."""
 
     def __init__(self, *found: SearchHit, error: str | None = None) -> None:
@@ -40,8 +42,13 @@ C = SearchHit("C", "https://sub.a.example/1", "about c")
 
 
 def search(shelf: Shelf, settings: Settings = TAVILY, earlier: Any = (), **tool: Any) -> WebSearch:
-    checked = check_web_search({"type": "web_search", **tool}, "tools[0]")
-    return WebSearch(checked, shelf, earlier)
+    search = WebSearch(check({"type": "web_search", **tool}), context(settings, earlier=earlier))
+    search.provider = shelf
+    return search
+
+
+def check(tool: dict[str, Any], path: str = "tools[0]") -> dict[str, Any]:
+    return WebSearch.check(tool, path, config(TAVILY))
 
 
 def asking(query: str) -> str:
@@ -51,9 +58,9 @@ def asking(query: str) -> str:
 # -- what a request may say ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pytest.mark.parametrize("kind", sorted(WebSearch.types))
 def test_every_name_of_the_tool_is_accepted(kind: str) -> None:
-    assert check_web_search({"type": kind}, "tools[0]") == {"type": kind}
+    assert check({"type": kind}) == {"type": kind}
 
 
 def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
@@ -70,7 +77,7 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
             "timezone": "Europe/Zurich",
         },
     }
-    checked = check_web_search(tool, "tools[0]")
+    checked = check(tool)
     assert checked["filters"] == {"allowed_domains": ["example.com", "münchen.de"]}
     assert checked["user_location"] == {"type": "approximate", "city": "Zürich", "country": "ch", "timezone": "Europe/Zurich"}
 
@@ -97,19 +104,19 @@ def test_all_that_the_reference_has_is_accepted_and_nulls_are_absent() -> None:
 )
 def test_what_cannot_be_served_is_refused_by_its_path(member: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_web_search({"type": "web_search", **member}, "tools[3]")
+        check({"type": "web_search", **member}, "tools[3]")
     assert caught.value.param == f"tools[3].{param}"
     assert caught.value.status == 400
 
 
 def test_a_search_that_may_also_return_images_is_accepted_and_returns_text() -> None:
     tool = {"type": "web_search", "search_content_types": ["text", "image"], "image_settings": {"size": "small"}}
-    assert check_web_search(tool, "tools[0]") == tool
+    assert check(tool) == tool
 
 
 def test_a_search_that_is_merely_offered_needs_no_provider() -> None:
     tool = {"type": "web_search", "external_web_access": True}
-    assert check_web_search(tool, "tools[0]") == tool
+    assert check(tool) == tool
 
 
 @pytest.mark.parametrize(
@@ -219,11 +226,11 @@ async def test_a_search_that_failed_tells_the_model_why() -> None:
 
 
 async def test_the_offered_function_takes_what_the_tool_reads() -> None:
-    tool = search(Shelf(A))
-    definition = tool.definition()
+    (served,) = await search(Shelf(A)).open()
+    definition = served.offered.function
     assert definition["name"] == "web_search"
     assert definition["parameters"]["required"] == ["query"]
-    assert not (await tool.call(json.dumps(dict.fromkeys(definition["parameters"]["required"], "x")))).failed
+    assert not (await served.call(json.dumps(dict.fromkeys(definition["parameters"]["required"], "x")))).failed
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1, -1, 0, True, 1.5])

@@ -8,7 +8,6 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -16,14 +15,15 @@ import pytest
 
 from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
-from responses_mw.settings import SEARCH_PROVIDERS, SearchSettings
-from responses_mw.tools import search
-from responses_mw.tools.search import CallMCP, Place, Query, SearchFailed, SearchHit, SearchProvider, open_provider
-from responses_mw.tools.search.provider import MAX_ANSWER_BYTES
-from responses_mw.tools.tool import ToolResult
+from responses_mw.settings import SEARCH_PROVIDERS
+from responses_mw.tools import ToolResult, search
+from responses_mw.tools.search import MAX_ANSWER_BYTES, MCPSearch, Place, Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 from tests.support.paths import ROOT
 from tests.support.search_servers import BRAVE, SEARXNG, TAVILY, SearchServer
+
+from .context import context
 
 if TYPE_CHECKING:
     from tests.support.servers import Serve
@@ -37,11 +37,15 @@ PROVIDERS: dict[str, tuple[dict[str, Any], str | None]] = {
 Open = Callable[..., SearchProvider]
 
 
-def test_every_provider_has_a_module_a_setting_tests_and_a_row_in_the_docs() -> None:
-    modules = {module.name for module in iter_modules(search.__path__)} - {"provider", "mcp"}
-    assert modules == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS)
+def test_every_provider_has_a_class_a_setting_tests_and_a_row_in_the_docs() -> None:
+    assert set(search.PROVIDERS) == set(SEARCH_PROVIDERS) - {"none"} == set(PROVIDERS)
     page = (ROOT / "docs" / "tools.md").read_text()
-    assert [name for name in modules if f"| `{name}` |" not in page] == []
+    assert [name for name in search.PROVIDERS if f"| `{name}` |" not in page] == []
+
+
+def open_provider(http: httpx.AsyncClient, name: str, **settings: Any) -> SearchProvider:
+    """The provider by its name in the settings."""
+    return search.PROVIDERS[name](context(make_settings(search__provider=name, **settings), http))
 
 
 class Recorder(httpx.AsyncBaseTransport):
@@ -56,10 +60,7 @@ class Recorder(httpx.AsyncBaseTransport):
 async def test_a_provider_has_its_url_unless_one_is_set(name: str, url: str) -> None:
     recorder = Recorder()
     async with httpx.AsyncClient(transport=recorder) as client:
-        chosen = make_settings(search__provider=name, search__api_key="secret-key")
-        made = open_provider(chosen.search, client, chosen.tools.timeout)
-        assert made is not None
-        assert await made.search(Query("a")) == []
+        assert await open_provider(client, name, search__api_key="secret-key").search(Query("a")) == []
     assert str(recorder.url.copy_with(query=None)) == url
 
 
@@ -80,11 +81,7 @@ def provider(serve: Serve, server: SearchServer, http: httpx.AsyncClient) -> Ope
 
     def make(name: str, **settings: Any) -> SearchProvider:
         server.answer = PROVIDERS[name][0] if server.answer is None else server.answer
-        settings = {"search__url": serve(server) + "/", "search__api_key": "secret-key", **settings}
-        chosen = make_settings(search__provider=name, **settings)
-        made = open_provider(chosen.search, http, chosen.tools.timeout)
-        assert made is not None
-        return made
+        return open_provider(http, name, search__url=serve(server) + "/", search__api_key="secret-key", **settings)
 
     return make
 
@@ -253,10 +250,8 @@ async def test_a_provider_that_is_silent_is_given_up(provider: Open, server: Sea
 async def test_a_provider_that_is_away_cannot_be_reached(http: httpx.AsyncClient) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    made = open_provider(SearchSettings(provider="searxng", url=url), http, 60)
-    assert made is not None
     with pytest.raises(SearchFailed, match="cannot be reached"):
-        await made.search(Query("a"))
+        await open_provider(http, "searxng", search__url=url).search(Query("a"))
 
 
 async def test_an_answer_that_grows_beyond_all_bounds_is_given_up(provider: Open, server: SearchServer) -> None:
@@ -286,23 +281,28 @@ async def test_a_search_that_is_cancelled_leaves_the_provider(provider: Open, se
 # -- a tool of an MCP server ---------------------------------------------------------------------------------------------
 
 
-def mcp(result: ToolResult, asked: list[dict[str, Any]] | None = None) -> SearchProvider:
-    async def call(arguments: dict[str, Any]) -> ToolResult:
-        if asked is not None:
-            asked.append(arguments)
-        return result
+class Finder:
+    """A search tool that returns ``result``, or whose server is away."""
 
-    return mcp_by(call)
+    def __init__(self, result: ToolResult | None) -> None:
+        self.result = result
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def call(self, name: str, arguments: dict[str, Any], *, approved: bool) -> ToolResult:
+        self.asked.append((name, arguments))
+        if self.result is None:
+            raise APIError("The MCP server 'finder' cannot be reached.")
+        return self.result
 
 
-def mcp_by(call: CallMCP) -> SearchProvider:
+def mcp(finder: Finder) -> SearchProvider:
     settings = make_settings(
         search__provider="finder/search",
         tools__mcp_servers={"finder": {"url": "http://127.0.0.1:1/mcp"}},
     )
-    made = open_provider(settings.search, httpx.AsyncClient(verify=False), 60, call)
-    assert made is not None
-    return made
+    provider = MCPSearch(context(settings))
+    provider.server = finder  # type: ignore[assignment]
+    return provider
 
 
 PAGES = [SearchHit("A", "https://a.example/x", "about a"), SearchHit("B", "https://b.example/y", "about b")]
@@ -318,9 +318,9 @@ PAGES = [SearchHit("A", "https://a.example/x", "about a"), SearchHit("B", "https
     ],
 )  # fmt: skip
 async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -> None:
-    asked: list[dict[str, Any]] = []
-    assert await mcp(ToolResult(json.dumps(document)), asked).search(Query("a b")) == PAGES
-    assert asked == [{"query": "a b"}]
+    finder = Finder(ToolResult(json.dumps(document)))
+    assert await mcp(finder).search(Query("a b")) == PAGES
+    assert finder.asked == [("search", {"query": "a b"})]
 
 
 @pytest.mark.parametrize(
@@ -332,14 +332,16 @@ async def test_json_of_a_search_tool_is_read_in_its_usual_forms(document: Any) -
     ],
 )
 async def test_text_of_a_search_tool_is_read_by_its_urls(text: str) -> None:
-    found = await mcp(ToolResult(text)).search(Query("a"))
+    found = await mcp(Finder(ToolResult(text))).search(Query("a"))
     assert [(one.title.strip("* "), one.url) for one in found] == [("A", PAGES[0].url), ("B", PAGES[1].url)]
     assert all(one.text in text for one in found)
 
 
 async def test_text_without_urls_is_shown_as_it_is() -> None:
-    assert await mcp(ToolResult("Paris is the capital.")).search(Query("a")) == [SearchHit("", "", "Paris is the capital.")]
-    assert await mcp(ToolResult(" ")).search(Query("a")) == []
+    assert await mcp(Finder(ToolResult("Paris is the capital."))).search(Query("a")) == [
+        SearchHit("", "", "Paris is the capital.")
+    ]
+    assert await mcp(Finder(ToolResult(" "))).search(Query("a")) == []
 
 
 async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
@@ -348,22 +350,19 @@ async def test_the_texts_among_the_parts_of_an_answer_are_read() -> None:
         {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
         {"type": "input_text", "text": "[B](https://b.example/y)"},
     ]
-    assert [one.title for one in await mcp(ToolResult(parts)).search(Query("a"))] == ["A", "B"]
+    assert [one.title for one in await mcp(Finder(ToolResult(parts))).search(Query("a"))] == ["A", "B"]
 
 
 @pytest.mark.parametrize("content", ["no such tool", ""])
 async def test_a_search_tool_that_failed_has_failed(content: str) -> None:
     with pytest.raises(SearchFailed, match=content or "failed"):
-        await mcp(ToolResult(content, failed=True)).search(Query("a"))
+        await mcp(Finder(ToolResult(content, failed=True))).search(Query("a"))
 
 
 async def test_a_search_tool_whose_server_is_away_has_failed() -> None:
-    async def call(_: dict[str, Any]) -> ToolResult:
-        raise APIError("The MCP server 'finder' cannot be reached.")
-
     with pytest.raises(SearchFailed, match="'finder' cannot be reached"):
-        await mcp_by(call).search(Query("a"))
+        await mcp(Finder(None)).search(Query("a"))
 
 
-async def test_nothing_serves_the_search_where_none_is_set(http: httpx.AsyncClient) -> None:
-    assert open_provider(SearchSettings(), http, 60) is None
+async def test_nothing_serves_the_search_where_none_is_set() -> None:
+    assert await WebSearch({"type": "web_search"}, context(make_settings())).open() == []

@@ -1,0 +1,381 @@
+"""The providers of web search. To add one, write its class and add it to ``PROVIDERS``; CONTRIBUTING.md explains how."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from ..errors import APIError
+from ..http import BodyRefused, read_body
+from ..network import failure_reason
+from . import ToolContext, ToolResult
+from .mcp import MCPServer
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+_MEANINGS = {
+    401: "refused this server's key",
+    402: "requires payment",
+    403: "refused the request",
+    429: "limits the rate of requests; try again later",
+    432: "has no searches left in this server's plan",  # 432 and 433 are Tavily's
+    433: "has no searches left in this server's plan",
+}
+
+
+class SearchFailed(Exception):
+    """The search failed. The message is shown to the model and the client, and contains no URL, key or query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The user's approximate location. ``country`` is a two-letter ISO code in capitals."""
+
+    country: str | None = None
+    region: str | None = None
+    city: str | None = None
+    timezone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """One result. Without a ``url``, it is the provider's own text, which cannot be cited."""
+
+    title: str
+    url: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One search.
+
+    ``count`` is the maximum number of results, and ``characters`` the maximum length of each one's text. ``allowed`` and
+    ``blocked`` are domains, including their subdomains. A ``thorough`` search may be slower or more expensive.
+    """
+
+    text: str
+    count: int = 10
+    allowed: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    place: Place = Place()
+    thorough: bool = False
+    characters: int = 1_000
+
+    def admits(self, url: str) -> bool:
+        """Return whether the domain filters accept a result with this URL."""
+        if not self.allowed and not self.blocked:
+            return True
+        try:
+            host = plain_host(urlsplit(url).hostname or "")
+        except ValueError:
+            return False
+        return (not self.allowed or _is_within(host, self.allowed)) and not _is_within(host, self.blocked)
+
+
+def plain_host(name: str) -> str:
+    """Return a domain in the form used in URLs: ASCII, lower case. Raises ``ValueError`` for an invalid domain."""
+    return name.encode("idna").decode().lower() if not name.isascii() else name.lower()
+
+
+def _is_within(host: str, domains: tuple[str, ...]) -> bool:
+    return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+
+class SearchProvider:
+    """A search provider in one run. ``url`` is the operator's setting, or else the ``URL`` of the provider."""
+
+    URL: ClassVar[str | None] = None
+
+    def __init__(self, context: ToolContext) -> None:
+        settings = context.config.search
+        self.name = settings.provider
+        self.url = settings.url or self.URL
+        self.key = settings.api_key.get_secret_value() if settings.api_key else ""
+        self._http = context.http
+        self._timeout = context.config.tools.timeout
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        """Return the results, best first. Raises ``SearchFailed``.
+
+        A provider may ignore the filters and limits in ``query``, because the caller applies them again.
+        """
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """End all searches."""
+
+    async def fetch(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        """Send a request and return the JSON object in the answer. Raises ``SearchFailed``.
+
+        ``request`` is as for httpx: ``params``, ``json``, ``headers``. The whole answer must arrive within the timeout,
+        uncompressed, and have at most ``MAX_ANSWER_BYTES``.
+        """
+        try:
+            outgoing = self._http.build_request(method, f"{self.url}{path}", timeout=self._timeout, **request)
+            outgoing.headers["accept-encoding"] = "identity"
+            async with asyncio.timeout(self._timeout):
+                status, body = await _exchange(self._http, outgoing)
+        except BodyRefused as error:
+            raise self._failed("sent an answer that is compressed or too large", str(error)) from None
+        except (TimeoutError, httpx.TimeoutException):
+            raise self._failed("did not answer in time") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._failed(f"cannot be reached: {failure_reason(error) or type(error).__name__}") from None
+        if status != 200:
+            raise self._failed(_MEANINGS.get(status, "answered with an error"), f"HTTP {status}")
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failed("did not return a JSON object")
+        return answer
+
+    def _failed(self, what: str, detail: str | None = None) -> SearchFailed:
+        logger.warning("web search: %s %s%s", self.name, what, f" ({detail})" if detail else "")
+        return SearchFailed(f"The search provider {what}.")
+
+
+async def _exchange(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes]:
+    """Return status and body. The body of an error is not read. Raises ``BodyRefused``."""
+    response = await http.send(request, stream=True)
+    try:
+        return response.status_code, await read_body(response, MAX_ANSWER_BYTES) if response.status_code == 200 else b""
+    finally:
+        await response.aclose()
+
+
+def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
+    """Return the objects of the list at ``path``, or none if it is missing. Raises ``SearchFailed`` if it is not a list."""
+    for name in path:
+        answer = answer.get(name) if isinstance(answer, dict) else answer
+        if answer is None:
+            return []
+    if not isinstance(answer, list):
+        raise SearchFailed("The search provider did not return results.")
+    return [row for row in answer if isinstance(row, dict)]
+
+
+def _text(row: dict[str, Any], *names: str) -> str:
+    """Return the first non-blank string among these members."""
+    return next((value.strip() for name in names if isinstance(value := row.get(name), str) and value.strip()), "")
+
+
+# -- SearXNG: https://docs.searxng.org/dev/search_api.html ----------------------------------------------------------------
+
+
+class SearXNG(SearchProvider):
+    """A SearXNG instance, whose ``search.formats`` must include ``json``.
+
+    The key, if set, is sent as a bearer token, for a proxy in front of the instance.
+    """
+
+    _MAX_SITES = 10  # sites become operators in the query, whose length search engines limit
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        params = {"q": self._with_sites(query), "format": "json"}
+        if query.place.country in _COUNTRIES:
+            params["language"] = f"{_COUNTRIES[query.place.country][1]}-{query.place.country}"
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        answer = await self.fetch("GET", "/search", params=params, headers=headers)
+        results = _rows(answer, "results")
+        if not results and answer.get("unresponsive_engines"):
+            raise SearchFailed("None of the search engines answered.")
+        return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in results]
+
+    def _with_sites(self, query: Query) -> str:
+        """Add the domains to the query as operators. Results of engines that ignore them are filtered afterwards."""
+        if len(query.allowed) + len(query.blocked) > self._MAX_SITES:
+            return query.text
+        allowed = " OR ".join(f"site:{domain}" for domain in query.allowed)
+        if len(query.allowed) > 1:
+            allowed = f"({allowed})"
+        return " ".join(filter(None, [query.text, allowed, *(f"-site:{domain}" for domain in query.blocked)]))
+
+
+# -- Tavily: https://docs.tavily.com/documentation/api-reference/endpoint/search ------------------------------------------
+
+
+class Tavily(SearchProvider):
+    """Tavily. A ``thorough`` query is an advanced search, which costs two credits instead of one."""
+
+    URL = "https://api.tavily.com"
+    _MAX_RESULTS, _MAX_ALLOWED, _MAX_BLOCKED = 20, 300, 150
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        body: dict[str, Any] = {"query": query.text, "max_results": min(query.count, self._MAX_RESULTS)}
+        body["search_depth"] = "advanced" if query.thorough else "basic"
+        if query.allowed:
+            body["include_domains"] = query.allowed[: self._MAX_ALLOWED]
+        if query.blocked:
+            body["exclude_domains"] = query.blocked[: self._MAX_BLOCKED]
+        if query.place.country in _COUNTRIES:
+            body["country"] = _COUNTRIES[query.place.country][0]
+        answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
+        return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in _rows(answer, "results")]
+
+
+# -- Brave Search: https://api-dashboard.search.brave.com/api-reference/web/search/get ------------------------------------
+
+
+class Brave(SearchProvider):
+    """Brave Search. A ``thorough`` query also asks for extra snippets."""
+
+    URL = "https://api.search.brave.com"
+    _PLACES = "AR AT AU BE BR CA CH CL CN DE DK ES FI FR GB GR HK ID IN IT JP KR MX MY NL NO NZ PH PL PT RU SA SE TR TW US ZA"
+    _MAX_RESULTS, _MAX_CHARACTERS, _MAX_WORDS = 20, 400, 50
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        params = {
+            "q": " ".join(query.text.split()[: self._MAX_WORDS])[: self._MAX_CHARACTERS],
+            "count": str(min(query.count, self._MAX_RESULTS)),
+            "text_decorations": "false",
+            "result_filter": "web",
+        }
+        if query.allowed or query.blocked:
+            params["goggles"] = _goggles(query)
+        if query.place.country and query.place.country in self._PLACES:  # Brave rejects any other
+            params["country"] = query.place.country
+        if query.thorough:
+            params["extra_snippets"] = "true"
+        headers = {"accept": "application/json", "x-subscription-token": self.key, **_place_headers(query.place)}
+        answer = await self.fetch("GET", "/res/v1/web/search", params=params, headers=headers)
+        return [_brave_hit(row) for row in _rows(answer, "web", "results")]
+
+
+def _goggles(query: Query) -> str:
+    """Return the domain filters as a goggle (Brave's rules for reranking)."""
+    allowed = ["$discard", *(f"$site={domain}" for domain in query.allowed)] if query.allowed else []
+    return "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
+
+
+def _place_headers(place: Place) -> dict[str, str]:
+    region = place.region or ""
+    headers = {
+        "x-loc-country": place.country,
+        "x-loc-state" if len(region) <= 3 else "x-loc-state-name": region,
+        "x-loc-city": place.city,
+        "x-loc-timezone": place.timezone,
+    }
+    return {name: plain for name, value in headers.items() if value and (plain := _unaccented(value))}
+
+
+def _unaccented(name: str) -> str:
+    """Return a name in ASCII, for a header: ``Zürich`` becomes ``Zurich``. Names in other scripts become empty."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
+    return plain if any(character.isalnum() for character in plain) else ""
+
+
+def _brave_hit(row: dict[str, Any]) -> SearchHit:
+    """Convert a result. Titles and texts contain HTML entities even without decorations."""
+    extra = row.get("extra_snippets")
+    pieces = [_text(row, "description"), *(extra if isinstance(extra, list) else ())]
+    text = "\n".join(piece for piece in pieces if piece and isinstance(piece, str))
+    return SearchHit(html.unescape(_text(row, "title")), _text(row, "url"), html.unescape(text))
+
+
+# -- a tool of an MCP server ----------------------------------------------------------------------------------------------
+
+_LISTS = (("results",), ("web", "results"), ("organic",), ("data",))
+_URL = re.compile(r"https?://[^\s<>\"\])}]+")
+_LABELLED = re.compile(r"^\W*title\W*:\s*(?P<title>.+)$", re.IGNORECASE | re.MULTILINE)
+_LINK = re.compile(r"\[(?P<title>[^\]\n]+)\]\(https?://")
+
+
+class MCPSearch(SearchProvider):
+    """A tool of one of the operator's servers, named ``label/tool`` in the settings and called with ``{"query": ...}``.
+
+    Its answer may have any of these forms:
+
+    1. JSON: a list of objects, or an object with such a list as ``results``, ``web.results``, ``organic`` or ``data``.
+    2. Text: paragraphs that each contain the URL of a result (``Title: ...``, ``URL: ...``, Markdown, or anything else).
+    3. Text without a URL: one result, which cannot be cited.
+    """
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        label, _, self._tool = self.name.partition("/")
+        self.server = MCPServer({"type": "mcp", "server_label": label}, context)
+
+    async def aclose(self) -> None:
+        await self.server.aclose()
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        try:
+            result = await self.server.call(self._tool, {"query": query.text}, approved=True)  # by the setting
+        except APIError as error:
+            raise SearchFailed(error.message) from None
+        answer = _as_text(result)
+        if result.failed:
+            raise SearchFailed(answer or "The search tool failed.")
+        return list(_read(answer))
+
+
+def _as_text(result: ToolResult) -> str:
+    if isinstance(result.content, str):
+        return result.content
+    return "\n\n".join(part["text"] for part in result.content if part.get("type") == "input_text")
+
+
+def _read(answer: str) -> Iterator[SearchHit]:
+    """Yield the results in a search tool's answer."""
+    try:
+        document = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        yield from _read_text(answer)
+        return
+    paths = [()] if isinstance(document, list) else _LISTS
+    for row in next((found for path in paths if (found := _rows(document, *path))), []):
+        content = _text(row, "content", "snippet", "description", "text", "summary", "markdown")
+        yield SearchHit(_text(row, "title", "name"), _text(row, "url", "link", "href"), content)
+
+
+def _read_text(answer: str) -> Iterator[SearchHit]:
+    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n|^-{3,}$", answer, flags=re.MULTILINE)]
+    results = [(paragraph, place[0]) for paragraph in paragraphs if (place := _URL.search(paragraph))]
+    if not results and answer.strip():
+        yield SearchHit("", "", answer.strip())
+    for paragraph, url in results:
+        title = _LABELLED.search(paragraph) or _LINK.search(paragraph)
+        yield SearchHit(title["title"].strip() if title else "", url.rstrip(".,;:'*_"), paragraph)
+
+
+PROVIDERS: Mapping[str, type[SearchProvider]] = {"searxng": SearXNG, "tavily": Tavily, "brave": Brave}
+"""The providers by their names in the settings."""
+
+
+def open_provider(context: ToolContext) -> SearchProvider | None:
+    """Return the provider that the settings name, or None if they name none."""
+    name = context.config.search.provider
+    if name == "none":
+        return None
+    return MCPSearch(context) if "/" in name else PROVIDERS[name](context)
+
+
+# -- countries: the ISO code, the English name (for Tavily) and the main language (for SearXNG) ----------------------------
+
+_COUNTRY_TABLE = """
+AE united arab emirates ar|AR argentina es|AT austria de|AU australia en|BE belgium nl|BG bulgaria bg|BR brazil pt|CA canada en
+CH switzerland de|CL chile es|CN china zh|CO colombia es|CZ czech republic cs|DE germany de|DK denmark da|EE estonia et
+EG egypt ar|ES spain es|FI finland fi|FR france fr|GB united kingdom en|GR greece el|HR croatia hr|HU hungary hu
+ID indonesia id|IE ireland en|IL israel he|IN india en|IS iceland is|IT italy it|JP japan ja|KE kenya en|KR south korea ko
+LT lithuania lt|LU luxembourg fr|LV latvia lv|MA morocco ar|MX mexico es|MY malaysia ms|NG nigeria en|NL netherlands nl
+NO norway no|NZ new zealand en|PE peru es|PH philippines en|PK pakistan en|PL poland pl|PT portugal pt|RO romania ro
+RS serbia sr|RU russia ru|SA saudi arabia ar|SE sweden sv|SG singapore en|SI slovenia sl|SK slovakia sk|TH thailand th
+TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vietnam vi|ZA south africa en
+"""
+_COUNTRIES: Mapping[str | None, tuple[str, str]] = {
+    entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
+}
