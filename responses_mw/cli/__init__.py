@@ -1,24 +1,42 @@
 """The command line: ``responses-mw serve``, ``worker``, ``cache``, ``sandbox``, ``demo``.
 
-commands    each command, with its flags
-flags       parsing of flags, their help, and suggestions for misspelt ones
-check       ``serve --check``
+This module parses the arguments. The commands, with their flags, are in ``commands``, the server's processes in ``serve``, and
+``serve --check`` in ``check``.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from inspect import cleandoc
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsError
 
 from ..version import VERSION
 from .commands import COMMANDS
-from .flags import run
 
 __all__ = ["COMMANDS", "main"]
+
+_SHORT_FLAGS = {"upstream.url": "--upstream", "redis.url": "--redis"}
+"""Short flags by setting. pydantic-settings' ``cli_shortcuts`` does not allow names of groups."""
+
+_PLACEHOLDERS = {"float": "SECONDS", "int": "N", "str": "TEXT", "SecretStr": "SECRET", "dict[str,JSON]": "JSON"}
+_ENDINGS = {
+    "url": "URL",
+    "_bytes": "SIZE",
+    "ttl": "SECONDS",
+    "_dir": "PATH",
+    "host": "ADDRESS",
+    "config": "PATH",
+    "threshold": "N",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,40 +46,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, *rest = rest[0], "--help"
     if name in ("-h", "--help", "help"):
         print(_usage())
-        return
-    if name == "--version":
+    elif name == "--version":
         print(f"responses-mw {VERSION}")
-        return
-    command = COMMANDS.get(name)
-    if command is None:
-        sys.exit(f"responses-mw: {_unknown(name)}\nRun responses-mw help for the commands.")
-    try:
-        run(command, rest)
-    except (ValidationError, SettingsError) as error:
-        sys.exit(f"responses-mw {name}: {_explained(error)}")
-    except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
-        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
+    elif name in COMMANDS:
+        _run(name, rest)
+    elif name.startswith("-"):
+        sys.exit(f"responses-mw: the command comes before its flags, such as responses-mw serve {name}{_SEE_HELP}")
+    else:
+        sys.exit(f"responses-mw: unknown command '{name}'{_did_you_mean(name, COMMANDS)}{_SEE_HELP}")
+
+
+_SEE_HELP = "\nRun responses-mw help for the commands."
 
 
 def _usage() -> str:
     lines = [f"  {name:8} {(command.__doc__ or '').splitlines()[0].rstrip(':')}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: responses-mw COMMAND [options]",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "Run responses-mw help COMMAND for its options, and responses-mw --version for the version.",
-        ]
+    end = "Run responses-mw help COMMAND for its options, and responses-mw --version for the version."
+    return "\n".join(["usage: responses-mw COMMAND [options]", "", "commands:", *lines, "", end])
+
+
+def _run(name: str, arguments: Sequence[str]) -> None:
+    """Run a command with the settings from ``arguments``, the environment and the config file."""
+    command = COMMANDS[name]
+    parser = _Parser(command)
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        command,
+        root_parser=parser,
+        parse_args_method=_Parser.parse_args,
+        add_argument_method=parser.add_setting,
+        formatter_class=parser.formatter_class,
     )
-
-
-def _unknown(name: str) -> str:
-    if name.startswith("-"):
-        return f"the command comes before its flags, such as responses-mw serve {name}"
-    nearest = get_close_matches(name, COMMANDS, n=1)
-    return f"unknown command '{name}'" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+    try:
+        CliApp.run(command, cli_args=list(arguments), cli_settings_source=source)
+    except (ValidationError, SettingsError) as error:
+        sys.exit(f"responses-mw {name}: {_explained(error)}")
+    except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
+        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
 
 
 def _explained(error: ValidationError | SettingsError) -> str:
@@ -69,3 +89,59 @@ def _explained(error: ValidationError | SettingsError) -> str:
         return str(error)
     faults = [(".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
     return "; ".join(f"{where}: {what}" if where else what for where, what in faults)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, known, n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+class _Parser(ArgumentParser):
+    """Parser of flags for the settings that a command ``uses``; all settings if it does not define ``uses``."""
+
+    def __init__(self, command: type[BaseSettings]) -> None:
+        super().__init__(
+            prog=str(command.model_config["cli_prog_name"]),
+            usage=f"%(prog)s {getattr(command, 'arguments', '')}[options]",
+            description=cleandoc(command.__doc__ or ""),
+            formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=36),
+            allow_abbrev=False,
+        )
+        self._uses: tuple[str, ...] = getattr(command, "uses", ("*",))
+        self._known: list[str] = []
+        self._unused: list[str] = []
+
+    def add_setting(self, group: Any, *names: str, **options: Any) -> None:
+        """Add a flag with a readable placeholder. Its help omits an empty default."""
+        setting = options.get("dest", "")  # a positional argument has none
+        if options["help"] == SUPPRESS:  # a group as JSON
+            return
+        if setting in _SHORT_FLAGS:
+            names = (_SHORT_FLAGS[setting], *names)
+        if setting and not any(fnmatchcase(setting, pattern) for pattern in self._uses):
+            self._unused += names
+            return
+        self._known += names
+        kind = options.get("metavar")
+        if kind is not None and setting:
+            ending = next((placeholder for ending, placeholder in _ENDINGS.items() if setting.endswith(ending)), None)
+            options["metavar"] = "A,B,..." if kind.startswith("list[") else ending or _PLACEHOLDERS.get(kind, kind)
+        text = re.sub(r" \(default: (None||False|\[\]|\{\})\)$", "", options["help"])
+        options["help"] = re.sub(r"\(default: \['(.*)'\]\)", lambda found: f"(default: {found[1]})".replace("', '", ","), text)
+        group.add_argument(*names, **options)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the values of the flags. If a flag is unknown, print a suggestion and exit."""
+        parsed, unknown = self.parse_known_args(*args, **kwargs)
+        if unknown:
+            flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+            self.error("; ".join(map(self._unknown, flags)) or f"unexpected argument '{unknown[0]}'")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nRun {self.prog} --help for its options.\n")
+
+    def _unknown(self, flag: str) -> str:
+        if flag in self._unused:
+            return f"{flag}: this command does not use that setting"
+        return f"unknown flag {flag}{_did_you_mean(flag, self._known)}"

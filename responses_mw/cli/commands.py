@@ -21,12 +21,11 @@ from ..sandbox import SandboxSettings
 from ..settings import Settings, unknown_variables, variables
 from ..telemetry.setup import set_up_logs, set_up_sdk
 from .check import check, no_app
-from .flags import FLAGS
-from .serve import check_ports, serve
-from .summary import announce, summary
+from .serve import announce, check_ports, serve, summary
 
 logger = logging.getLogger(__name__)
 
+FLAGS = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_implicit_flags=True, cli_avoid_json=True)
 _LOGGING = ("config", "server.log_level", "server.log_format")
 _REDIS = ("redis.url", "redis.timeout", "redis.allow_eviction")
 

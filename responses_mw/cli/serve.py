@@ -1,48 +1,58 @@
-"""``responses-mw serve`` in one process."""
+"""``responses-mw serve``, in one process or several, and the start message.
+
+Of several processes (``--processes N``), each has its own socket (SO_REUSEPORT), and the kernel distributes the connections
+among them. Their parent reserves the port with a socket that does not listen. It handles no requests: it starts the processes,
+forwards signals to them, and replaces a process that exits. A process whose parent has exited drains and exits, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
+import multiprocessing
 import os
+import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from ..auth import InvalidKeys
+from ..auth import APIKeys, InvalidKeys
 from ..network import address_family
-from ..telemetry.setup import set_up_sdk
-from .summary import announce, summary
+from ..settings import Settings
+from ..state import without_credentials
+from ..telemetry.instruments import METRICS_DIRECTORY, forget_process
+from ..telemetry.report import log_facts
+from ..telemetry.setup import set_up_logs, set_up_sdk
+from ..version import VERSION
 
 if TYPE_CHECKING:
     from ..app import ResponsesMiddleware
     from ..asgi.listener import DrainingServer
     from .commands import ServeCommand
 
-__all__ = ["STARTUP_FAILURE", "announce_server", "check_ports", "run_server", "serve"]
-
 logger = logging.getLogger(__name__)
 
 STARTUP_FAILURE = 3
 """The exit status of a server that could not start, the same as uvicorn's."""
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+"""Seconds until a process that has exited is replaced. The pause doubles each time the replacement fails to start."""
+
 
 def serve(settings: ServeCommand) -> None:
     """Serve until a signal stops the process."""
     if settings.processes > 1:
-        from .processes import supervise
-
-        sys.exit(supervise(settings))
-
-    def started(server: DrainingServer, facts: dict[str, str]) -> None:
-        announce_server(settings, server.address, facts)
-
-    run_server(settings, started)
+        sys.exit(_supervise(settings))
+    _run_server(settings, lambda server, facts: _announce_server(settings, server.address, facts))
 
 
-def run_server(
+def _run_server(
     settings: ServeCommand, started: Callable[[DrainingServer, dict[str, str]], None], listener: socket.socket | None = None
 ) -> None:
     """Serve until a signal stops the process.
@@ -96,15 +106,258 @@ def check_ports(settings: ServeCommand) -> None:
                 raise OSError(error.errno, f"{host}:{port} cannot be opened: {os.strerror(error.errno or 0)}") from None
 
 
-def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
-    application = app.application
-    assert application is not None
-    dialect = application.upstream.known_dialect
-    return summary(settings, dialect, has_state=application.jobs is not None, processes=settings.processes)
+# -- the start message ---------------------------------------------------------------------------------------------------
 
 
-def announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
-    """Print the start message. ``address`` is the socket's address."""
+def announce(settings: Settings, started: str, facts: dict[str, str]) -> None:
+    """Print a headline that ends with ``started`` (what the process does), and the facts. JSON logs get a record instead."""
+    headline = f"responses-mw {VERSION} {started}"
+    if settings.server.log_format == "json":
+        log_facts(logging.getLogger("responses_mw"), headline, {"version": VERSION, **facts})
+        return
+    width = max(map(len, facts))
+    lines = [f"  {name.replace('_', ' '):{width}}  {value}" for name, value in facts.items()]
+    print("\n".join([headline, *lines]), flush=True)
+
+
+def _announce_server(settings: ServeCommand, address: Any, facts: dict[str, str]) -> None:
     host, port = address[:2]
     host = f"[{host}]" if ":" in host else host
     announce(settings, f"listens on http://{host}:{port}{settings.server.base_path}/v1", facts)
+
+
+def _facts(settings: ServeCommand, app: ResponsesMiddleware) -> dict[str, str]:
+    application = app.application
+    assert application is not None
+    facts = summary(settings, application.upstream.known_dialect, has_state=application.jobs is not None)
+    return {"processes": str(settings.processes), **facts} if settings.processes > 1 else facts
+
+
+def summary(settings: Settings, dialect: str | None, *, has_state: bool) -> dict[str, str]:
+    """Return the facts for the start message. ``dialect`` is None if the upstream has not answered yet."""
+    server, concurrency = settings.server, settings.jobs.concurrency
+    return {
+        "upstream": f"{settings.upstream.url} ({dialect or 'does not answer yet'})",
+        "store": _store(settings, has_state=has_state),
+        "tools": _tools(settings),
+        "cache": settings.cache.mode,
+        "keys": _keys(settings),
+        "limits": _limits(settings),
+        "background": f"up to {concurrency} responses at a time" if concurrency else "run by workers",
+        "admin_port": f"http://{server.admin_host}:{server.admin_port}" if server.admin_port else "off",
+    }
+
+
+def _store(settings: Settings, *, has_state: bool) -> str:
+    if settings.redis.url is not None:
+        return without_credentials(settings.redis.url.get_secret_value())
+    if not has_state:
+        return "none: responses are not stored"
+    if settings.redis.data_dir is not None:
+        return f"embedded Valkey in {settings.redis.data_dir}"
+    return "embedded Valkey in memory: its data is lost when the server stops"
+
+
+def _tools(settings: Settings) -> str:
+    search = settings.search.provider
+    found = [f"MCP {', '.join(settings.tools.mcp_servers)}"] if settings.tools.mcp_servers else []
+    found += [f"web search ({search})"] if search != "none" else []
+    found += ["code interpreter"] if settings.tools.sandbox_url else []
+    return "; ".join(found) or "none"
+
+
+def _keys(settings: Settings) -> str:
+    keys, secrets = APIKeys.of(settings.auth), settings.auth.secret_keys
+    callers = f"API keys of {_count(len(keys.names), 'owner')}" if keys is not None else "none: the upstream checks credentials"
+    return f"{callers}; {_count(len(secrets), 'secret key')}" if secrets else callers
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _limits(settings: Settings) -> str:
+    limits = settings.limits
+    units = {
+        "requests a minute": limits.requests_per_minute,
+        "streams": limits.streams,
+        "background responses": limits.background,
+        "stored bytes": limits.stored_bytes,
+    }
+    found = ", ".join(f"{maximum} {unit}" for unit, maximum in units.items() if maximum)
+    return f"{found or 'none'} per owner"
+
+
+# -- several processes ---------------------------------------------------------------------------------------------------
+
+
+def _supervise(settings: ServeCommand) -> int:
+    """Run the processes until a signal stops them. Return the exit status."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        sys.exit("responses-mw: --processes needs SO_REUSEPORT, which this system does not have.")
+    with tempfile.TemporaryDirectory(prefix="rmw-metrics-") as directory:
+        os.environ[METRICS_DIRECTORY] = directory  # the processes inherit it
+        try:
+            check_ports(settings)  # SO_REUSEPORT would silently share a port with another server
+            with _socket(settings.host, settings.port) as reserved:
+                return asyncio.run(_Supervisor(settings, reserved.getsockname(), directory).run())
+        except OSError as error:
+            print(f"responses-mw: {error.strerror}", file=sys.stderr)
+            return STARTUP_FAILURE
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the port but does not listen yet."""
+    bound = socket.socket(address_family(host))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind((host, port))
+    return bound
+
+
+class _Child:
+    """A process. Starting it takes seconds: it imports everything again, because asyncio and threads do not survive a fork."""
+
+    def __init__(self, settings: ServeCommand) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._reader, writer = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run_child, args=(settings, writer))
+        self._process.start()
+        writer.close()
+        self.stop = self._process.terminate
+        self.facts: dict[str, str] | None = None
+        """Facts for the start message. The process sends them when it has started."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    async def start(self) -> bool:
+        """Wait until the process serves or has exited. Return whether it serves."""
+        await _readable(self._reader.fileno())
+        try:
+            self.facts = self._reader.recv()
+        except EOFError:  # it has exited
+            return False
+        finally:
+            self._reader.close()
+        return True
+
+    async def end(self) -> int:
+        """Wait until the process exits, and return its exit status."""
+        await _readable(self._process.sentinel)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+class _Supervisor:
+    def __init__(self, settings: ServeCommand, address: Any, directory: str) -> None:
+        self._settings = settings.model_copy(update={"port": address[1]})
+        self._address = address
+        self._directory = directory
+        self._children: set[_Child] = set()
+        self._stopping = asyncio.Event()
+        self._status = 0
+        self._is_announced = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            first = self._start_child()  # alone, so that an error at startup is printed once
+            if not await first.start():
+                status = await first.end()
+                return 0 if self._stopping.is_set() else status
+            others = [self._start_child() for _ in range(self._settings.processes - 1) if not self._stopping.is_set()]
+            async with asyncio.TaskGroup() as group:
+                for child in (first, *others):
+                    group.create_task(self._keep(child))
+            return self._status
+        finally:  # multiprocessing waits for the processes at exit
+            self._stop()
+
+    def _start_child(self) -> _Child:
+        child = _Child(self._settings)
+        self._children.add(child)
+        return child
+
+    def _announce(self) -> None:
+        """Print the start message, once, when all processes have started."""
+        facts = [child.facts for child in self._children if child.facts is not None]
+        if not self._is_announced and len(facts) == self._settings.processes:
+            self._is_announced = True
+            _announce_server(self._settings, self._address, facts[0])
+
+    def _stop(self) -> None:
+        """Stop all processes. A terminal's Ctrl-C does not reach them, because they are in their own process groups."""
+        self._stopping.set()
+        for child in self._children:
+            child.stop()
+
+    async def _keep(self, child: _Child) -> None:
+        """Wait for a process, and replace it whenever it exits, until the server stops."""
+        pause = _FIRST_PAUSE
+        while True:
+            if child.facts is not None or await child.start():
+                pause = _FIRST_PAUSE
+                self._announce()
+            status = await child.end()
+            self._children.discard(child)
+            forget_process(child.pid, self._directory)
+            if self._stopping.is_set():
+                is_clean = status == 0 or (status == -signal.SIGTERM and child.facts is None)  # it had not started
+                self._status = self._status if is_clean else 1
+                return
+            cause = signal.Signals(-status).name if status < 0 else f"status {status}"
+            logger.error("process %d exited (%s); restarting it in %g s", child.pid, cause, pause)
+            replacement = await self._replacement(pause)
+            if replacement is None:
+                return
+            child, pause = replacement, min(2 * pause, _LONGEST_PAUSE)
+
+    async def _replacement(self, pause: float) -> _Child | None:
+        """Start a process after a pause, and return it, or None if the server stops. Retry while the system lacks resources."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            if self._stopping.is_set():
+                return None
+            try:
+                return self._start_child()
+            except OSError as error:
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                logger.warning("cannot start a process (%s); retrying in %g s", error.strerror, pause)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _run_child(settings: ServeCommand, started: Connection) -> None:
+    """The main function of a process."""
+    os.setpgid(0, 0)
+    set_up_logs(settings.server.log_level, settings.server.log_format)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def report(server: DrainingServer, facts: dict[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            loop.remove_reader(parent.sentinel)  # it stays readable, and would call this again and again
+            server.stop()
+
+        loop.add_reader(parent.sentinel, stop)
+        started.send(facts)
+        started.close()
+
+    _run_server(settings, report, _socket(settings.host, settings.port))
