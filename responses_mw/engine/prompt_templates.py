@@ -1,4 +1,4 @@
-"""The prompt templates of ``server.prompts_dir``: one TOML or JSON file per prompt, named after its id.
+"""The prompt templates of `server.prompts_dir`: one TOML or JSON file per prompt, named after its id.
 
     # support.toml: {"prompt": {"id": "support", "version": "2", "variables": {"product": "Widget"}}}
     current = "2"                       # used by requests without a version; required with several versions
@@ -8,7 +8,7 @@
     temperature = 0.2
     input = [{role = "developer", content = "Be brief."}]
 
-A file without ``versions`` is version ``1``. A version may set any parameter of a request, except those that select
+A file without `versions` is version `1`. A version may set any parameter of a request, except those that select
 what the response continues, whether it is stored and how it is delivered. A changed file is read again, because the directory
 may be a mounted ConfigMap.
 """
@@ -19,9 +19,8 @@ import logging
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -41,20 +40,11 @@ _NOT_DEFAULTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The templates of one prompt by version. ``current`` is the version for requests that name none."""
+class _Prompt(NamedTuple):
+    """The templates of one prompt by version. `current` is the version for requests that name none."""
 
     versions: Mapping[str, PromptTemplate]
     current: str
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file that was read. ``stamp`` changes when the file does."""
-
-    stamp: tuple[int, int, int]
-    prompt: Prompt
 
 
 class InvalidPrompt(StartupError, ValueError):
@@ -62,89 +52,79 @@ class InvalidPrompt(StartupError, ValueError):
 
 
 class Prompts:
-    """The prompt templates in ``directory`` (None: there are none).
+    """The prompt templates in `directory` (None: there are none).
 
-    The constructor reads and checks all of them and raises ``InvalidPrompt``.
+    The constructor reads and checks all of them and raises `InvalidPrompt`.
     """
 
     def __init__(self, directory: str | None) -> None:
         self._directory = Path(directory) if directory is not None else None
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, tuple[tuple[int, int, int], _Prompt]] = {}
+        """The prompts that were read, each with what changes when its file does."""
         if self._directory is not None:
             if not self._directory.is_dir():
                 raise InvalidPrompt(f"server.prompts_dir: {self._directory} is not a directory")
             for path in sorted(self._directory.iterdir()):
                 if path.suffix in _SUFFIXES and _ID.fullmatch(path.stem):
-                    self._files[path] = _File(_stamp(path), _prompt(path))
+                    self._load(path)
 
     def resolve(self, body: Any) -> Any:
-        """Return the request ``body`` with its prompt template applied. ``prompt`` remains, with its version, for the response.
+        """Return the request `body` with its prompt template applied. `prompt` remains, with its version, for the response.
 
-        Raises ``BadRequest`` for an unknown id or version or wrong variables, and ``NotSupported`` if there are no templates.
+        Raises `BadRequest` for an unknown id or version or wrong variables, and `NotSupported` if there are no templates.
         """
         if not isinstance(body, dict) or body.get("prompt") is None:
             return body
         if self._directory is None:
             raise NotSupported("'prompt' is not supported: this server has no prompt templates.", param="prompt")
         asked = _check_prompt(body["prompt"], "prompt")
-        version, template = self._template(self._directory, asked["id"], asked.get("version"))
+        prompt = self._find(self._directory, asked["id"])
+        version = asked.get("version") or prompt.current
+        template = prompt.versions.get(version)
+        if template is None:
+            message = f"Version '{version[:64]}' of prompt '{asked['id']}' not found."
+            raise BadRequest(message, param="prompt.version", code="prompt_version_not_found")
         return {**filled(body, template, variables(asked.get("variables", {}))), "prompt": {**asked, "version": version}}
 
-    def _template(self, directory: Path, prompt_id: str, version: str | None) -> tuple[str, PromptTemplate]:
-        """Return the version and its template."""
-        prompt = self._prompt(directory, prompt_id) if _ID.fullmatch(prompt_id) else None
-        if prompt is None:
-            raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
-        wanted = version or prompt.current
-        template = prompt.versions.get(wanted)
-        if template is None:
-            message = f"Version '{str(version)[:64]}' of prompt '{prompt_id}' not found."
-            raise BadRequest(message, param="prompt.version", code="prompt_version_not_found")
-        return wanted, template
-
-    def _prompt(self, directory: Path, prompt_id: str) -> Prompt | None:
-        """Return the prompt from its file; None if there is none. If the file is now invalid, return its last valid prompt."""
-        for path in (directory / f"{prompt_id}{suffix}" for suffix in _SUFFIXES):
-            before = self._files.get(path)
+    def _find(self, directory: Path, prompt_id: str) -> _Prompt:
+        """Return the prompt from its file. If the file is now invalid, return its last valid prompt."""
+        for suffix in _SUFFIXES if _ID.fullmatch(prompt_id) else ():
+            path = directory / f"{prompt_id}{suffix}"
             try:
-                stamp = _stamp(path)
-                if before is None or before.stamp != stamp:
-                    self._files[path] = before = _File(stamp, _prompt(path))
+                self._load(path)
             except FileNotFoundError:
                 self._files.pop(path, None)
-                continue
             except (OSError, InvalidPrompt) as error:
                 logger.warning("cannot read a prompt template: %s", error)
-            if before is not None:
-                return before.prompt
-        return None
+            if path in self._files:
+                return self._files[path][1]
+        raise BadRequest(f"Prompt with id '{prompt_id[:64]}' not found.", param="prompt.id", code="prompt_not_found")
+
+    def _load(self, path: Path) -> None:
+        """Read a file if it has changed. Raises `InvalidPrompt`, or `OSError` if it cannot be read."""
+        stat = path.stat()  # blocks, but for less time than starting a thread takes
+        stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
+        if path not in self._files or self._files[path][0] != stamp:
+            self._files[path] = stamp, _prompt(path)
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Identify a version of the file. Blocks, but for less time than starting a thread takes."""
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
-
-
-def _prompt(path: Path) -> Prompt:
-    """Read a file. Raises ``InvalidPrompt``, or ``OSError`` if it cannot be read."""
+def _prompt(path: Path) -> _Prompt:
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise InvalidPrompt(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        decoded = tomllib.loads(data.decode()) if path.suffix == ".toml" else orjson.loads(data)
-        return _versions(decoded)
+        return _versions(tomllib.loads(data.decode()) if path.suffix == ".toml" else orjson.loads(data))
     except BadRequest as error:
         raise InvalidPrompt(f"{path}: {error.message}") from None
     except ValueError as error:  # from either decoder
         raise InvalidPrompt(f"{path}: {error}") from None
 
 
-def _versions(decoded: Any) -> Prompt:
+def _versions(decoded: Any) -> _Prompt:
     file = checks.mapping(decoded, "the prompt")
     if "versions" not in file:
-        return Prompt({"1": _parsed(file, "the prompt")}, "1")
+        return _Prompt({"1": _parsed(file, "the prompt")}, "1")
     listed = checks.mapping(file["versions"], "versions")
     if not listed:
         checks.missing("versions")
@@ -152,7 +132,7 @@ def _versions(decoded: Any) -> Prompt:
     current = file.get("current", next(iter(versions)) if len(versions) == 1 else None)
     if current is None:
         checks.missing("current")
-    return Prompt(versions, checks.one_of(current, "current", versions.keys()))
+    return _Prompt(versions, checks.one_of(current, "current", versions.keys()))
 
 
 def _parsed(value: Any, path: str) -> PromptTemplate:
