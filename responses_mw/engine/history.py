@@ -135,7 +135,7 @@ class History:
             annotate(unstored="credential")
             return
         try:
-            await _commit(self._state, context, document)
+            await commit(self._state, context, document)
         except Deleted as error:
             raise NotFound(error.message) from None
         except (StateUnavailable, OverBound, OverQuota) as error:
@@ -150,15 +150,11 @@ NO_HISTORY = History(None, required=False)
 """Reads nothing and stores nothing."""
 
 
-async def commit_job(state: State, context: RunContext, document: Document, last: Batch) -> None:
-    """Store a background response together with `last`, the final batch of its event log.
+async def commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
+    """Store a response, a background response together with `last`, the final batch of its event log.
 
     Raises `Fenced` if the job belongs to another worker, and any error of the state.
     """
-    await _commit(state, context, document, last)
-
-
-async def _commit(state: State, context: RunContext, document: Document, last: Batch | None = None) -> None:
     await state.responses.commit(context.chain, document, context.input, context.owner, context.token, last=last)
     annotate(stored=True)
 

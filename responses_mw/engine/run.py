@@ -91,8 +91,8 @@ class Run:
     """Number of turns begun."""
     takeover: Takeover | None = None
     """The output of another worker, which this run continues."""
-    first_events: list[Event] = field(default_factory=list)
-    """The first events of a background run on this worker."""
+    first_events: list[Event] | None = None
+    """The first events of a background run on this worker. None for runs that begin here."""
     phase: Phase = Phase.NOTHING
     """The phase of the turn that another worker left unfinished, or the phase in which the run failed."""
     continuations: int = 0

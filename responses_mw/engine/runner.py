@@ -18,7 +18,6 @@ from ..errors import APIError, BadRequest, UpstreamError
 from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction, document
-from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.events import Event
 from ..protocol.response.takeover import Takeover
 from ..protocol.types import Document, Item
@@ -58,7 +57,7 @@ class Runner:
         self._history = history
         self._tools = tools
         self._cache = cache
-        self._compaction = Compaction(backend, sealer, settings, self._events_of)
+        self._compaction = Compaction(backend, sealer, settings, self.run_prepared)
         self.drain = Drain()
         self.turns = TurnLoop(backend, self._compaction, overload_timeout)
         self._timeouts = {RunMode.STREAMED: status_grace, RunMode.DETACHED: 0.0}
@@ -87,7 +86,7 @@ class Runner:
             return run
 
         active = ActiveRun(self.drain)
-        active.events = batches = self._events(begin, mode, active=active)
+        active.events = batches = self._events(begin, mode, active)
         events = RunEvents(batches)
         return events
 
@@ -95,9 +94,13 @@ class Runner:
         """Return the types of the tools that the model is not offered because this server is not configured for them."""
         return self._tools.not_offered(request.tools)
 
-    def run_detached(self, run: Run) -> AsyncGenerator[list[Event], None]:
-        """Make a background response that `resume` prepared. Yield all events except the terminal one."""
-        return self._events_of(run, RunMode.DETACHED, lambda _: run.first_events)
+    def run_prepared(self, run: Run, mode: RunMode) -> AsyncGenerator[list[Event], None]:
+        """Make the response of a prepared run. Mode DETACHED yields all events except the terminal one."""
+
+        async def begin() -> Run:
+            return run
+
+        return self._events(begin, mode, ActiveRun(Drain()))  # a drain of its own: only the caller ends this run
 
     async def create_without_model(
         self, request: CreateResponse, caller: Caller, history: History
@@ -230,9 +233,9 @@ class Runner:
             call_ids = context.chain.call_ids
             run.assembler = self._backend.replay_builder(run.request, run.document, context.ids, caller.owner, call_ids)
 
-    def _replay_hit(self, run: Run, hit: Hit, start: Callable[[ResponseBuilder], list[Event]]) -> list[Event]:
+    def _replay_hit(self, run: Run, hit: Hit) -> list[Event]:
         """Return all events of a cached answer except the terminal one."""
-        events = start(run.assembler) + run.feed(hit.chunks) + run.assembler.end_turn()
+        events = run.assembler.start() + run.feed(hit.chunks) + run.assembler.end_turn()
         run.conclude(_now())
         run.document["usage"] = hit.usage
         return events
@@ -249,31 +252,18 @@ class Runner:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _events_of(
-        self, run: Run, mode: RunMode, start: Callable[[ResponseBuilder], list[Event]] = ResponseBuilder.start
-    ) -> AsyncGenerator[list[Event], None]:
-        async def begin() -> Run:
-            return run
-
-        return self._events(begin, mode, start, active=ActiveRun(Drain()))  # a drain of its own: only the caller ends this run
-
     async def _events(
-        self,
-        begin: Callable[[], Awaitable[Run]],
-        mode: RunMode,
-        start: Callable[[ResponseBuilder], list[Event]] = ResponseBuilder.start,
-        *,
-        active: ActiveRun,
+        self, begin: Callable[[], Awaitable[Run]], mode: RunMode, active: ActiveRun
     ) -> AsyncGenerator[list[Event], None]:
         with active:
             with active.interruptible():
                 run = await begin()
             if isinstance(run.looked_up, Hit):
-                yield self._replay_hit(run, run.looked_up, start)
+                yield self._replay_hit(run, run.looked_up)
                 yield await self._commit(run, mode)
                 return
             async with self._flight(run), self._opening(run, mode, active):
-                yield start(run.assembler)
+                yield run.assembler.start() if run.first_events is None else run.first_events
                 await run.opened()
                 if run.compacted is not None or run.toolbox is not None:
                     async for events in self.turns.before(run):

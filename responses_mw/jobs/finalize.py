@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from ..engine.history import RunContext, commit_job
+from ..engine.history import RunContext, commit
 from ..errors import APIError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
@@ -47,9 +47,9 @@ async def _write(state: State, job: Job, status: str, error: dict[str, str] | No
     last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
     context = RunContext(chain, RunIds(response=job.response_id), job.input, job.owner, job.token)
     try:
-        await commit_job(state, context, document, last)
+        await commit(state, context, document, last)
     except (OverBound, Damaged):  # the conversation is full or damaged: store the response without it
-        await commit_job(state, replace(context, chain=Chain.new()), document, last)
+        await commit(state, replace(context, chain=Chain.new()), document, last)
     await state.queue.drop(job.response_id)
     await compress_log(state, job.response_id)
     return document

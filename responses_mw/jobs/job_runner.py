@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from ..crypto import InvalidEnvelope, Sealer
-from ..engine.history import commit_job
-from ..engine.run import REQUEST_LIMITS, Run
+from ..engine.history import commit
+from ..engine.run import REQUEST_LIMITS, Run, RunMode
 from ..engine.runner import Runner
 from ..engine.turns import MAX_CONTINUATIONS
 from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerLost
@@ -167,7 +167,7 @@ class JobRunner:
 
     async def _turns(self, claimed: ClaimedJob, run: Run) -> None:
         counted = 0
-        async with aclosing(self._runner.run_detached(run)) as batches:
+        async with aclosing(self._runner.run_prepared(run, RunMode.DETACHED)) as batches:
             async for events in batches:
                 self._log_writer.write(claimed, events)
                 if self.breaker.is_open and claimed.has_begun:
@@ -195,7 +195,7 @@ class JobRunner:
             data = before + sse.encode(run.assembler.terminal())
             last = Batch(number, claimed.next_number, data, final=True)
             try:
-                await commit_job(self._state, run.context, run.document, last)
+                await commit(self._state, run.context, run.document, last)
             except (OverBound, Damaged) as error:
                 if not run.context.chain.items and isinstance(error, Damaged):
                     break  # the record itself is damaged
