@@ -17,12 +17,11 @@ from ..protocol.chat.chunks import Text
 from ..protocol.chat.request import Prefill
 from ..protocol.request.checks import RequestLimits
 from ..protocol.request.create import CreateResponse
-from ..protocol.response.builder import ResponseBuilder
 from ..protocol.response.compaction import Compacted
+from ..protocol.response.document import ResponseBuilder
 from ..protocol.response.events import Event
+from ..protocol.response.replay import Phase, Takeover
 from ..protocol.response.response_messages import ResponseMessages
-from ..protocol.response.seam import Phase
-from ..protocol.response.takeover import Takeover
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Chunk, Document, Part
 from ..telemetry.context import end_run

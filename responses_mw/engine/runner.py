@@ -19,7 +19,7 @@ from ..ids import RunIds
 from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction, document
 from ..protocol.response.events import Event
-from ..protocol.response.takeover import Takeover
+from ..protocol.response.replay import Takeover
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..state import Job

@@ -1,6 +1,6 @@
 """The turns of a run: opened, continued when the upstream fails, and followed by tool calls and a compaction.
 
-What the client has seen decides how an interrupted turn continues (`protocol.response.seam.Phase`):
+What the client has seen decides how an interrupted turn continues (`protocol.response.replay.Phase`):
 
 nothing            The upstream is asked again.
 reasoning          The item is closed as incomplete, and the upstream is asked again: no chat template continues reasoning.
@@ -32,7 +32,7 @@ from ..protocol.request.tools import distinct
 from ..protocol.response import compaction, document
 from ..protocol.response.compaction import Compacted
 from ..protocol.response.events import Event
-from ..protocol.response.seam import Phase
+from ..protocol.response.replay import Phase
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..state import Chain

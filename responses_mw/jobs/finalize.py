@@ -9,8 +9,8 @@ from ..engine.history import RunContext, commit
 from ..errors import APIError, WorkerLost
 from ..ids import RunIds
 from ..protocol import sse
-from ..protocol.response.replay import end
-from ..protocol.response.takeover import LogReplay
+from ..protocol.response.document import end
+from ..protocol.response.replay import LogReplay
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
 from ..telemetry.metrics import LEASES_LOST

@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 from ..errors import BadRequest
 from ..protocol import sse
-from ..protocol.response.replay import end
+from ..protocol.response.document import end
 from ..protocol.types import Document
 from ..state import Batch, Damaged, Missing, State, StateUnavailable
 from ..state.jobs import PAGE, announced

@@ -20,7 +20,7 @@ from ..engine.turns import MAX_CONTINUATIONS
 from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerLost
 from ..protocol import sse
 from ..protocol.request.create import parse
-from ..protocol.response.takeover import Takeover, take_over
+from ..protocol.response.replay import Takeover, take_over
 from ..settings import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
 from ..telemetry.context import annotate, end_run

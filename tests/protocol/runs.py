@@ -8,9 +8,10 @@ from typing import Any
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.request.create import parse
+from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
 from responses_mw.protocol.response.assembler import Assembler
-from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.response.document import ResponseOptions
 from responses_mw.protocol.response.events import Event
 from tests.support.replay import check
 
@@ -28,7 +29,9 @@ class CountedIds:
 def assembler(options: ResponseOptions = PLAIN, ids: CountedIds | None = None, **request: Any) -> Assembler:
     parsed = parse({"model": "m", "input": "Hi", **request})
     created = document.create(parsed, response_id="resp_1", model="m", created_at=1_700_000_000)
-    return Assembler(created, ids or CountedIds(), options)
+    assembling = Assembler(created, ids or CountedIds(), options)
+    assembling.offer(offered(parsed.tools, parsed.items), parsed.tool_choice)
+    return assembling
 
 
 def chunk(**delta: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.chat.chunks import as_chunk
-from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.response.document import ResponseOptions
 from tests.protocol.runs import assembler, chunk, fragment, output, respond, run
 from tests.support.replay import check, decoded
 
@@ -240,8 +240,10 @@ def test_a_call_id_that_the_chain_has_used_is_minted_anew() -> None:
 
 def test_calls_that_the_request_does_not_allow_are_suppressed() -> None:
     chunks = [calls(fragment(0, name="f", arguments="{}")), calls(fragment(1, name="g", arguments="{}"))]
-    assert output(*chunks, STOP, options=ResponseOptions(allowed=frozenset({"g"}))) == [("g", "{}")]
-    assert output(*chunks, STOP, options=ResponseOptions(allowed=frozenset())) == [[("output_text", "")]]
+    tools = [{"type": "function", "name": name, "parameters": None} for name in ("f", "g")]
+    only = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    assert output(*chunks, STOP, tools=tools, tool_choice=only) == [("g", "{}")]
+    assert output(*chunks, STOP, tools=tools, tool_choice="none") == [[("output_text", "")]]
 
 
 def test_of_parallel_calls_only_the_first_is_told_where_the_request_wants_one() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from responses_mw.errors import UpstreamError
 from responses_mw.protocol.response.assembler import Assembler
 from responses_mw.protocol.response.events import Event
-from responses_mw.protocol.response.seam import MAX_CHANCE, MIN_REPEATED, Phase, Seam, repeats_itself
-from responses_mw.protocol.response.takeover import LogReplay, take_over
+from responses_mw.protocol.response.replay import MAX_CHANCE, MIN_REPEATED, LogReplay, Phase, Seam, repeats_itself, take_over
 from responses_mw.protocol.sse import encode
 from tests.protocol import manners
 from tests.protocol.manners import MANNERS, Answer, Manner, render

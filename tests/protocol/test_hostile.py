@@ -21,7 +21,7 @@ from responses_mw.protocol.request.create import PARAMETERS, REFUSED, CreateResp
 from responses_mw.protocol.request.items import ITEMS
 from responses_mw.protocol.request.tools import offered
 from responses_mw.protocol.response import document
-from responses_mw.protocol.response.builder import ResponseOptions
+from responses_mw.protocol.response.document import ResponseOptions
 from tests.protocol.runs import run
 from tests.protocol.samples import SAMPLES
 from tests.support.replay import check
@@ -274,32 +274,33 @@ usages = objects(
     prompt_tokens_details=objects(cached_tokens=sometimes(1)) | garbage,
 )
 chunks = objects(choices=st.lists(chat_choices | garbage, max_size=2) | garbage, usage=usages | garbage)
+FUNCTION = {"type": "function", "name": "f", "parameters": {}}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 options = st.builds(
     ResponseOptions,
     summary=st.booleans(),
     logprobs=st.booleans(),
     think_tag=st.sampled_from([None, "a"]),
-    allowed=st.sampled_from([None, frozenset({"f"})]),
     single_call=st.booleans(),
 )
 
 
 @settings(max_examples=5 * settings().max_examples)
-@given(st.lists(chunks, max_size=6), options)
-def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: ResponseOptions) -> None:
-    check(run(orjson.loads(orjson.dumps(received)), option))
+@given(st.lists(chunks, max_size=6), options, st.sampled_from(["auto", ALLOWED]))
+def test_any_chunks_make_a_response_that_keeps_the_laws(received: list[Any], option: ResponseOptions, choice: Any) -> None:
+    check(run(orjson.loads(orjson.dumps(received)), option, tools=[FUNCTION], tool_choice=choice))
 
 
 @settings(max_examples=5 * settings().max_examples)
-@given(chunks, options)
+@given(chunks, options, st.sampled_from(["auto", ALLOWED]))
 def test_any_whole_answer_makes_a_response_or_is_the_upstreams_fault(
-    completion: dict[str, Any], option: ResponseOptions
+    completion: dict[str, Any], option: ResponseOptions, choice: Any
 ) -> None:
     try:
         chunk = as_chunk(orjson.loads(orjson.dumps(completion)))
     except UpstreamError:
         return
-    check(run([chunk], option))
+    check(run([chunk], option, tools=[FUNCTION], tool_choice=choice))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.protocol.response.calls import StringMember
+from responses_mw.protocol.response.items import StringMember
 
 
 def read(whole: str, cuts: list[int] | None = None) -> tuple[str, str]:

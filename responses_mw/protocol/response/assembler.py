@@ -19,22 +19,18 @@ The tests check these laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import UpstreamError
 from ..chat.chunks import Text, ToolCall, ToolCalls, choices_of, text_of_parts
 from ..request.checks import malformed
 from ..request.create import SERVICE_TIERS
-from ..tool_kinds.form import CallForm, OfferedFunction
 from ..types import Chunk, Document
-from .builder import DEFAULTS, IdSource, ResponseOptions
-from .calls import CallRules, OpenCall
-from .document import UsageSum
+from .document import IdSource, ResponseOptions, UsageSum
 from .events import OPEN_REASONING_TEXT, OUTPUT_TEXT, REASONING_TEXT, REFUSAL, SUMMARY_TEXT, Event, EventTarget
-from .item_builder import ItemBuilder
-from .seam import Phase, Seam, phase_of
-from .takeover import Takeover
+from .items import ItemBuilder, OpenCall
+from .replay import Phase, Seam, Takeover, phase_of
 from .text import (
     OpenText,
     ThinkingSplitter,
@@ -47,10 +43,9 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 class Assembler(ItemBuilder):
     """Makes one response from the chunks of its turns. Methods return the events that they cause, in order."""
 
-    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions = DEFAULTS) -> None:
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
         """``document`` is the response as created (``document.create``). It is kept up to date as ``response``."""
         super().__init__(document, ids, options)
-        self._rules = CallRules(options)
         self._usage = UsageSum()
         content = OPEN_REASONING_TEXT if options.open_reasoning else REASONING_TEXT
         self._reasoning = SUMMARY_TEXT if options.summary else content
@@ -67,10 +62,9 @@ class Assembler(ItemBuilder):
         self._show_thinking_as(self._reasoning)
         self.finish_reason = None
         self.asked: list[ToolCall] = []
-        self.has_client_calls = self._rules.has_left_out = False
+        self.has_client_calls = self.has_left_out = False
         self._usage.reported = None
-        self._chunks = self._chunks_with_usage = 0
-        self._usage_is_last = False
+        self._usage_is_last = self._has_bare_chunk = False
         self._splitter = ThinkingSplitter(self._options.think_tag) if self._options.think_tag else None
         self._held: list[tuple[EventTarget, str, Any]] = []
         self._late: list[tuple[EventTarget, str, Any]] = []
@@ -95,22 +89,14 @@ class Assembler(ItemBuilder):
             self.response.update(status="incomplete", completed_at=None, incomplete_details={"reason": reason})
 
     def fail(self, code: str, message: str) -> None:
-        self._leave_open()
+        if self._open is not None:  # without a done event
+            self._open.put()
+            self._open.item["status"] = "incomplete"
+            self._open = None
         self.response["usage"] = self._usage.with_turn(self.response["usage"])
         super().fail(code, message)
 
     # -- one turn -------------------------------------------------------------------------------------------------
-
-    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
-        self._rules.offer(offered, choice)
-
-    @property
-    def has_left_out(self) -> bool:
-        return self._rules.has_left_out
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self._rules.is_exhausted
 
     @property
     def ended(self) -> bool:
@@ -118,7 +104,7 @@ class Assembler(ItemBuilder):
 
         It is after a finish reason, or if the last chunk has usage. Usage proves nothing if every chunk has it.
         """
-        by_usage = self._usage_is_last and self._chunks_with_usage < self._chunks
+        by_usage = self._usage_is_last and self._has_bare_chunk
         return not self._turn_is_over and (self.finish_reason is not None or by_usage)
 
     def feed(self, *chunks: Chunk | Text) -> list[Event]:
@@ -129,11 +115,10 @@ class Assembler(ItemBuilder):
         if self._turn_is_over:
             self._begin_turn()
         for chunk in chunks:
-            self._chunks += 1
             if isinstance(chunk, dict):
                 self._feed_chunk(chunk)
                 continue
-            self._usage_is_last = False
+            self._usage_is_last, self._has_bare_chunk = False, True
             member, text = chunk
             part = self._open
             if part.__class__ is OpenText and part.kind is self._direct.get(member):  # nearly every token
@@ -148,10 +133,10 @@ class Assembler(ItemBuilder):
     def _feed_chunk(self, chunk: Chunk) -> None:
         usage = chunk.get("usage")
         self._usage_is_last = bool(usage)
+        self._has_bare_chunk |= not usage
         if usage:
             if not isinstance(usage, dict):
                 malformed("usage")
-            self._chunks_with_usage += 1
             self._usage.reported = usage
         tier = chunk.get("service_tier")
         if isinstance(tier, str) and tier in SERVICE_TIERS:
@@ -219,7 +204,7 @@ class Assembler(ItemBuilder):
             current.put()  # for the request that continues it
         else:
             self._close("incomplete")
-        self._rules.withdraw(self._tool_calls.calls)
+        self._served -= sum(bool(call.form and call.form.served) for call in self._tool_calls.calls)
         self._begin_answer()
         return self._emitter.drain()
 
@@ -228,7 +213,7 @@ class Assembler(ItemBuilder):
         self._emitter.next_number = number
         self._begin_turn()
         self.turn_begins_at = takeover.turn_begins_at
-        self._rules.served = takeover.calls
+        self._served = takeover.calls
         if takeover.is_charged:
             self._usage.continues(None)
         if takeover.open is not None:
@@ -248,7 +233,7 @@ class Assembler(ItemBuilder):
             self._end_seam()
             self._text(kind, text, logprobs)
             return
-        if kind is not OUTPUT_TEXT and self._rules.forms:  # its calls would appear as text
+        if kind is not OUTPUT_TEXT and self._forms:  # its calls would appear as text
             raise UpstreamError("The upstream continued its interrupted answer as reasoning.")
         passed = seam.feed(text, logprobs)
         if passed is not None:
@@ -304,8 +289,8 @@ class Assembler(ItemBuilder):
         if self._late and not (self._is_cut and not self._is_over()):
             self._close("completed")
             late, self._late = self._late, []
-            for kind, text, logprobs in late:
-                self._text(kind, text, logprobs)
+            for text in late:
+                self._text(*text)
         if self.finish_reason and len(self.response["output"]) == self.turn_begins_at:
             self._open_part(OUTPUT_TEXT)  # an empty answer
         self._close("incomplete" if self._is_cut else "completed")
@@ -317,7 +302,7 @@ class Assembler(ItemBuilder):
             return False
         if not current.is_finished:
             current.finish()
-            current.run()
+            current.emit(current.form.runs)
         return True
 
     # -- text -----------------------------------------------------------------------------------------------------
@@ -380,13 +365,7 @@ class Assembler(ItemBuilder):
         form = self._form(call)
         return form is None or form.text is not None or call.is_whole()
 
-    def _form(self, call: ToolCall) -> CallForm | None:
-        return self._rules.decide(call, self._tool_calls.calls)
-
     def _show_call(self, call: ToolCall) -> None:
         self._shown += 1
-        form = self._form(call)
-        if form is None:
-            return
-        call_id = None if form.served else self._rules.call_id(call.id, lambda: self._ids.item("call"))
-        self._open_call(form, call, call_id)
+        if form := self._form(call):
+            self._open_call(form, call)

@@ -1,11 +1,20 @@
-"""The response object, as created and as shown to clients, and its token counts."""
+"""The response object: as created and as shown to clients, its token counts, and the base class of what builds it."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
+from ..chat.chunks import Text, ToolCall
 from ..request.create import CreateResponse
-from ..types import Document, Item, Tool
+from ..request.items import ID_PREFIXES
+from ..tool_kinds.form import OfferedFunction
+from ..types import Chunk, Document, Item, Tool
+from .citations import Source
+from .events import ADDED, Emitter, Event, NullEmitter, emit_done, terminal_type
+from .replay import Phase, Takeover
 
 _ECHOED = (
     *("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
@@ -91,6 +100,13 @@ def whole(document: Document, include: frozenset[str] = frozenset()) -> Document
     return {**document, "output": output, "output_text": output_text(document)}
 
 
+def end(document: Document, number: int) -> Event:
+    """Return the terminal event of a run that ended with `document`."""
+    emitter = Emitter(number)
+    emitter.emit(terminal_type(document), response=whole(document))
+    return emitter.drain()[0]
+
+
 # -- usage: the token counts of many servers in one shape ----------------------------------------------------------------
 
 _MAX_COUNT = 2**53 - 1
@@ -103,12 +119,8 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _count(holder: Any, *names: str) -> int:
     """Return the first valid count that ``holder`` has under ``names``, otherwise 0. Servers omit what they do not know."""
-    if isinstance(holder, dict):
-        for name in names:
-            value = holder.get(name)
-            if _is_count(value):
-                return value
-    return 0
+    given = (holder.get(name) for name in names) if isinstance(holder, dict) else ()
+    return next(filter(_is_count, given), 0)
 
 
 def usage_of_chat(usage: dict[str, Any]) -> dict[str, Any]:
@@ -148,15 +160,6 @@ def _details(usage: dict[str, Any], name: str, *counts: str) -> dict[str, Any]:
     return {**given, **{name: _count(given, name) for name in counts}}
 
 
-def with_tool_tokens(usage: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Add the tokens of tool results to the usage of a turn that follows the turn ``before``.
-
-    As in vLLM, they are the growth of the prompt minus the previous answer.
-    """
-    grown = usage["input_tokens"] - before["input_tokens"] - before["output_tokens"]
-    return {**usage, "output_tokens_details": {**usage["output_tokens_details"], "tool_output_tokens": max(grown, 0)}}
-
-
 def add_usage(total: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
     """Return ``total`` plus the ``usage`` of another turn. Counts are added; other members take the value in ``usage``."""
     if total is None:
@@ -193,9 +196,13 @@ class UsageSum:
         usage = usage_of_chat(self.reported)
         if self._part:
             usage = _with_part(usage, self._part)
-        counted = with_tool_tokens(usage, self._turn_before) if self._turn_before else usage
-        self.reported, self._part, self._turn_before = None, None, usage
-        return add_usage(total, counted)
+        before, self.reported, self._part, self._turn_before = self._turn_before, None, None, usage
+        if before is None:
+            return add_usage(total, usage)
+        # As in vLLM, the tokens of tool results are the growth of the prompt minus the previous answer.
+        grown = usage["input_tokens"] - before["input_tokens"] - before["output_tokens"]
+        details = {**usage["output_tokens_details"], "tool_output_tokens": max(grown, 0)}
+        return add_usage(total, {**usage, "output_tokens_details": details})
 
 
 def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -208,3 +215,185 @@ def _with_part(usage: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": part["output_tokens_details"],  # the continuation of a text has no reasoning
         "total_tokens": prompt + answer,
     }
+
+
+# -- the response as it is built -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseOptions:
+    """Options of the request that affect its events."""
+
+    summary: bool = False
+    open_reasoning: bool = False
+    """Whether reasoning events have the names of the Open Responses specification instead of OpenAI's."""
+    logprobs: bool = False
+    think_tag: str | None = None
+    single_call: bool = False
+    """Whether to leave out further calls, if the upstream ignores ``parallel_tool_calls``."""
+    max_calls: int | None = None
+    """Maximum number of calls that the server executes."""
+    include: frozenset[str] = frozenset()
+    used_call_ids: frozenset[str] = frozenset()
+    seal: Callable[[str], str] | None = None
+    """Makes the ``encrypted_content`` of a reasoning item from its text. None if it is not requested."""
+
+
+class IdSource(Protocol):
+    """A source of ids (``responses_mw.ids.RunIds``). The protocol itself makes no random numbers."""
+
+    def item(self, prefix: str) -> str: ...
+
+
+class ResponseBuilder(ABC):
+    """A response being built. Methods return the events they cause, in order.
+
+    `Assembler` builds the output from chat chunks, `ResponsesPassthrough` from the events of an upstream's own Responses API.
+    The members about calls and interruptions keep their defaults if the upstream runs the tools itself.
+    """
+
+    finish_reason: str | None = None
+    asked: Sequence[ToolCall] = ()
+    """The calls of the last turn that the server executes."""
+    has_client_calls: bool = False
+    """Whether the last turn has calls that the client executes."""
+    has_left_out: bool = False
+    """Whether the last turn had more calls than `max_tool_calls` allows."""
+    sources: Sequence[Source] = ()
+    """The sources that the answer may cite."""
+    turn_begins_at: int = 0
+    """Number of items before those of the turn."""
+
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+        """`document` is the response as created; `response` is its current state."""
+        self.response = document
+        self._ids = ids
+        self._options = options
+        self._emitter: Emitter = Emitter()
+
+    # Beginning and end
+
+    def discard_events(self) -> None:
+        """Emit only the events that hold the document. Call this before the first event."""
+        self._emitter = NullEmitter()
+
+    def start(self, *, queued: bool = False) -> list[Event]:
+        """Emit ``response.created``, then ``queued`` (the run waits for a worker) or ``in_progress``."""
+        self.response["status"] = "queued" if queued else "in_progress"
+        self._lifecycle("response.created", "response.queued" if queued else "response.in_progress")
+        return self._emitter.drain()
+
+    def resume(self, number: int) -> list[Event]:
+        """Start a queued run whose next event has this ``number``. Emit ``in_progress``, unless another worker already did."""
+        self._emitter.next_number = number
+        self.response["status"] = "in_progress"
+        if number == 2:  # after created and queued
+            self._lifecycle("response.in_progress")
+        return self._emitter.drain()
+
+    def take_over(self, takeover: Takeover, number: int) -> list[Event]:
+        """Continue the output of another worker. The next event has this ``number``.
+
+        Text stays open; any other open item is closed as ``incomplete``.
+        """
+        raise NotImplementedError
+
+    def conclude(self, completed_at: int) -> None:
+        """Complete the document after the last turn."""
+        self.response.update(status="completed", completed_at=completed_at)
+
+    def fail(self, code: str, message: str) -> None:
+        """Mark the document as failed, even if it was concluded before."""
+        error = {"code": code, "message": message}
+        self.response.update(status="failed", completed_at=None, incomplete_details=None, error=error)
+
+    def terminal(self) -> list[Event]:
+        """Emit the event that ends the stream. Called again after the document has changed, it uses the same number."""
+        number = self._emitter.next_number
+        self._lifecycle(terminal_type(self.response))
+        self._emitter.next_number = number
+        return self._emitter.drain()
+
+    def _lifecycle(self, *events: str) -> None:
+        """Emit events that hold the document as it is now."""
+        self._emitter.emit(*events, response=whole(self.response, self._options.include))
+
+    # Turns
+
+    @abstractmethod
+    def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
+        """Set the functions that the model may call. `choice` is the request's `tool_choice`."""
+
+    @abstractmethod
+    def feed(self, *chunks: Chunk | Text) -> list[Event]:
+        """Take what the upstream sent. Raises `UpstreamError` if it is malformed."""
+
+    @abstractmethod
+    def end_turn(self) -> list[Event]:
+        """Finish the turn, up to the first call that the server executes."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether the turn fed so far is complete, even if the upstream's stream ends here."""
+
+    @property
+    def phase(self) -> Phase:
+        """What the client has seen of the turn. The default says that the turn cannot be continued."""
+        return Phase.FIXED
+
+    def break_off(self) -> list[Event]:
+        """Prepare for another answer to the turn. Text stays open; any other open item is closed as ``incomplete``."""
+        raise NotImplementedError
+
+    def join(self, text: str, *, is_trimmed: bool, usage: dict[str, Any] | None) -> None:
+        """Expect an answer that continues `text`, the message so far.
+
+        If `is_trimmed`, the upstream does not see the white space at its end. `usage` is the chat usage of the answer so far;
+        None if it is not known.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether `max_tool_calls` allows no further call."""
+        return False
+
+    @property
+    def awaited(self) -> Item:
+        """The item of the call whose result `settle` takes next."""
+        raise NotImplementedError
+
+    def settle(self, members: Mapping[str, Any], *, failed: bool = False) -> list[Event]:
+        """Add the result of the next of the `asked` calls; ``members`` are the parts of it that its item shows."""
+        raise NotImplementedError
+
+    # Items that arrive whole
+
+    def list_tools(self, listings: Iterable[Item]) -> list[Event]:
+        """Add the tools of MCP servers as items before the first turn, given the ``server_label`` and ``tools`` of each."""
+        for listing in listings:
+            added = {"type": "mcp_list_tools", "server_label": listing["server_label"], "tools": []}
+            item, output_index = self._add_item(added)
+            place = {"item_id": item["id"], "output_index": output_index}
+            self._emitter.emit("response.mcp_list_tools.in_progress", **place)
+            item |= listing
+            self._emitter.emit("response.mcp_list_tools.completed", **place)
+            emit_done(self._emitter, item, output_index)
+        return self._emitter.drain()
+
+    def add_whole(self, item: Item, usage: dict[str, Any] | None) -> list[Event]:
+        """Add a complete item. ``usage`` counts the tokens used to make it."""
+        item, output_index = self._add_item(item)
+        emit_done(self._emitter, item, output_index)
+        if usage:
+            self.response["usage"] = add_usage(self.response["usage"], usage)
+        return self._emitter.drain()
+
+    def _add_item(self, item: Item) -> tuple[Item, int]:
+        """Add an item. The only place that assigns an item's id and ``output_index``."""
+        output = self.response["output"]
+        item = {"id": self._ids.item(ID_PREFIXES[item["type"]]), **item}
+        output.append(item)
+        self._emitter.emit(ADDED, output_index=len(output) - 1, item=item)
+        return item, len(output) - 1

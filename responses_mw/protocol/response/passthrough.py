@@ -31,8 +31,7 @@ from ..request.create import INCLUDABLE
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Tool
-from .builder import DEFAULTS, IdSource, ResponseBuilder, ResponseOptions
-from .document import add_usage, usage_of_responses
+from .document import IdSource, ResponseBuilder, ResponseOptions, add_usage, usage_of_responses
 from .events import (
     ADDED,
     DONE,
@@ -85,7 +84,7 @@ Echo = Callable[[Iterable[Tool]], list[Tool]]
 class ResponsesPassthrough(ResponseBuilder):
     """Builds a response from the events of the upstream's response. The run has a single turn."""
 
-    def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions = DEFAULTS) -> None:
+    def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions) -> None:
         """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
         self._names = _OPEN_NAMES if options.open_reasoning else _OPENAI_NAMES

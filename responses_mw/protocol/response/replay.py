@@ -1,17 +1,35 @@
-"""Convert the events of a stream, which may have stopped anywhere, to items.
+"""Rebuild items from the events of a stream that may have stopped anywhere, and continue an interrupted turn.
 
-Unknown events add nothing: the item's ``done`` event replaces the whole item.
+What a client has seen cannot be taken back, so the next answer must fit it. A `Phase` says what is possible. If the client has
+seen text of a message, the upstream is asked to continue it; a `Seam` checks that it does not start again. If the worker of a
+background response was lost or stopped, `LogReplay` restores its output from the log of its events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from ...errors import UpstreamError
+from .. import sse
 from ..request.checks import malformed
-from ..types import Document, Item, Part
-from .document import whole
-from .events import ADDED, DONE, PARTS, TARGETS, Emitter, Event, EventTarget, terminal_type
+from ..tool_kinds.registry import TOOL_ITEMS, is_finished
+from ..types import Item, Part
+from .events import ADDED, DONE, PARTS, TARGETS, EventTarget
+
+_RUNNING = re.compile(r"\.(done|searching|interpreting)\Z")
+"""Ends of the types of events after which a call may have been run."""
+_BETWEEN_TURNS = frozenset({"mcp_list_tools", "compaction"})
+_HIDDEN = {"web_search_call": "results", "code_interpreter_call": "outputs"}
+"""Members without which the model cannot see the result of a call. Events contain them only on request."""
+
+MIN_REPEATED = 8
+"""Minimum length of a text whose repetition is recognized. A shorter text may occur twice in an answer."""
+MAX_CHANCE = 64
+"""Maximum number of characters by which a continuation may repeat the beginning of the answer by chance."""
 
 
 class OutputReplay:
@@ -94,8 +112,172 @@ def _part(item: Item, kind: EventTarget, index: Any) -> Part:
     return parts[-1]
 
 
-def end(document: Document, number: int) -> Event:
-    """Return the terminal event of a run that ended with `document`."""
-    emitter = Emitter(number)
-    emitter.emit(terminal_type(document), response=whole(document))
-    return emitter.drain()[0]
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """The output of another worker, and how a run can continue it."""
+
+    items: list[Item]
+    open: Item | None
+    """The item that is not done: the last one, with the text so far."""
+    turn_begins_at: int
+    """Number of items before those of the last turn."""
+    calls: int
+    """Number of server-side calls that have ended."""
+    phase: Phase
+    """What the client has seen of the last turn."""
+    is_over: bool
+    """Whether the last turn is complete and no further turn follows."""
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.is_over or self.phase is not Phase.FIXED
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether there were earlier turns, whose usage is not in the log."""
+        return any(item["type"] != "mcp_list_tools" for item in self.items[: self.turn_begins_at])
+
+    def ids_used(self, stem: str) -> int:
+        """Return one more than the highest number in the ids of the items, which are `<prefix>_<stem><number>`."""
+        ids = [str(item.get(name)) for item in self.items for name in ("id", "call_id")]
+        found = (re.fullmatch(rf"[a-z]+_{re.escape(stem)}(\d+)", one) for one in ids)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+class LogReplay(OutputReplay):
+    """The output of a background response, built from the events of its log in order."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.next_number = 0
+        """Number of the next event in the log."""
+        self.size = 0
+        """Bytes of the events so far."""
+        self.runs = False
+        """Whether the call that was added last may have been run."""
+
+    def read(self, frames: bytes) -> None:
+        """Take the next events of the log."""
+        for event in sse.decode(frames):
+            self.take(event)
+            self.runs = event["type"] != ADDED and (self.runs or bool(_RUNNING.search(event["type"])))
+            self.next_number += 1
+        self.size += len(frames)
+
+
+def take_over(output: LogReplay) -> Takeover:
+    """Return the state of the response after the events of its log.
+
+    The last item of a turn is closed by the next item or by the end of the turn. So if no item is open, the turn is over.
+    """
+    items = output.items
+    open_items = [output.put(place) for place in output.open]
+    last = open_items[-1] if open_items else None
+    begins_at = 1 + max((place for place, item in enumerate(items) if _ends_turn(item)), default=-1)
+    phase = phase_of(items[begins_at:], last if last is not None and _is_served(last) and not output.runs else None)
+    broke_off = bool(items) and items[-1].get("status") == "incomplete" and items[-1]["type"] != "message"
+    is_over = last is None and len(items) > begins_at and not broke_off
+    if len(open_items) > 1 or any(map(_hides_result, items)):
+        phase = Phase.FIXED
+    calls = sum(_is_served(item) and is_finished(item) for item in items)
+    return Takeover(items, last, begins_at, calls, phase, is_over)
+
+
+def _is_served(item: Item) -> bool:
+    kind = TOOL_ITEMS.get(item["type"])
+    return kind is not None and kind.role == "served_call"
+
+
+def _ends_turn(item: Item) -> bool:
+    return item["type"] in _BETWEEN_TURNS or (_is_served(item) and item.get("status") in ("completed", "failed"))
+
+
+def _hides_result(item: Item) -> bool:
+    return item.get("status") == "completed" and item["type"] in _HIDDEN and item.get(_HIDDEN[item["type"]]) is None
+
+
+# -- an interrupted turn -------------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """What the client has seen of a turn."""
+
+    NOTHING = "nothing"
+    REASONING = "reasoning"
+    CALL = "call"
+    """A call that the server would execute."""
+    TEXT = "text"
+    """One message with one text, perhaps followed by a call that the server would execute."""
+    FIXED = "fixed"
+    """Output that no other answer can continue: a call for the client, a refusal, several messages."""
+
+
+def phase_of(items: Sequence[Item], served: Item | None) -> Phase:
+    """Return the phase of a turn with these `items`. `served` is the open call, if the server would execute it."""
+    phase = Phase.NOTHING
+    for item in items:
+        kind, has_text = item["type"], phase is Phase.TEXT
+        if kind == "reasoning" and not has_text:
+            seen = Phase.REASONING
+        elif kind == "message" and not has_text and [part["type"] for part in item["content"]] == ["output_text"]:
+            seen = Phase.TEXT
+        elif kind not in ("message", "reasoning") and (item is served or item.get("status") == "incomplete"):
+            seen = Phase.CALL
+        else:
+            return Phase.FIXED
+        phase = max(phase, seen, key=list(Phase).index)
+    return phase
+
+
+class Seam:
+    """Holds back the first text after an interruption until it is known not to repeat the text before it.
+
+    A text that consists of repetitions, such as a line of dashes, is not compared: its continuation may look the same.
+    """
+
+    __slots__ = ("_before", "_held", "_matched", "_tail")
+
+    def __init__(self, before: str, *, is_trimmed: bool) -> None:
+        """`before` is the text of the message so far. If `is_trimmed`, the upstream did not see the white space at its end."""
+        begun = before.lstrip()
+        self._before = "" if repeats_itself(begun) else begun
+        self._tail = before[len(before.rstrip()) :] if is_trimmed else ""
+        self._held: list[tuple[str, Any]] = []
+        self._matched = 0
+
+    def feed(self, text: str, logprobs: Any) -> list[tuple[str, Any]] | None:
+        """Take text and return what is new; None while that is not known. Raises `UpstreamError` for a new answer."""
+        text = self._without_tail(text)
+        self._held.append((text, logprobs))
+        rest = text if self._matched else text.lstrip()
+        expected = self._before[self._matched : self._matched + len(rest)]
+        common = _common(rest, expected)
+        self._matched += common
+        if self._matched == len(self._before) >= MIN_REPEATED:
+            return [(rest[common:], logprobs)] if rest[common:] else []
+        if common == len(rest) and self._matched < len(self._before):
+            return None
+        return self.flush()
+
+    def flush(self) -> list[tuple[str, Any]]:
+        """Return the text that is held back. Raises `UpstreamError` if it begins a new answer."""
+        if self._matched > MAX_CHANCE:
+            raise UpstreamError("The upstream started a new answer instead of continuing the interrupted one.")
+        return [(text, logprobs) for text, logprobs in self._held if text]
+
+    def _without_tail(self, text: str) -> str:
+        """Remove white space that the client has seen and that the upstream, which did not see it, repeats."""
+        common = _common(text, self._tail)
+        self._tail = self._tail[common:] if common == len(text) else ""
+        return text[common:]
+
+
+def repeats_itself(text: str) -> bool:
+    """Return whether `text` consists of a piece that occurs at least twice. The last occurrence may be cut off."""
+    period = text.find(text[: (len(text) + 1) // 2], 1)
+    return 0 < period <= len(text) // 2 and text[period:] == text[:-period]
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common beginning."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

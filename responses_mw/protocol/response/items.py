@@ -1,17 +1,19 @@
-"""Stream tool calls: decode text within their arguments, show the open call, and apply the limits of the request."""
+"""Write the items of a response one after the other: the open call, and what a run does with the calls of a turn."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chat.chunks import ToolCall
+from ..chat.chunks import ToolCall, ToolCalls
+from ..request.items import text_of
 from ..request.tools import choice_names
 from ..tool_kinds.form import MAX_CALL_ID, CallForm, OfferedFunction, function_form, parse_arguments
-from ..types import Item
-from .builder import ResponseOptions
-from .events import Emitter
+from ..types import Document, Item
+from .document import IdSource, ResponseBuilder, ResponseOptions, shown
+from .events import DONE, OUTPUT_TEXT, PARTS, Emitter, EventTarget, emit_done
+from .text import OpenText
 
 _SPECIAL = re.compile(r'["\\]')
 _ESCAPE = re.compile(
@@ -110,19 +112,6 @@ def _meant(escape: re.Match[str]) -> str:
     return _REPLACEMENT if 0xD800 <= code < 0xE000 else chr(code)
 
 
-def new_item(form: CallForm, call: ToolCall, call_id: str | None) -> Item:
-    """The item of a call as it is added. If it has no text that grows, it is complete."""
-    item: Item = {"type": form.item, "status": "in_progress"}
-    if call_id is not None:
-        item["call_id"] = call_id
-    item |= form.members
-    if form.text is not None:
-        item[form.text] = ""
-    elif form.made is not None:
-        item |= form.made(call.arguments)
-    return item
-
-
 class OpenCall:
     """A call that is being streamed. ``place`` holds the id and index in its events."""
 
@@ -138,7 +127,7 @@ class OpenCall:
         self._template = {"type": f"response.{form.events}.delta", **self.place, "delta": "", "sequence_number": 0}
         self._member = StringMember(form.argument) if form.argument else None
         self._pieces: list[str] = []
-        self._emit_all(form.begins)
+        self.emit(form.begins)
         self.grow()
 
     def grow(self) -> None:
@@ -166,42 +155,125 @@ class OpenCall:
             if self.form.made is not None:
                 self.item |= self.form.made(arguments)
 
-    def run(self) -> None:
-        """Report that execution has started."""
-        self._emit_all(self.form.runs)
-
     def settle(self, members: Mapping[str, Any], *, failed: bool) -> None:
-        """Report that execution has ended; ``members`` are the parts of the result that its item shows."""
+        """Report that execution has ended."""
         self.item |= members
-        self._emit_all(self.form.ends[failed : failed + 1] or self.form.ends[:1])
+        self.emit(self.form.ends[failed : failed + 1] or self.form.ends[:1])
 
     def _show(self, text: str) -> None:
         if text and self.form.text is not None:
             self._pieces.append(text)
             self._emitter.delta(self._template, text)
 
-    def _emit_all(self, events: tuple[str, ...]) -> None:
-        for event in events:
-            self._emitter.emit(f"response.{event}", **self.place)
+    def emit(self, names: tuple[str, ...]) -> None:
+        """Emit the events ``response.<name>``, which report progress."""
+        self._emitter.emit(*(f"response.{name}" for name in names), **self.place)
 
 
-class CallRules:
-    """Decide which calls of a run are returned, and in which form."""
+class ItemBuilder(ResponseBuilder):
+    """A response with at most one open item, to which text or a call is being written."""
 
-    def __init__(self, options: ResponseOptions) -> None:
-        self.forms: Mapping[str, CallForm] = {}
+    def __init__(self, document: Document, ids: IdSource, options: ResponseOptions) -> None:
+        super().__init__(document, ids, options)
+        self._open: OpenText | OpenCall | None = None
+        self._forms: Mapping[str, CallForm] = {}
         """Forms of the offered functions by name. A call with any other name is a function call."""
-        self._allowed = options.allowed
-        self.has_left_out = False
-        """Whether calls of the turn were left out because of ``max_tool_calls``."""
-        self._options = options
+        self._allowed: frozenset[str] | None = None
         self._call_ids = set(options.used_call_ids)
-        self.served = 0
-        """Number of calls that the server executes."""
+        self._tool_calls = ToolCalls()
+        """The calls of the turn."""
+        self._served = 0
+        """Number of calls of the run that the server executes."""
+
+    # -- texts and calls ------------------------------------------------------------------------------------------
+
+    def _show(self, kind: EventTarget, text: str, logprobs: Any) -> None:
+        part = self._open
+        if not (isinstance(part, OpenText) and part.kind is kind):
+            part = self._open_part(kind)
+        part.add(text, logprobs)
+
+    def _open_part(self, kind: EventTarget) -> OpenText:
+        """Open a part of ``kind``, in the open item if it has the right type, otherwise in a new one."""
+        current = self._open
+        if isinstance(current, OpenText) and current.kind.item == kind.item:
+            current.finish(self.sources)
+            item, output_index = current.item, current.place["output_index"]
+        else:
+            self._close("completed")
+            item, output_index = self._add_item(kind.new_item())
+        item[kind.holder].append(kind.new_part())
+        self._open = text = OpenText(kind, item, output_index, self._emitter)
+        self._emitter.emit(f"{PARTS[kind.holder]}.added", **text.place, part=text.part)
+        return text
+
+    def _open_call(self, form: CallForm, call: ToolCall) -> None:
+        item: Item = {"type": form.item, "status": "in_progress"}
+        if not form.served:
+            item["call_id"] = self._call_id(call.id)
+        item |= form.members
+        if form.text is not None:
+            item[form.text] = ""
+        elif form.made is not None:
+            item |= form.made(call.arguments)
+        item, output_index = self._add_item(item)
+        self._open = OpenCall(call, form, item, output_index, self._emitter)
+
+    def _call_id(self, given: str | None) -> str:
+        """Return the upstream's id for a call, or a new one if it is unusable.
+
+        It is unusable if it is missing, too long to be sent back, or already used in the history (TGI gives every call "0").
+        """
+        usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
+        call_id = given if given and usable else self._ids.item("call")
+        self._call_ids.add(call_id)
+        return call_id
+
+    def _reopen(self, item: Item, reasoning: EventTarget) -> None:
+        """Reopen the last item, which another worker began, to continue its text. Close a call as incomplete instead.
+
+        ``reasoning`` is the kind of the text of a reasoning item.
+        """
+        index = len(self.response["output"]) - 1
+        if item["type"] in ("message", "reasoning"):
+            kind = OUTPUT_TEXT if item["type"] == "message" else reasoning
+            self._open = OpenText(kind, item, index, self._emitter)
+        else:
+            item["status"] = "incomplete"
+            emit_done(self._emitter, item, index)
+
+    @property
+    def awaited(self) -> Item:
+        assert self._open is not None
+        return self._open.item
+
+    def _is_over(self) -> bool:
+        """Whether the open item is complete, so that interleaved calls can follow."""
+        current = self._open
+        return not isinstance(current, OpenCall) or (current.call.is_whole() and not current.form.served)
+
+    def _close(self, status: str) -> None:
+        current = self._open
+        if isinstance(current, OpenText):
+            current.finish(self.sources)
+            if self._options.seal and current.kind.item == "reasoning":
+                current.item["encrypted_content"] = self._options.seal(text_of(current.item))
+        elif current is not None:
+            current.finish()
+        self._end_item(status)
+
+    def _end_item(self, status: str) -> None:
+        if self._open is None:
+            return
+        item, output_index = self._open.item, self._open.place["output_index"]
+        self._open = None
+        item["status"] = status
+        self._emitter.emit(DONE, output_index=output_index, item=shown(item, self._options.include))
+
+    # -- which calls are returned -------------------------------------------------------------------------------------
 
     def offer(self, offered: Sequence[OfferedFunction], choice: Any) -> None:
-        """Set the functions that the model may call. ``choice`` is the request's ``tool_choice``."""
-        self.forms = {one.name: one.form for one in offered}
+        self._forms = {one.name: one.form for one in offered}
         if isinstance(choice, dict) and choice["type"] == "allowed_tools":
             self._allowed = choice_names(choice, offered)
         elif choice == "none":
@@ -209,41 +281,24 @@ class CallRules:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether ``max_tool_calls`` is reached."""
-        return self._options.max_calls is not None and self.served >= self._options.max_calls
+        return self._options.max_calls is not None and self._served >= self._options.max_calls
 
-    def decide(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
-        """Return the form of a call of the ``turn``, or None to leave it out. Its name must be known. The decision is final."""
+    def _form(self, call: ToolCall) -> CallForm | None:
+        """Return the form of a call of the turn, or None to leave it out. Its name must be known. The decision is final."""
         if not call.is_decided:
-            call.is_decided = True
-            call.form = self._form(call, turn)
+            call.is_decided, call.form = True, self._decided_form(call)
         return call.form
 
-    def _form(self, call: ToolCall, turn: Sequence[ToolCall]) -> CallForm | None:
-        form = self.forms.get(call.name) or function_form(call.name)
+    def _decided_form(self, call: ToolCall) -> CallForm | None:
+        form = self._forms.get(call.name) or function_form(call.name)
         if form.members.get("approval_request_id"):
             return form  # requested by the model before, and approved by the client now
         if self._allowed is not None and call.name not in self._allowed:
             return None  # allowed_tools is a hard limit
-        if self._options.single_call and any(other.form for other in turn):
+        if self._options.single_call and any(other.form for other in self._tool_calls.calls):
             return None  # parallel_tool_calls is false
         if form.served and self.is_exhausted:
             self.has_left_out = True
             return None
-        self.served += form.served
+        self._served += form.served
         return form
-
-    def withdraw(self, calls: Sequence[ToolCall]) -> None:
-        """Stop counting interrupted calls, which are not executed."""
-        self.served -= sum(bool(call.form and call.form.served) for call in calls)
-        self.has_left_out = False
-
-    def call_id(self, given: str | None, mint: Callable[[], str]) -> str:
-        """Return the upstream's id for a call, or a new one if it is unusable.
-
-        It is unusable if it is missing, too long to be sent back, or already used in the history (TGI gives every call "0").
-        """
-        usable = given and given not in self._call_ids and len(given) <= MAX_CALL_ID
-        call_id = given if given and usable else mint()
-        self._call_ids.add(call_id)
-        return call_id
