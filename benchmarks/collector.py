@@ -11,10 +11,11 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from benchmarks.processes import free_port, running
 
 SCRAPE_SECONDS = 15
 START_SECONDS = 1
@@ -29,6 +30,10 @@ class Receiver(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Count the spans or metrics of an export."""
+        # Only the collector's process needs the extra "otel".
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
         body = self.rfile.read(int(self.headers["content-length"]))
         if self.path == "/v1/traces":
             traces = ExportTraceServiceRequest.FromString(body)
@@ -62,6 +67,27 @@ def scrape(url: str) -> None:
             COUNTS["scrapes"] += 1
             wait = SCRAPE_SECONDS
         time.sleep(wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The options with which a server is started to be observed. By default, it is not observed."""
+
+    flags: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Watched]:
+    """Run a collector. Raises `RuntimeError` on exit if it has no spans, metrics or scrapes: nothing was observed then."""
+    admin = free_port()
+    with running("benchmarks.collector", f"--scrape=http://127.0.0.1:{admin}/metrics") as collector:
+        yield Watched([f"--server.admin-port={admin}"], {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
+        with urllib.request.urlopen(collector.url) as answer:
+            counts = json.load(answer)
+        missing = [name for name in ("spans", "metrics", "scrapes") if not counts.get(name)]
+        if missing:
+            raise RuntimeError(f"the observed server was not observed: no {', '.join(missing)}")
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.collector import watching
 from benchmarks.load import Load, Plan, Report
-from benchmarks.measure import measure
 from benchmarks.processes import Server, running
-from benchmarks.watching import watching
+from benchmarks.scenarios import measure
 
 FEW = Plan(streams=3, tokens=5, timeout=60)
 
