@@ -84,7 +84,6 @@ class CodeInterpreter(ServerTool):
     async def open(self) -> list[ServedFunction]:
         form = CallForm(
             item="code_interpreter_call",
-            prefix="ci",
             members={"container_id": self.container_id or "", "outputs": None},
             text="code",
             argument="code",

@@ -273,7 +273,6 @@ class MCPServer(ServerTool):
         members = {"approval_request_id": approval_request_id, "name": name, "server_label": self.label}
         return CallForm(
             item="mcp_call",
-            prefix="mcp",
             members={**members, "output": None, "error": None},
             text="arguments",
             events="mcp_call_arguments",
@@ -285,9 +284,7 @@ class MCPServer(ServerTool):
 
     def _approval_form(self, name: str) -> CallForm:
         members = {"name": name, "server_label": self.label}
-        return CallForm(
-            item="mcp_approval_request", prefix="mcpr", members=members, made=lambda text: {"arguments": text or "{}"}
-        )
+        return CallForm("mcp_approval_request", members, made=lambda text: {"arguments": text or "{}"})
 
     # -- signed lists of tools
 

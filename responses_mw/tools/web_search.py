@@ -112,7 +112,6 @@ class WebSearch(ServerTool):
             return []
         form = CallForm(
             item="web_search_call",
-            prefix="ws",
             made=lambda arguments: {"action": _action(arguments)},
             begins=("web_search_call.in_progress",),
             runs=("web_search_call.searching",),

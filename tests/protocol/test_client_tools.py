@@ -136,7 +136,7 @@ def test_long_names_that_begin_alike_differ() -> None:
 
 @given(st.lists(st.sampled_from(["f", "f_2", "f_3", "x" * 64, "a.b", "a_b"]), max_size=12))
 def test_clashes_are_numbered_and_the_first_keeps_its_name(wanted: list[str]) -> None:
-    functions = [OfferedFunction({"type": "function", "name": name}, CallForm("function_call", "fc")) for name in wanted]
+    functions = [OfferedFunction({"type": "function", "name": name}, CallForm("function_call")) for name in wanted]
     result = names(distinct(functions))
     assert len(set(result)) == len(result)
     assert all(len(name) <= 64 for name in result)
@@ -159,8 +159,8 @@ def test_a_tool_whose_name_was_taken_is_found_again() -> None:
 
 
 def test_a_call_of_an_mcp_tool_is_found_by_its_server_whether_it_waits_for_approval_or_not() -> None:
-    waiting = CallForm("mcp_approval_request", "mcpr", {"server_label": "b", "name": "get.it"})
-    at_once = CallForm("mcp_call", "mcp", {"server_label": "a", "name": "get.it"})
+    waiting = CallForm("mcp_approval_request", {"server_label": "b", "name": "get.it"})
+    at_once = CallForm("mcp_call", {"server_label": "a", "name": "get.it"})
     functions = distinct(OfferedFunction({"type": "function", "name": "get.it"}, form) for form in (at_once, waiting))
     assert names(functions) == ["a__get_it", "b__get_it"]
     name = namer(functions)
@@ -277,10 +277,10 @@ SERVED: list[dict[str, Any]] = [
     {"type": "code_interpreter", "container": "auto"},
 ]
 FORMS = [
-    OfferedFunction({"name": "a1"}, CallForm("mcp_call", "mcp", {"server_label": "a", "name": "1"})),
-    OfferedFunction({"name": "a2"}, CallForm("mcp_approval_request", "mcpr", {"server_label": "a", "name": "2"})),
-    OfferedFunction({"name": "web"}, CallForm("web_search_call", "ws")),
-    OfferedFunction({"name": "python"}, CallForm("code_interpreter_call", "ci")),
+    OfferedFunction({"name": "a1"}, CallForm("mcp_call", {"server_label": "a", "name": "1"})),
+    OfferedFunction({"name": "a2"}, CallForm("mcp_approval_request", {"server_label": "a", "name": "2"})),
+    OfferedFunction({"name": "web"}, CallForm("web_search_call")),
+    OfferedFunction({"name": "python"}, CallForm("code_interpreter_call")),
 ]
 
 

@@ -17,7 +17,6 @@ import pytest
 from responses_mw.protocol.chat.chunks import ToolCalls
 from responses_mw.protocol.chat.dialects import OPENAI
 from responses_mw.protocol.chat.messages import to_messages
-from responses_mw.protocol.chat.patterns import as_pattern
 from responses_mw.protocol.chat.request import to_chat
 from responses_mw.protocol.chat.truncation import Truncation, truncated
 from responses_mw.protocol.request.checks import RequestLimits
@@ -28,6 +27,7 @@ from responses_mw.protocol.response import compaction
 from responses_mw.protocol.response.citations import citations
 from responses_mw.protocol.response.text import ThinkingSplitter
 from responses_mw.protocol.sse import SSEDecoder
+from responses_mw.protocol.tool_kinds.client import as_pattern
 from responses_mw.protocol.tool_kinds.form import OfferedFunction, function_form
 
 TIMES = 4

@@ -102,8 +102,8 @@ def test_without_instructions_and_functions_the_developer_says_nothing() -> None
 @pytest.mark.parametrize(
     "form",
     [
-        CallForm(item="code_interpreter_call", prefix="ci", served=True),
-        CallForm(item="mcp_call", prefix="mcp", members={"server_label": "code_interpreter", "name": "x"}, served=True),
+        CallForm(item="code_interpreter_call", served=True),
+        CallForm(item="mcp_call", members={"server_label": "code_interpreter", "name": "x"}, served=True),
     ],
 )
 def test_the_built_in_python_needs_no_developer(form: CallForm) -> None:

@@ -91,12 +91,12 @@ def _item_reference(value: Item, path: str) -> Item:
 _reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
 
 ITEMS: dict[str, ItemKind] = {
-    "message": ItemKind("message", "msg", _message),
-    "reasoning": ItemKind("reasoning", "rs", lambda value, path: {"summary": [], **_reasoning(value, path)}),
-    "item_reference": ItemKind("item_reference", "", _item_reference),
-    "compaction": ItemKind("compaction", "cmp", _compaction),
-    "compaction_trigger": ItemKind("compaction_trigger", "cmpt", checks.as_it_is),
-    "additional_tools": ItemKind("additional_tools", "at", checks.fields(role=checks.among("developer"))),
+    "message": ItemKind("msg", _message),
+    "reasoning": ItemKind("rs", lambda value, path: {"summary": [], **_reasoning(value, path)}),
+    "item_reference": ItemKind("", _item_reference),
+    "compaction": ItemKind("cmp", _compaction),
+    "compaction_trigger": ItemKind("cmpt", checks.as_it_is),
+    "additional_tools": ItemKind("at", checks.fields(role=checks.among("developer"))),
     **TOOL_ITEMS,
 }
 ID_PREFIXES = {type_: kind.prefix for type_, kind in ITEMS.items() if kind.prefix}

@@ -211,7 +211,7 @@ def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
 
 MODES = frozenset({"none", "auto", "required"})
 _CHOICES = TOOL_KINDS.keys() | {"namespace"}
-_KIND_OF_CALL = {item.type: kind for kind in TOOL_KINDS.values() for item in kind.items if item.arguments}
+_KIND_OF_CALL = {type_: kind for kind in TOOL_KINDS.values() for type_, item in kind.items.items() if item.arguments}
 
 _Key = tuple[Any, ...]
 

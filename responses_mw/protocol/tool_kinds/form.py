@@ -35,7 +35,6 @@ class CallForm:
     """How calls of one function appear as items and in events."""
 
     item: str  # type of the item
-    prefix: str  # prefix of the item's id
     # Members that the item has from the start besides id, type and status: name, namespace, server_label.
     members: Mapping[str, Any] = field(default_factory=dict)
     # Member that grows while the model writes. None: the item is not shown until the call is complete.
@@ -66,7 +65,6 @@ class OfferedFunction:
 class ItemKind:
     """One type of input item: its checks, and what the chat model sees of it."""
 
-    type: str
     prefix: str  # prefix of the item's id
     check: checks.Check
     # What the item is in a conversation: a call for the client, its output, a call that the server executed, a call that
@@ -80,10 +78,10 @@ class ItemKind:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One kind of tool. ``types`` are the values that ``type`` may have in its definition."""
+    """One kind of tool. ``types`` are the values that ``type`` may have in its definition, ``items`` its items by type."""
 
     types: tuple[str, ...]
-    items: tuple[ItemKind, ...]
+    items: Mapping[str, ItemKind]
     check: checks.Check = checks.as_it_is  # checks a definition, except for server-side tools: responses_mw.tools does
     # Makes the function for a definition and its namespace, if any. Unset for tools that the server executes.
     offer: Callable[[Tool, str | None], OfferedFunction] | None = None
@@ -93,6 +91,14 @@ class ToolKind:
 # -- parts of descriptions ---------------------------------------------------------------------------------------------
 
 check_call_id = partial(checks.string, max_length=MAX_CALL_ID)
+
+
+def call_kind(
+    prefix: str, arguments: Callable[[Item], str], function: str | None = None, /, **required: checks.Check
+) -> ItemKind:
+    """A call with a ``call_id``, these ``required`` members and an optional ``namespace``."""
+    check = checks.fields({"call_id": check_call_id, **required}, namespace=checks.string)
+    return ItemKind(prefix, check, "call", arguments, function=function)
 
 
 def refuse_unsupported(tool: Tool, path: str) -> Tool:
@@ -105,14 +111,8 @@ def refuse_unsupported(tool: Tool, path: str) -> Tool:
 
 def function_form(name: str, **members: Any) -> CallForm:
     """The form of a client function; ``members`` may hold its ``namespace``."""
-    return CallForm(
-        item="function_call",
-        prefix="fc",
-        members={"name": name, **members},
-        text="arguments",
-        events="function_call_arguments",
-        done=("name", "arguments"),
-    )
+    named = {"name": name, **members}
+    return CallForm("function_call", named, "arguments", events="function_call_arguments", done=("name", "arguments"))
 
 
 def flat_name(namespace: str | None, name: str) -> str:

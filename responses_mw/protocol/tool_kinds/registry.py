@@ -1,19 +1,224 @@
-"""All tool kinds, indexed by the types of their definitions and items.
+"""Built-in tools, and all kinds of tools by the types of their definitions and items.
 
-This module describes the tools that the server executes (``mcp``, ``code_interpreter``, ``web_search``).
-``responses_mw.tools`` checks their definitions, because the allowed values depend on the settings.
+The client executes ``local_shell``, ``shell`` and ``apply_patch``, on the user's machine. The server executes ``mcp``,
+``code_interpreter`` and ``web_search``; ``responses_mw.tools`` checks their definitions, because the allowed values depend on
+the settings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..request import checks
-from ..request.checks import by_type, fields, open_object
+from ..request.checks import among, by_type, chain, fields, open_object
 from ..response.citations import listing
-from ..types import Item, Part
-from .client import APPLY_PATCH, CUSTOM, FUNCTION, LOCAL_SHELL, SHELL, TOOL_SEARCH
-from .form import USUAL_STATUSES, ItemKind, ToolKind, arguments_as_written, as_text
+from ..types import Item, Part, Tool
+from .client import CUSTOM, FUNCTION, TOOL_SEARCH
+from .form import (
+    USUAL_STATUSES,
+    CallForm,
+    ItemKind,
+    OfferedFunction,
+    ToolKind,
+    arguments_as_written,
+    as_function,
+    as_text,
+    call_kind,
+    check_call_id,
+    parse_shallow,
+    refuse_unsupported,
+)
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+
+
+def _offer(
+    name: str, description: str, made: Callable[[str], dict[str, Any]], required: tuple[str, ...], /, **properties: Any
+) -> Callable[[Tool, str | None], OfferedFunction]:
+    """Offer the same function for every definition. ``made`` builds members of its item from the complete arguments."""
+    function = OfferedFunction(as_function(name, description, properties, *required), CallForm(f"{name}_call", made=made))
+    return lambda _tool, _namespace: function
+
+
+def _texts(value: Any) -> list[str]:
+    return [as_text(one) for one in value] if isinstance(value, list) else []
+
+
+def _positive_integers(parsed: Mapping[str, Any], *names: str) -> dict[str, int]:
+    return {name: parsed[name] for name in names if type(parsed.get(name)) is int and parsed[name] > 0}
+
+
+def _action_arguments(item: Item) -> str:
+    action = {name: value for name, value in item["action"].items() if value is not None}
+    action.pop("type", None)
+    if not action.get("env", True):
+        del action["env"]
+    return as_text(action)
+
+
+# -- local_shell: one command --------------------------------------------------------------------------------------------
+
+
+def _make_local_shell(arguments: str) -> dict[str, Any]:
+    parsed = parse_shallow(arguments) or {}
+    command, env = parsed.get("command"), parsed.get("env")
+    if isinstance(command, str):
+        command = ["bash", "-lc", command]
+    action = {
+        "type": "exec",
+        "command": _texts(command) or [arguments],  # not a program: the client reports the error to the model
+        "env": {name: as_text(value) for name, value in env.items()} if isinstance(env, dict) else {},
+        **_positive_integers(parsed, "timeout_ms"),
+        **{name: parsed[name] for name in ("user", "working_directory") if isinstance(parsed.get(name), str)},
+    }
+    return {"action": action}
+
+
+def _call_id_from_id(value: Item, path: str) -> Item:
+    """Add a missing ``call_id``. In the reference, an output has the id of its call; some clients send a ``call_id``."""
+    return value if "call_id" in value else {**value, "call_id": checks.required(value, "id", path, checks.string)}
+
+
+LOCAL_SHELL = ToolKind(
+    types=("local_shell",),
+    items={
+        "local_shell_call": call_kind(
+            "lsh",
+            _action_arguments,
+            "local_shell",
+            action=open_object({"command": checks.strings}, type=among("exec"), env=checks.mapping),
+        ),
+        "local_shell_call_output": ItemKind(
+            prefix="lsho",
+            check=chain(_call_id_from_id, fields({"call_id": check_call_id, "output": checks.string})),
+            role="output",
+            output=lambda item: item["output"],
+        ),
+    },
+    check=refuse_unsupported,
+    offer=_offer(
+        "local_shell",
+        "Runs a command on the user's machine.",
+        _make_local_shell,
+        ("command",),
+        command={**_STRINGS, "description": 'The program and its arguments, as ["bash", "-lc", "ls"].'},
+        working_directory={"type": "string", "description": "Where to run it."},
+        timeout_ms={"type": "integer", "description": "Milliseconds after which it is ended."},
+        env={"type": "object", "additionalProperties": {"type": "string"}, "description": "Environment variables to set."},
+    ),
+)
+
+# -- shell: several commands ---------------------------------------------------------------------------------------------
+
+
+def _environment(value: Any, path: str) -> dict[str, Any]:
+    environment = checks.mapping(value, path)
+    kind = checks.required(environment, "type", path, checks.string)
+    if kind in ("container_auto", "container_reference"):
+        checks.unsupported(f"{path}.type", "there are no containers for shells here; 'local' gives the commands to the client.")
+    checks.one_of(kind, f"{path}.type", {"local"})
+    if environment.get("skills"):
+        checks.unsupported(f"{path}.skills", "it is not served yet.")
+    return environment
+
+
+def _make_shell(arguments: str) -> dict[str, Any]:
+    parsed = parse_shallow(arguments) or {}
+    commands = parsed.get("commands", parsed.get("command"))
+    listed = _texts([commands] if isinstance(commands, str) else commands)
+    if not listed:
+        listed = [f"false # malformed arguments: {as_text([arguments])[1:-1]}"]  # as JSON, they fit in a comment on one line
+    return {"action": {"commands": listed, **_positive_integers(parsed, "timeout_ms", "max_output_length")}}
+
+
+_outcome = by_type({"exit": fields({"exit_code": checks.integer}), "timeout": checks.as_it_is})
+_command_outputs = checks.each(open_object({"stdout": checks.string, "stderr": checks.string, "outcome": _outcome}))
+
+
+def _command_output(one: Mapping[str, Any]) -> str:
+    outcome = one["outcome"]
+    end = "Timed out." if outcome["type"] == "timeout" else f"Exit code: {outcome['exit_code']}"
+    stderr = f"stderr:\n{one['stderr']}" if one["stderr"] else ""
+    return "\n".join(text.rstrip("\n") for text in (one["stdout"], stderr, end) if text)
+
+
+SHELL = ToolKind(
+    types=("shell",),
+    items={
+        "shell_call": call_kind("sh", _action_arguments, "shell", action=open_object({"commands": checks.strings})),
+        "shell_call_output": ItemKind(
+            prefix="sho",
+            check=fields({"call_id": check_call_id, "output": _command_outputs}),
+            role="output",
+            output=lambda item: "\n\n".join(map(_command_output, item["output"])),
+        ),
+    },
+    check=chain(refuse_unsupported, fields(environment=_environment)),
+    offer=_offer(
+        "shell",
+        "Runs shell commands on the user's machine.",
+        _make_shell,
+        ("commands",),
+        commands={**_STRINGS, "description": "Shell commands, run in this order."},
+        timeout_ms={"type": "integer", "description": "Milliseconds after which they are ended."},
+        max_output_length={"type": "integer", "description": "How many characters of output to keep."},
+    ),
+)
+
+# -- apply_patch: one change of a file -----------------------------------------------------------------------------------
+
+_OPERATIONS = ("create_file", "update_file", "delete_file")
+_DIFF = (
+    "Not for delete_file. For create_file: all lines of the file, each with a '+' before it. For update_file: hunks without "
+    "line numbers. Each begins with a line '@@', or '@@ ' and the line that the section begins with; then come the lines, with "
+    "a ' ' before those that stay (about three before and after a change), a '-' before those that go, a '+' before new ones."
+)
+
+
+def _make_patch(arguments: str) -> dict[str, Any]:
+    parsed = parse_shallow(arguments) or {}
+    nested = parsed.get("operation")
+    operation: dict[str, Any] = nested if isinstance(nested, dict) else parsed
+    kind, path, diff = (operation.get(name) for name in ("type", "path", "diff"))
+    if not isinstance(path, str) or not isinstance(kind, str) or kind not in _OPERATIONS:
+        return {"operation": {"type": "update_file", "path": "", "diff": arguments}}  # not a file: the client reports it
+    text = {} if kind == "delete_file" else {"diff": as_text(diff or "")}
+    return {"operation": {"type": kind, "path": path, **text}}
+
+
+_written = fields({"path": checks.string, "diff": checks.string})
+_operation = by_type({"create_file": _written, "update_file": _written, "delete_file": fields({"path": checks.string})})
+
+
+def _patch_output(item: Item) -> str:
+    said = "The patch could not be applied." if item["status"] == "failed" else "The patch was applied."
+    return f"{said}\n{item['output']}" if item.get("output") else said
+
+
+APPLY_PATCH = ToolKind(
+    types=("apply_patch",),
+    items={
+        "apply_patch_call": call_kind("apc", lambda item: as_text(item["operation"]), "apply_patch", operation=_operation),
+        "apply_patch_call_output": ItemKind(
+            prefix="apco",
+            check=fields({"call_id": check_call_id, "status": checks.string}, output=checks.string),
+            role="output",
+            output=_patch_output,
+            statuses=frozenset({"completed", "failed"}),
+        ),
+    },
+    check=refuse_unsupported,
+    offer=_offer(
+        "apply_patch",
+        "Creates, changes or deletes a file.",
+        _make_patch,
+        ("type", "path"),
+        type={"type": "string", "enum": list(_OPERATIONS)},
+        path={"type": "string", "description": "Path of the file, from the root of the workspace."},
+        diff={"type": "string", "description": _DIFF},
+    ),
+)
 
 # -- mcp ---------------------------------------------------------------------------------------------------------------
 
@@ -47,22 +252,19 @@ def _mcp_error(error: Any) -> str:
 
 MCP = ToolKind(
     types=("mcp",),
-    items=(
-        ItemKind("mcp_list_tools", "mcpl", fields({"server_label": checks.string, "tools": checks.each(_listed_tool)})),
-        ItemKind(
-            type="mcp_approval_request",
+    items={
+        "mcp_list_tools": ItemKind("mcpl", fields({"server_label": checks.string, "tools": checks.each(_listed_tool)})),
+        "mcp_approval_request": ItemKind(
             prefix="mcpr",
             check=fields(_requested),
             role="approval_request",
             arguments=arguments_as_written,
         ),
-        ItemKind(
-            type="mcp_approval_response",
+        "mcp_approval_response": ItemKind(
             prefix="mcpa",
             check=fields({"approval_request_id": checks.string, "approve": checks.boolean}, reason=checks.string),
         ),
-        ItemKind(
-            type="mcp_call",
+        "mcp_call": ItemKind(
             prefix="mcp",
             check=fields(_requested, output=checks.string, approval_request_id=checks.string, error=_error),
             role="served_call",
@@ -70,7 +272,7 @@ MCP = ToolKind(
             output=_mcp_output,
             statuses=USUAL_STATUSES | {"calling", "failed"},
         ),
-    ),
+    },
     chosen_by=("server_label", "name"),
 )
 
@@ -86,9 +288,8 @@ def _code_output(item: Item) -> str:
 
 CODE_INTERPRETER = ToolKind(
     types=("code_interpreter",),
-    items=(
-        ItemKind(
-            type="code_interpreter_call",
+    items={
+        "code_interpreter_call": ItemKind(
             prefix="ci",
             check=fields({"id": checks.string}, code=checks.string, container_id=checks.string, outputs=_code_outputs),
             role="served_call",
@@ -97,7 +298,7 @@ CODE_INTERPRETER = ToolKind(
             function="python",
             statuses=USUAL_STATUSES | {"interpreting", "failed"},
         ),
-    ),
+    },
 )
 
 # -- web_search --------------------------------------------------------------------------------------------------------
@@ -124,9 +325,8 @@ def _search_output(item: Item) -> str:
 
 WEB_SEARCH = ToolKind(
     types=("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
-    items=(
-        ItemKind(
-            type="web_search_call",
+    items={
+        "web_search_call": ItemKind(
             prefix="ws",
             check=fields({"id": checks.string}, action=_search_action, results=checks.array),
             role="served_call",
@@ -135,7 +335,7 @@ WEB_SEARCH = ToolKind(
             function="web_search",
             statuses=USUAL_STATUSES | {"searching", "failed"},
         ),
-    ),
+    },
 )
 
 # -- all of them -------------------------------------------------------------------------------------------------------
@@ -143,7 +343,7 @@ WEB_SEARCH = ToolKind(
 _KINDS = (FUNCTION, CUSTOM, TOOL_SEARCH, LOCAL_SHELL, SHELL, APPLY_PATCH, MCP, CODE_INTERPRETER, WEB_SEARCH)
 
 TOOL_KINDS: dict[str, ToolKind] = {type_: kind for kind in _KINDS for type_ in kind.types}
-TOOL_ITEMS: dict[str, ItemKind] = {item.type: item for kind in _KINDS for item in kind.items}
+TOOL_ITEMS: dict[str, ItemKind] = {type_: item for kind in _KINDS for type_, item in kind.items.items()}
 SERVED_TOOLS = frozenset(type_ for type_, kind in TOOL_KINDS.items() if kind.offer is None)
 """Types of the tools that the server executes."""
 
