@@ -1,23 +1,25 @@
-"""Lua scripts for Redis: one per file, preceded by the ``lib.lua`` of its folder."""
+"""Lua scripts for Redis: one per file, in the folder ``lua`` of a package, preceded by the folder's ``lib.lua``."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-__all__ = ["Script"]
+from importlib.resources import files
+from typing import NamedTuple
 
 
-class Script:
+class Script(NamedTuple):
     """A script: its ``name`` in spans, its ``text``, and its ``sha``, by which EVALSHA runs it once a server has cached it."""
 
-    __slots__ = ("name", "sha", "text")
+    name: str
+    text: str
+    sha: str
 
-    def __init__(self, folder: Traversable, file: str, *, prefix: str = "") -> None:
-        """Read ``lib.lua`` and ``<file>.lua`` from ``folder``. The script's name is ``prefix + file``."""
-        self.name = prefix + file
-        self.text = "\n".join((folder / f"{part}.lua").read_text() for part in ("lib", file))
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+def load(package: str, *names: str, prefix: str = "") -> list[Script]:
+    """Load ``<package>/lua/<name>.lua`` for each name. ``prefix`` precedes the names in spans."""
+    folder = files("responses_mw") / package / "lua"
+    texts = ["\n".join((folder / f"{part}.lua").read_text() for part in ("lib", name)) for name in names]
+    return [
+        Script(prefix + name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        for name, text in zip(names, texts, strict=True)
+    ]

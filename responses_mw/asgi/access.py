@@ -28,7 +28,7 @@ from ..errors import Forbidden, RateLimited, Unauthorized
 from ..ids import random_part
 from ..settings import LimitSettings
 from ..state import StateUnavailable
-from ..state.limits import Kind, Usage
+from ..state.usage import Kind, Usage
 from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from ..upstream import Caller
 from .http_responses import ErrorResponse

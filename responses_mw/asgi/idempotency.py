@@ -51,7 +51,7 @@ async def once(
         message = f"The header '{HEADER}' needs stored state: {reason}."
         raise BadRequest(message, param=HEADER, code="idempotency_key_not_supported")
     canonical = await by_size(parsed.size, lambda: orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
-    return OnceOnly(state.idempotency_keys.reservation(caller.owner, keys[0], canonical), state, caller.owner, gate)
+    return OnceOnly(Reservation(state.client, caller.owner, keys[0], canonical), state, caller.owner, gate)
 
 
 class OnceOnly:
@@ -73,17 +73,17 @@ class OnceOnly:
         await self._gate()
         pause = _MIN_PAUSE
         while True:
-            found = await self._reservation.reserve()
-            if found.verdict == "reserved":
+            verdict, response_id = await self._reservation.reserve()
+            if verdict == "reserved":
                 return None
-            if found.verdict == "different":
+            if verdict == "different":
                 message = f"The header '{HEADER}' has been used for a request with another body."
                 raise BadRequest(message, param=HEADER, code="idempotency_key_reused")
-            if found.response_id is not None:
+            if response_id is not None:
                 try:
-                    return await self._state.responses.get(found.response_id, self._owner)
+                    return await self._state.responses.get(response_id, self._owner)
                 except Missing:
-                    if found.verdict == "done":
+                    if verdict == "done":
                         raise
             if not wait:
                 message = f"A request with this '{HEADER}' is in progress. Its response can be streamed when it has ended."

@@ -13,12 +13,11 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Protocol
 
 import orjson
 
-from ..lua import Script
+from ..lua import Script, load
 from ..settings import CacheSettings
 from .entry import Key
 
@@ -38,9 +37,8 @@ _MARGIN = 60
 """Seconds by which the lists of entries outlive the entries."""
 
 
-_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = (
-    Script(files("responses_mw.cache") / "lua", name, prefix="cache_")
-    for name in ("lookup", "read", "since", "keep", "flight", "forget", "purge", "stats")
+_LOOKUP, _READ, _SINCE, _KEEP, _FLIGHT, _FORGET, _PURGE, _STATS = load(
+    "cache", "lookup", "read", "since", "keep", "flight", "forget", "purge", "stats", prefix="cache_"
 )
 
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
 from ..ids import random_part
-from .errors import Missing, NewerRecord, OverBound, StateUnavailable
-from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
-from .retractions import Undo, own_items
-from .schema import VERSION, Address, conversation_key, conversation_tag, json_size, pack, unpack
-from .scripts import script
+from ..lua import Script, load
+from .client import Args, Client
+from .errors import Missing, OverBound, check_answer
+from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack
 from .values import Bounds, Chain, Conversation, Item, Page, no_such_cursor
+from .writes import UNDONE_SECONDS, Quota, Write, Writer, own_items
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+_CREATE, _UPDATE, _DELETE, _APPEND, _ITEMS, _DELETE_ITEM, _UNDO = load(
+    "state", *(f"conversation_{name}" for name in ("create", "update", "delete", "append", "items", "item_delete", "undo"))
+)
 
-    from ..lua import Script
-    from .client import Client
-    from .quota import Quota
-    from .retractions import Retractions
-
-__all__ = ["Conversations"]
-
-_CREATE = script("conversation_create")
-_UPDATE = script("conversation_update")
-_DELETE = script("conversation_delete")
-_APPEND = script("conversation_append")
-_ITEMS = script("conversation_items")
-_DELETE_ITEM = script("conversation_item_delete")
-_UNDO = script("conversation_undo")
-
-# Overhead of an item in Redis besides its JSON, in bytes (as in lua/lib.lua).
 ITEM_BYTES = 256
+"""Overhead of an item in Redis besides its JSON, in bytes (as in lua/lib.lua)."""
 
 
 class Conversations:
@@ -42,60 +29,44 @@ class Conversations:
     Methods raise StateUnavailable, and Missing if the owner has no such conversation.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        quota: Quota,
-        retractions: Retractions,
-        *,
-        ttl_seconds: int,
-        bounds: Bounds,
-        patience: float,
-    ) -> None:
-        """``ttl_seconds`` is the lifetime of a conversation after its last change. ``patience`` is the number of seconds for
-        which creating a conversation, or appending to it, is retried."""
+    def __init__(self, client: Client, quota: Quota, writer: Writer, *, ttl_seconds: int, bounds: Bounds) -> None:
+        """``ttl_seconds`` is the lifetime of a conversation after its last change."""
         self._client = client
         self._quota = quota
-        self._retractions = retractions
+        self._writer = writer
         self._ttl = ttl_seconds * 1000
         self._bounds = bounds
-        self._patience = patience
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Store a new conversation with its first ``items``, whose ids must contain the conversation's tag.
 
         Raises OverBound, OverQuota.
         """
-        tag, blobs = conversation_tag(conversation.id), _blobs(items)
-        metadata = orjson.dumps(conversation.metadata)
-        args: list[str | bytes | int] = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
-        undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "1"], owner, "c")
-        async with self._quota.reserved(owner, tag, "c", len(metadata) + _size(blobs), ttl=self._ttl) as report:
-            answer, *report[:] = await self._write(_CREATE, Address(tag, random_part()), args, undo)
-        _check(answer, conversation.id)
+        address, metadata = Address(conversation_tag(conversation.id), random_part()), orjson.dumps(conversation.metadata)
+        blobs, keys = item_blobs(items), [conversation_key(address.tag), address.tombstone]
+        args: Args = [owner, conversation.created_at, metadata, self._ttl, *self._limits, *blobs]
+        undo: Args = [owner, UNDONE_SECONDS * 1000, "1"]
+        size = len(metadata) + _size(blobs)
+        write = Write(_CREATE, address, keys, args, owner, "c", size, ttl=self._ttl, undo=(_UNDO, undo))
+        check_answer(await self._writer.write(write), "Conversation", conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> Conversation:
         fields = await self._client.command("HMGET", _key(conversation_id), "v", "owner", "created_at", "metadata")
         version, of, created_at, metadata = fields
         if of != owner.encode():
             raise Missing("Conversation", conversation_id)
-        if int(version) > VERSION:
-            raise NewerRecord
+        check_version(version)
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         """Replace the metadata and return the conversation."""
-        args: list[str | bytes | int] = [owner, orjson.dumps(metadata), self._ttl]
-        answer, *rest = await self._client.script(_UPDATE, [_key(conversation_id)], args)
-        _check(answer, conversation_id)
-        created_at, *report = rest
+        created_at, *report = await self._run(_UPDATE, conversation_id, [owner, orjson.dumps(metadata), self._ttl])
         await self._quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
         """Delete the conversation and its items. Responses made in it remain, but cannot be continued."""
-        answer, *report = await self._client.script(_DELETE, [_key(conversation_id)], [owner])
-        _check(answer, conversation_id)
+        report = await self._run(_DELETE, conversation_id, [owner])
         await self._quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
@@ -124,34 +95,22 @@ class Conversations:
 
         ``random`` is the random part of the ids that were created for these items. Raises OverBound, OverQuota.
         """
-        write, blobs = Address(conversation_tag(conversation_id), random or random_part()), _blobs(items)
-        args: list[str | bytes | int] = [owner, self._ttl, *self._limits, *blobs]
-        made, name = own_items((item["id"] for item in items), write.random), f"a{write.random}"
-        undo = Undo(_UNDO, [], [owner, UNDONE_SECONDS * 1000, "", *made], owner, name)
-        async with self._quota.reserved(owner, write.tag, name, _size(blobs)) as report:
-            answer, *report[:] = await self._write(_APPEND, write, args, undo)
-        _check(answer, conversation_id)
-
-    async def _write(self, script: Script, write: Address, args: list[str | bytes | int], undo: Undo) -> Any:
-        """Run a script. If it is given up, undo what it did or may still do, because the client gets an error."""
-        keys = [conversation_key(write.tag), write.tombstone]
-        try:
-            return await self._client.persistently(script, keys, args, patience=self._patience)
-        except StateUnavailable as error:
-            if error.passing:
-                self._retractions.add(write, undo._replace(keys=keys))
-            raise
+        address, blobs = Address(conversation_tag(conversation_id), random or random_part()), item_blobs(items)
+        keys = [conversation_key(address.tag), address.tombstone]
+        args: Args = [owner, self._ttl, *self._limits, *blobs]
+        undo: Args = [owner, UNDONE_SECONDS * 1000, "", *own_items(items, address.random)]
+        write = Write(_APPEND, address, keys, args, owner, f"a{address.random}", _size(blobs), undo=(_UNDO, undo))
+        check_answer(await self._writer.write(write), "Conversation", conversation_id)
 
     async def items(
         self, conversation_id: str, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> Page:
         """Return a page of up to ``limit`` items after the item ``after``. Raises BadRequest if there is no such item."""
-        args: list[str | bytes | int] = [owner, order, after or "", limit + 1, "+inf"]
-        answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
-        if answer == b"cursor":
+        found = await self._run(_ITEMS, conversation_id, [owner, order, after or "", limit + 1, "+inf"])
+        if found is None:
             raise no_such_cursor("after", str(after))
-        _check(answer, conversation_id)
-        return Page(_unblob(rest[1 : limit + 1], conversation_id), has_more=len(rest) - 1 > limit)
+        _, *blobs = found
+        return Page(_unblob(blobs[:limit], conversation_id), has_more=len(blobs) > limit)
 
     async def item(self, conversation_id: str, item_id: str, owner: str) -> Item:
         """Return an item. Raises Missing if the conversation or the item does not exist."""
@@ -165,21 +124,23 @@ class Conversations:
 
     async def delete_item(self, conversation_id: str, item_id: str, owner: str) -> Conversation:
         """Delete an item and return the conversation. Raises Missing if either does not exist."""
-        answer, *rest = await self._client.script(_DELETE_ITEM, [_key(conversation_id)], [owner, item_id])
-        if answer == b"cursor":
+        found = await self._run(_DELETE_ITEM, conversation_id, [owner, item_id])
+        if found is None:
             raise Missing("Item", item_id)
-        _check(answer, conversation_id)
-        created_at, metadata, *report = rest
+        created_at, metadata, *report = found
         await self._quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
         """Return the counter of the newest item, the items up to the counter ``upto`` in order, and the size of their JSON."""
-        args: list[str | bytes | int] = [owner, "asc", "", -1, upto]
-        answer, *rest = await self._client.script(_ITEMS, [_key(conversation_id)], args)
-        _check(answer, conversation_id)
-        last, *blobs = rest
+        last, *blobs = await self._run(_ITEMS, conversation_id, [owner, "asc", "", -1, upto])
         return int(last), _unblob(blobs, conversation_id), sum(json_size(blob) for blob in blobs)
+
+    async def _run(self, script: Script, conversation_id: str, args: Args) -> Any:
+        """Run a script and return its answer without the verdict; None if the item that it names does not exist."""
+        answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
+        check_answer(answer, "Conversation", conversation_id)
+        return None if answer == b"cursor" else rest
 
     @property
     def _limits(self) -> tuple[int, int]:
@@ -188,10 +149,6 @@ class Conversations:
 
 def _key(conversation_id: str) -> str:
     return conversation_key(conversation_tag(conversation_id))
-
-
-def _blobs(items: Sequence[Item]) -> list[str | bytes]:
-    return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
 
 
 def _size(blobs: Sequence[str | bytes]) -> int:
@@ -204,13 +161,3 @@ def _unblob(blobs: Sequence[bytes | None], conversation_id: str) -> list[dict[st
     if any(blob is None for blob in blobs):
         raise Missing("Conversation", conversation_id)
     return [unpack(blob) for blob in blobs if blob is not None]
-
-
-def _check(answer: bytes, conversation_id: str) -> None:
-    """Raise the error for a script's ``answer``, if it is one."""
-    if answer == b"missing":
-        raise Missing("Conversation", conversation_id)
-    if answer == b"newer":
-        raise NewerRecord
-    if answer == b"bound":
-        raise OverBound("The conversation would exceed its maximum size or number of items.")

@@ -21,20 +21,6 @@ from __future__ import annotations
 
 from ..errors import APIError, BadRequest, NotFound, StartupError, TooLarge, Unavailable
 
-__all__ = [
-    "Damaged",
-    "Deleted",
-    "EmbeddedFailed",
-    "Fenced",
-    "Missing",
-    "NewerRecord",
-    "NotChainable",
-    "OverBound",
-    "OverQuota",
-    "StateFull",
-    "StateUnavailable",
-]
-
 
 class Missing(NotFound):
     """There is no such object for this owner.
@@ -138,3 +124,13 @@ class Fenced(Exception):
 
 class EmbeddedFailed(StartupError):
     """The embedded server cannot run; the message says why."""
+
+
+def check_answer(answer: bytes, kind: str, object_id: str) -> None:
+    """Raise the error for a script's ``answer`` about an object, if it is one that several scripts share."""
+    if answer == b"missing":
+        raise Missing(kind, object_id)
+    if answer == b"newer":
+        raise NewerRecord
+    if answer == b"bound":
+        raise OverBound("The conversation would exceed its maximum size or number of items.")

@@ -8,52 +8,40 @@ the key for at most 30 seconds. Once the response exists, the reservation is kep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from ..ids import random_part
-from .scripts import script
+from ..lua import load
+from .client import Args, Client
 
-if TYPE_CHECKING:
-    from .client import Client
-
-__all__ = ["IdempotencyKeys", "Reservation", "Reserved"]
-
-_RESERVE, _UPDATE = script("idempotency_reserve"), script("idempotency_update")
+_RESERVE, _UPDATE = load("state", "idempotency_reserve", "idempotency_update")
 
 # Seconds for which a key is kept: once its response exists, and while its request runs.
 KEPT = 24 * 60 * 60
 LEASE = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The result of reserving a key.
-
-    ``verdict`` is ``reserved`` (run the request), ``running`` (another request with the key is running), ``done`` (another
-    request created the response) or ``different`` (the key belongs to a request with a different body).
-    """
-
-    verdict: str
-    response_id: str | None = None
-
-
 class Reservation:
     """One request's claim to a key. Every method raises StateUnavailable."""
 
-    def __init__(self, client: Client, name: str, request_hash: str) -> None:
+    def __init__(self, client: Client, owner: str, key: str, request: bytes) -> None:
+        """Requests with the same key are compared by the bytes ``request``. This does not reserve the key."""
         self._client = client
-        self._name = name
-        self._request_hash = request_hash
+        name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
+        self._name = f"rmw:{{i{name}}}:key"
+        self._request_hash = sha256(request).hexdigest()
         self._token = random_part()
 
-    async def reserve(self) -> Reserved:
-        """Reserve the key for ``LEASE`` seconds unless another request has it. Repeating this is safe."""
-        args: list[str | bytes | int] = [self._request_hash, self._token, int(LEASE * 1000)]
+    async def reserve(self) -> tuple[str, str | None]:
+        """Reserve the key for ``LEASE`` seconds unless another request has it. Repeating this is safe.
+
+        Return a verdict: ``reserved`` (run the request), ``running`` (another request with the key is running), ``done``
+        (another request created the response) or ``different`` (the key belongs to a request with a different body); and the
+        id of the other request's response, if it is known.
+        """
+        args: Args = [self._request_hash, self._token, int(LEASE * 1000)]
         verdict, *rest = await self._client.script(_RESERVE, [self._name], args)
-        response_id = rest[0].decode() if rest and rest[0] is not None else None
-        return Reserved(verdict.decode(), response_id)
+        return verdict.decode(), rest[0].decode() if rest and rest[0] is not None else None
 
     async def renew(self) -> None:
         """Extend the lease."""
@@ -72,17 +60,5 @@ class Reservation:
         await self._update(0)
 
     async def _update(self, seconds: float, response_id: str = "", *, done: str = "") -> bool:
-        args: list[str | bytes | int] = [self._token, int(seconds * 1000), response_id, done]
+        args: Args = [self._token, int(seconds * 1000), response_id, done]
         return bool(await self._client.script(_UPDATE, [self._name], args))
-
-
-class IdempotencyKeys:
-    """The idempotency keys of all owners."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def reservation(self, owner: str, key: str, request: bytes) -> Reservation:
-        """Return the claim of a request. Requests are compared by the bytes ``request``. This does not reserve the key."""
-        name = sha256(f"{owner}\0{key}".encode()).hexdigest()[:32]
-        return Reservation(self._client, f"rmw:{{i{name}}}:key", sha256(request).hexdigest())

@@ -1,17 +1,23 @@
-"""Background responses that have not ended: their records, leases and event logs."""
+"""Background responses that have not ended: their records, leases and event logs, and the queue in which they wait."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import orjson
 
 from ..ids import random_part
+from ..lua import load
 from ..threads import by_size
+from .client import Args, Call, Client
 from .errors import Damaged, Deleted, Missing, NewerRecord, OverBound
 from .responses import TOMBSTONE_SECONDS
 from .schema import (
     COMPRESS_FROM,
+    Partition,
     compress,
     decompress,
     json_size,
@@ -22,19 +28,16 @@ from .schema import (
     unpack,
     unpack_events,
 )
-from .scripts import script
+from .usage import Usage
 from .values import Batch, Bounds, Item, Job, Taken
+from .writes import Quota, Write, Writer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+_CREATE, _TAKE, _RENEW, _RELEASE = load("state", "job_create", "job_take", "job_renew", "job_release")
+_APPEND, _COMPRESS, _PUBLISH = load("state", "log_append", "log_compress", "publish")
+_RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
+    "state", *(f"queue_{name}" for name in ("reserve", "ready", "claim", "renew", "drop", "restore", "depth"))
+)
 
-    from .client import Client
-    from .quota import Quota
-
-__all__ = ["Jobs", "announced"]
-
-_CREATE, _TAKE, _RENEW, _RELEASE = script("job_create"), script("job_take"), script("job_renew"), script("job_release")
-_APPEND, _COMPRESS, _PUBLISH = script("log_append"), script("log_compress"), script("publish")
 MAX_ATTEMPTS = 3
 """Maximum attempts for a job whose workers are lost before its first output: the request itself may crash them."""
 # Maximum number of batches of a log that are read at a time.
@@ -53,8 +56,7 @@ TOGETHER = 200
 # The answer of the script for a record or log that is damaged.
 _DAMAGED = 2
 
-Args = list[str | bytes | int]
-Call = tuple[list[str], Args]
+Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class Jobs:
@@ -63,14 +65,13 @@ class Jobs:
     Every method raises StateUnavailable.
     """
 
-    def __init__(self, client: Client, quota: Quota, *, ttl_seconds: int, bounds: Bounds, patience: float) -> None:
-        """``ttl_seconds``: maximum time for which a job may wait and run, at least a day. ``patience``: seconds for which
-        creating a job is retried."""
+    def __init__(self, client: Client, quota: Quota, writer: Writer, *, ttl_seconds: int, bounds: Bounds) -> None:
+        """``ttl_seconds``: maximum time for which a job may wait and run, at least a day."""
         self._client = client
         self._quota = quota
+        self._writer = writer
         self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
         self._bounds = bounds
-        self._patience = patience
 
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
@@ -85,13 +86,11 @@ class Jobs:
         size, most = len(head) + len(job), self._bounds.response_bytes
         if size > most:
             raise OverBound(f"The request takes {size} bytes to store; the maximum is {most}.")
-        keys = [address.record, address.tombstone]
-        packed = await by_size(len(job), pack, job)
+        keys, packed = [address.record, address.tombstone], await by_size(len(job), pack, job)
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
         size += len(credential) + len(start.data)
-        async with self._quota.reserved(owner, address.tag, f"r{address.random}", size, ttl=self._ttl) as report:
-            answer, *report[:] = await self._client.persistently(_CREATE, keys, args, patience=self._patience)
-        if answer == b"deleted":
+        write = Write(_CREATE, address, keys, args, owner, f"r{address.random}", size, ttl=self._ttl)
+        if await self._writer.write(write) == b"deleted":
             raise Deleted("Response", document["id"])
 
     async def count_log(self, job: Job, size: int) -> None:
@@ -111,7 +110,7 @@ class Jobs:
             address = response_address(response_id)
         except Missing:  # a foreign value in the queue
             return Taken("missing")
-        args: Args = [token, worker, int(lease * 1000), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
+        args: Args = [token, worker, _ms(lease), max_attempts, why, owner, TOMBSTONE_SECONDS * 1000]
         reply = await self._client.script(_TAKE, [address.record, address.tombstone], args)
         verdict = reply[0].decode()
         if verdict == "newer":
@@ -147,7 +146,7 @@ class Jobs:
 
         A lease is not renewed if another worker holds the job, or if the job has ended or is damaged.
         """
-        calls: list[Call] = [([response_address(job).record], [token, int(lease * 1000)]) for job, token in holds]
+        calls: list[Call] = [([response_address(job).record], [token, _ms(lease)]) for job, token in holds]
         return [reply == b"renewed" for reply in await self._client.scripts(_RENEW, calls, contained=True)]
 
     async def release(self, job: Job) -> None:
@@ -164,7 +163,7 @@ class Jobs:
         The job is retried for at most ``seconds`` after its first error since it last made progress; then it fails.
         ``is_attempt``: whether this run counts as one of the job's attempts.
         """
-        args: Args = [job.token, job.continuations, orjson.dumps(error), int(seconds * 1000), "1" if is_attempt else ""]
+        args: Args = [job.token, job.continuations, orjson.dumps(error), _ms(seconds), "1" if is_attempt else ""]
         reply = await self._client.script(_RELEASE, [response_address(job.response_id).record], args)
         return bool(reply == b"released")
 
@@ -197,22 +196,20 @@ class Jobs:
         The first batch may begin before it. A list is empty at the end of the log, and if the log has expired. For a damaged
         log, there is an error in place of the list.
         """
-        commands = [("XRANGE", response_address(job).log, f"({number + 1}-0", "+", "COUNT", PAGE) for job, number in wanted]
+        commands = [_range(response_address(job).log, number, PAGE) for job, number in wanted]
         replies = await self._client.pipeline(commands, contained=True)
-        return [self._read(*read) for read in zip((job for job, _ in wanted), replies, strict=True)]
+        return [self._read(response_address(job).log, job, reply) for (job, _), reply in zip(wanted, replies, strict=True)]
 
-    def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]] | Damaged) -> list[Batch] | Damaged:
-        try:
-            return entries if isinstance(entries, Damaged) else _batches(entries, _stem(job))
-        except (LookupError, ValueError):
-            return self._client.damage(response_address(job).log, "an entry is not a batch of events")
+    async def compressed(self, response_id: str, number: int) -> list[Batch]:
+        """Return the next batches of the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
+        return await self._page(response_address(response_id).compressed_log, response_id, number, COMPRESSED_PAGE)
 
     async def compress(self, response_id: str) -> bool:
         """Compress the log of a response that has ended to about a twentieth. Return False if it is not compressed."""
-        chunks: list[tuple[int, bytes]] = []
+        address, chunks = response_address(response_id), list[tuple[int, bytes]]()
         number, size, is_final = -1, 0, False
         while not is_final:
-            batches = await self._plain(response_id, number)
+            batches = await self._page(address.log, response_id, number, PLAIN_PAGE)
             if not _continues(batches, number):
                 return False
             length = sum(len(batch.data) for batch in batches)
@@ -223,25 +220,19 @@ class Jobs:
         args: Args = [PLAIN_SECONDS * 1000]
         for last, data in chunks:
             args += (last + 1, data)
-        return bool(await self._client.script(_COMPRESS, [response_address(response_id).record], args) == 1)
+        return bool(await self._client.script(_COMPRESS, [address.record], args) == 1)
 
-    async def _plain(self, response_id: str, number: int) -> list[Batch]:
-        log = response_address(response_id).log
-        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", PLAIN_PAGE)
-        batches = self._read(response_id, entries)
+    async def _page(self, log: str, response_id: str, number: int, count: int) -> list[Batch]:
+        batches = self._read(log, response_id, await self._client.command(*_range(log, number, count)))
         if isinstance(batches, Damaged):
             raise batches
         return batches
 
-    async def compressed(self, response_id: str, number: int) -> list[Batch]:
-        """Return the next batches of the compressed log of a response that has ended, like ``logs``. Raises Damaged."""
-        log = response_address(response_id).compressed_log
-        entries = await self._client.command("XRANGE", log, f"({number + 1}-0", "+", "COUNT", COMPRESSED_PAGE)
+    def _read(self, log: str, response_id: str, entries: list[Entry] | Damaged) -> list[Batch] | Damaged:
         try:
-            plain = [(entry_id, {**fields, b"b": decompress(fields[b"z"])}) for entry_id, fields in entries]
-            return _batches(plain, _stem(response_id))
+            return entries if isinstance(entries, Damaged) else [_batch_of(entry, _stem(response_id)) for entry in entries]
         except (LookupError, ValueError):
-            raise self._client.damage(log, "an entry is not a compressed batch of events") from None
+            return self._client.damage(log, "an entry is not a batch of events")
 
     async def end(self, response_id: str) -> int | None:
         """Return the number of the last event; None if the response has not ended. Raises Missing if it does not exist."""
@@ -251,18 +242,114 @@ class Jobs:
         return None if job is not None else int(number) - 1
 
 
+class Backlog(NamedTuple):
+    """The number of waiting ``jobs``, and for how many ``seconds`` the oldest has waited."""
+
+    jobs: int
+    seconds: float
+
+
+class Queue:
+    """A queue that is fair between owners within each of its ``partitions``. A job is the id of a response.
+
+    Every method raises StateUnavailable; ``reserve``, ``restore`` and ``claim`` raise Damaged for a damaged partition.
+    """
+
+    def __init__(self, client: Client, usage: Usage, *, partitions: int) -> None:
+        self._client = client
+        self._usage = usage
+        self.partitions = [Partition(number) for number in range(partitions)]
+
+    async def reserve(self, job: str, owner: str, seconds: float) -> None:
+        """Add a job before its record is written. If it is not ready within ``seconds``, a worker claims and checks it."""
+        await self._client.script(_RESERVE, [self._partition(job).ready], [job, owner, _ms(seconds)])
+
+    async def ready(self, job: str, *, first: bool = False) -> None:
+        """Put the job in the queue; with ``first``, ahead of all others.
+
+        If the partition is damaged, do nothing: the job becomes available again when its lease expires.
+        """
+        with suppress(Damaged):
+            await self._client.script(_READY, [self._partition(job).ready], [job, "1" if first else ""])
+
+    async def restore(self, job: str, owner: str) -> bool:
+        """Queue a job again if a failover, or a change of ``partitions``, lost it; return whether it was lost.
+
+        Call this for a job whose record says that it is waiting. If it has ended since, the worker that claims it drops it.
+        """
+        entered: int = await self._client.script(_RESTORE, [self._partition(job).ready], [job, owner])
+        return entered == 1
+
+    async def claim(self, partition: Partition, lease: float, *, sweep: bool, fresh: bool = True) -> str | None:
+        """Lease a job for ``lease`` seconds and return it; None if there is none.
+
+        With ``sweep``, take a job whose lease has expired, if there is one. Otherwise, with ``fresh``, take the next in turn.
+        """
+        args = [_ms(lease), "1" if sweep else "", "1" if fresh else ""]
+        job: bytes | None = await self._client.script(_CLAIM, [partition.ready], args)
+        return job.decode() if job is not None else None
+
+    async def renew(self, jobs: Sequence[str], lease: float) -> None:
+        """Extend the leases of jobs to ``lease`` seconds from now."""
+        by_partition: dict[str, list[str]] = {}
+        for job in jobs:
+            by_partition.setdefault(self._partition(job).ready, []).append(job)
+        calls: list[Call] = [([ready], [_ms(lease), *some]) for ready, some in by_partition.items()]
+        await self._client.scripts(_RENEW_LEASES, calls, contained=True)
+
+    async def drop(self, job: str) -> None:
+        """Remove a job that has ended, and release it from its owner's usage.
+
+        If the partition is damaged, do nothing: the worker that claims the job next removes it.
+        """
+        owner: bytes | None = None
+        with suppress(Damaged):
+            owner = await self._client.script(_DROP, [self._partition(job).ready], [job])
+        if owner is not None:
+            await self._usage.leave("background", owner.decode(), job)
+
+    async def backlog(self) -> Backlog:
+        """Return the backlog of all partitions together, without damaged ones."""
+        asked: list[Call] = [([partition.ready], []) for partition in self.partitions]
+        told = await self._client.scripts(_DEPTH, asked, contained=True)
+        replies = [reply for reply in told if not isinstance(reply, Damaged)]
+        return Backlog(sum(jobs for jobs, _ in replies), max((waited for _, waited in replies), default=0) / 1000)
+
+    def _partition(self, job: str) -> Partition:
+        return self.partitions[crc32(job.encode()) % len(self.partitions)]
+
+
 def announced(message: bytes) -> Batch | None:
     """Return the batch in a message on a log's channel; None if the message only says that the log may have grown."""
     head, _, data = message.partition(b"\n")
     last, _, final = head.partition(b" ")
-    if not (data and last.isdigit()):
-        return None
-    return Batch(int(last) + 1 - data.count(b"\n\n"), int(last), data, final=bool(final))
+    return _batch(int(last), data, final=bool(final)) if data and last.isdigit() else None
+
+
+def _batch_of(entry: Entry, stem: str) -> Batch:
+    """Return the batch in an entry of a log, which is plain (``b``), compressed (``p``) or joined with others (``z``)."""
+    entry_id, fields = entry
+    if b"z" in fields:
+        data = decompress(fields[b"z"])
+    elif b"p" in fields:
+        data = unpack_events(fields[b"p"], stem)
+    else:
+        data = fields[b"b"]
+    return _batch(int(entry_id.partition(b"-")[0]) - 1, data, final=b"final" in fields)
+
+
+def _batch(last: int, data: bytes, *, final: bool) -> Batch:
+    return Batch(last + 1 - data.count(b"\n\n"), last, data, final)
+
+
+def _range(log: str, number: int, count: int) -> tuple[str | int, ...]:
+    """Return the command for the entries of a log that end after event ``number``."""
+    return "XRANGE", log, f"({number + 1}-0", "+", "COUNT", count
 
 
 def _append(batches: Sequence[tuple[str, str, Batch]], lease: float) -> Call:
     keys: list[str] = []
-    args: Args = [int(lease * 1000)]
+    args: Args = [_ms(lease)]
     for job, token, batch in batches:
         keys.append(response_address(job).record)
         args += (token, batch.first, batch.last, batch.data, pack_events(batch.data, _stem(job)))
@@ -291,11 +378,5 @@ def _stem(response_id: str) -> str:
     return response_id.removeprefix("resp_")
 
 
-def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]], stem: str) -> list[Batch]:
-    """Return the batches in entries of a log, which are plain (``b``) or compressed (``p``)."""
-    batches = []
-    for entry_id, fields in entries:
-        last = int(entry_id.partition(b"-")[0]) - 1
-        data = unpack_events(fields[b"p"], stem) if b"p" in fields else fields[b"b"]
-        batches.append(Batch(last + 1 - data.count(b"\n\n"), last, data, final=b"final" in fields))
-    return batches
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

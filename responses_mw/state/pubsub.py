@@ -11,17 +11,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .client import Client, raise_lost_cancellation
 from .errors import StateUnavailable
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-__all__ = ["PubSub", "Receive"]
 
 logger = logging.getLogger(__name__)
 

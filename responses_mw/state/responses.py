@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import orjson
 
 from ..ids import RANDOM_LENGTH, random_part
+from ..lua import Script, load
 from ..threads import by_size
-from . import references
-from .errors import Deleted, Fenced, Missing, NewerRecord, NotChainable, OverBound, StateUnavailable
-from .retractions import TOMBSTONE_SECONDS as UNDONE_SECONDS
-from .retractions import Undo, own_items
-from .schema import VERSION, Address, json_size, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
-from .scripts import script
-from .segments import Segments
+from .client import Args, Client
+from .conversations import Conversations
+from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
+from .schema import Address, check_version, item_blobs, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
+from .turns import Segments, resolve
 from .values import Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .client import Client
-    from .conversations import Conversations
-    from .quota import Quota
-    from .retractions import Retractions
-
-__all__ = ["Responses"]
+from .writes import UNDONE_SECONDS, Quota, Write, Writer, own_items
 
 logger = logging.getLogger(__name__)
 
-# Maximum lifetime of the event log of a background response after its end.
-LOG_TTL = 24 * 60 * 60
 CHAINABLE = ("completed", "incomplete")
 # Lifetime of the tombstone of a deleted response. A run that takes longer could store the response again.
 TOMBSTONE_SECONDS = 24 * 60 * 60
 # Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
-_COMMIT, _GET, _DELETE = script("commit"), script("get"), script("delete")
+_COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 
 
 class Responses:
@@ -49,22 +38,24 @@ class Responses:
         client: Client,
         conversations: Conversations,
         quota: Quota,
-        retractions: Retractions,
+        writer: Writer,
         *,
         ttl_seconds: int,
+        log_ttl_seconds: int,
         bounds: Bounds,
-        patience: float,
     ) -> None:
-        """``ttl_seconds``: lifetime of a response. ``patience``: seconds for which a commit is retried."""
+        """``ttl_seconds``: lifetime of a response. ``log_ttl_seconds``: lifetime of a background response's log after its
+        end."""
         self._client = client
         self._conversations = conversations
         self._quota = quota
+        self._writer = writer
         self._segments = Segments(client, recent_bytes=bounds.recent_bytes)
         self._ttl = ttl_seconds * 1000
-        self._log_ttl = min(ttl_seconds, LOG_TTL) * 1000
+        self._log_ttl = log_ttl_seconds * 1000
         self._bounds = bounds
-        self._patience = patience
-        self._retractions = retractions
+
+    # -- read --------------------------------------------------------------------------------------------------------
 
     async def chain(self, response_id: str, owner: str) -> Chain:
         """Return the history up to and including the response, for a new response to continue.
@@ -88,7 +79,7 @@ class Responses:
         if reply is None:
             raise Missing("Response", response_id)
         version, status, document, turn, job, lost = reply
-        _check_version(version)
+        check_version(version)
         if job is not None:  # it has not ended
             return Stored({**unpack(document), "status": status.decode(), "output": []}, unpack(job)["input"], bool(lost))
         made = unpack_turns([turn])[0] if turn is not None else None
@@ -113,97 +104,20 @@ class Responses:
         """
         address = response_address(response_id)
         fields = await self._record(address, response_id, owner)
-        if "segment" not in fields:
+        if "segment" in fields:
+            seen = await self._seen(address, owner, fields)
+            chain = await self._history(address, response_id, fields, seen or [])
+            given = chain.items[: len(chain.items) - len(chain.turns[-1].output)]
+        else:
             given = await self._given_so_far(response_id, owner)
-            return page(given, after=after, before=before, limit=limit, order=order)
-        seen = await self._seen(address, owner, fields)
-        chain = await self._history(address, response_id, fields, seen or [])
-        given = chain.items[: len(chain.items) - len(chain.turns[-1].output)]
         return page(given, after=after, before=before, limit=limit, order=order)
-
-    async def commit(
-        self,
-        chain: Chain,
-        document: dict[str, Any],
-        items: Sequence[Item],
-        owner: str,
-        token: str,
-        *,
-        last: Batch | None = None,
-    ) -> None:
-        """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
-
-        ``document`` is the whole response, whose id must contain the chain's tag. ``items`` is its input, each with an id.
-        ``token`` is random and made once per run, so a repeated commit changes nothing.
-
-        ``last`` is the final batch of a background response, whose record must exist. The quota does not apply to a background
-        response. If it failed or was cancelled, it may have any size.
-
-        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without ``last``
-        is not stored, or is removed as soon as Redis answers.
-        """
-        address = response_address(document["id"])
-        # Only the turn contains the output; None keeps its place in the document.
-        head = orjson.dumps({**document, "output": None})
-        text = turn_text(list(items), document["output"])
-        turn = address.random.encode() + await by_size(len(text), pack, text)
-        if last is None or document["status"] in CHAINABLE:
-            size = json_size(turn, RANDOM_LENGTH)
-            self._check_bounds(chain, len(head) + size, size, len(items) + len(document["output"]))
-        facts = self._facts(address, document["status"], owner, token)
-        blobs = [await by_size(len(head), pack, head), turn]
-        if last is not None:
-            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
-            blobs.append(last.data)
-        made = [*items, *document["output"]]
-        try:
-            answer = await self._place(address, facts, blobs, chain, made)
-        except StateUnavailable as error:
-            if last is None and error.passing:
-                appended = [item["id"] for item in made] if chain.conversation is not None else []
-                self._retract(address, owner, token, appended)
-            raise
-        if answer == b"deleted":
-            raise Deleted("Response", document["id"])
-        if answer == b"fenced":
-            raise Fenced(document["id"])
-        _check_answer(answer)
-
-    def _retract(self, address: Address, owner: str, token: str, appended: list[str]) -> None:
-        args: list[str | bytes | int] = [owner, token, UNDONE_SECONDS * 1000, token, *own_items(appended, address.random)]
-        undo = Undo(_DELETE, [address.record, address.tombstone], args, owner, f"r{address.random}")
-        self._retractions.add(address, undo)
-
-    def _facts(self, address: Address, status: str, owner: str, token: str) -> dict[str, Any]:
-        return {
-            "random": address.random,
-            "owner": owner,
-            "token": token,
-            "status": status,
-            "aside": status not in CHAINABLE,
-            "ttl": self._ttl,
-            "counts": self._quota.is_set,
-            "max_items": self._bounds.chain_items,
-            "max_bytes": self._bounds.chain_bytes,
-        }
-
-    async def delete(self, response_id: str, owner: str) -> None:
-        """Delete the response and the text that no remaining response needs. Raises Missing."""
-        address = response_address(response_id)
-        keys = [address.record, address.tombstone]
-        answer, *report = await self._client.script(_DELETE, keys, [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""])
-        if answer == b"missing":
-            raise Missing("Response", response_id)
-        _check_answer(answer)
-        self._segments.forget(address.tag)
-        await self._quota.settle(owner, address.tag, report)
 
     async def resolve(self, item_ids: Iterable[str], owner: str) -> dict[str, Item]:
         """Return the stored items that ``item_reference`` items name, by id.
 
         Raises Missing for an unknown item, and OverBound if their turns have more bytes than a history may have.
         """
-        return await references.resolve(self._client, item_ids, owner, max_bytes=self._bounds.chain_bytes)
+        return await resolve(self._client, item_ids, owner, max_bytes=self._bounds.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """Return the fields of the response's record that locate its history."""
@@ -212,7 +126,7 @@ class Responses:
         fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         if fields.get("owner") != owner.encode():
             raise Missing("Response", response_id)
-        _check_version(fields["v"])
+        check_version(fields["v"])
         return fields
 
     async def _given_so_far(self, response_id: str, owner: str) -> list[Item]:
@@ -240,16 +154,74 @@ class Responses:
         turns = await self._segments.turns(address, parent)
         if not turns or turns[-1].owner != address.random:
             raise Missing("Response", response_id)
-        items: list[Item] = []
-        for turn in turns:
-            items += turn.input
-            items += turn.output
+        items = [item for turn in turns for part in (turn.input, turn.output) for item in part]
         size = sum(turn.size for turn in turns)
         if "seen" not in fields:
             return Chain(address.tag, items, parent, turns, size)
         # A conversation changes, a chain must not: continuing this response copies the conversation's items that it saw.
         base = Turn(BASE, seen, [], len(orjson.dumps(seen)))
         return Chain(address.tag, seen + items, None, [base, *turns], size + base.size)
+
+    # -- write -------------------------------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        chain: Chain,
+        document: dict[str, Any],
+        items: Sequence[Item],
+        owner: str,
+        token: str,
+        *,
+        last: Batch | None = None,
+    ) -> None:
+        """Store a finished response that continues ``chain``, and append its items to the chain's conversation if it exists.
+
+        ``document`` is the whole response, whose id must contain the chain's tag. ``items`` is its input, each with an id.
+        ``token`` is random and made once per run, so a repeated commit changes nothing.
+
+        ``last`` is the final batch of a background response, whose record must exist. The quota does not apply to a background
+        response. If it failed or was cancelled, it may have any size.
+
+        Raises OverBound, OverQuota, Deleted, Fenced and StateUnavailable. After StateUnavailable, a response without ``last``
+        is not stored, or is removed as soon as Redis answers.
+        """
+        address, made = response_address(document["id"]), [*items, *document["output"]]
+        # Only the turn contains the output; None keeps its place in the document.
+        head, text = orjson.dumps({**document, "output": None}), turn_text(list(items), document["output"])
+        if last is None or document["status"] in CHAINABLE:
+            self._check_bounds(chain, len(head) + len(text), len(text), len(made))
+        turn = address.random.encode() + await by_size(len(text), pack, text)
+        blobs = [await by_size(len(head), pack, head), turn]
+        facts = self._facts(address, document["status"], owner, token)
+        undo: tuple[Script, Args] | None = None
+        if last is None:
+            appended = own_items(made, address.random) if chain.conversation is not None else []
+            undo = _DELETE, [owner, token, UNDONE_SECONDS * 1000, token, *appended]
+        else:
+            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
+            blobs.append(last.data)
+        keys, size = [address.record, address.tombstone], len(head) + len(text) if last is None else None
+        name = f"r{address.random}"
+        write = Write(_COMMIT, address, keys, blobs, owner, name, size, ttl=self._ttl, is_admitted=True, undo=undo)
+        answer = await self._place(write, facts, chain, made, len(text))
+        if answer == b"deleted":
+            raise Deleted("Response", document["id"])
+        if answer == b"fenced":
+            raise Fenced(document["id"])
+        check_answer(answer, "Response", document["id"])
+
+    def _facts(self, address: Address, status: str, owner: str, token: str) -> dict[str, Any]:
+        return {
+            "random": address.random,
+            "owner": owner,
+            "token": token,
+            "status": status,
+            "aside": status not in CHAINABLE,
+            "ttl": self._ttl,
+            "counts": self._quota.is_set,
+            "max_items": self._bounds.chain_items,
+            "max_bytes": self._bounds.chain_bytes,
+        }
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
         """Raise OverBound if the response, or the chain with it, exceeds a maximum."""
@@ -259,49 +231,31 @@ class Responses:
         if chain.size + turn_bytes > bounds.chain_bytes or len(chain.items) + items > bounds.chain_items:
             raise OverBound(f"The history exceeds the maximum of {bounds.chain_bytes} bytes or {bounds.chain_items} items.")
 
-    async def _place(
-        self, address: Address, facts: dict[str, Any], blobs: list[bytes], chain: Chain, items: Sequence[Item]
-    ) -> bytes:
+    async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
         """Commit as a branch of the parent, or with the whole history as a new root if the parent is gone."""
-        rest: Sequence[str | bytes] = ()
-        turn = json_size(blobs[1], RANDOM_LENGTH)
-        size = json_size(blobs[0]) + turn
-        if chain.parent is not None:
-            parent = {"random": chain.parent.random, "segment": chain.parent.segment, "path": chain.parent.path}
-            branch = facts | {"parent": parent | {"length": str(chain.parent.length)}}
-            answer = await self._commit(address, branch, blobs, size)
+
+        async def commit(more: dict[str, Any], rest: Sequence[str | bytes] = (), size: int = 0) -> bytes:
+            args = [orjson.dumps(facts | more), *write.args, *rest]
+            return await self._writer.write(write._replace(args=args, size=None if write.size is None else write.size + size))
+
+        if (parent := chain.parent) is not None:
+            place = {"segment": parent.segment, "length": str(parent.length), "path": parent.path}
+            answer = await commit({"parent": {"random": parent.random, **place}})
             if answer != b"reroot":
                 return answer
-        if chain.conversation is not None:
-            facts = facts | {"rest": "items", "seen": chain.seen}
-            new = sum(map(len, blobs))
-            rest = await by_size(new, lambda: [part for item in items for part in (item["id"], pack(orjson.dumps(item)))])
-            size += turn  # they are in the conversation too
-        elif chain.turns:
-            facts = facts | {"rest": "turns"}
-            rest = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])
-            size += chain.size
-        return await self._commit(address, facts, [*blobs, *rest], size)
+        if chain.conversation is not None:  # the items are in the turn and in the conversation
+            blobs = await by_size(turn_bytes, item_blobs, items)
+            return await commit({"rest": "items", "seen": chain.seen}, blobs, turn_bytes)
+        if chain.turns:
+            packed = await by_size(chain.size, lambda: [pack_turn(turn.owner, turn.input, turn.output) for turn in chain.turns])
+            return await commit({"rest": "turns"}, packed, chain.size)
+        return await commit({})
 
-    async def _commit(self, address: Address, facts: dict[str, Any], args: Sequence[str | bytes], size: int) -> bytes:
-        """Run the script and return its answer. The quota of a background response was checked when it was created."""
-        keys, all_args = [address.record, address.tombstone], [orjson.dumps(facts), *args]
-        reserved = None if "job" in facts else size
-        name = f"r{address.random}"
-        async with self._quota.reserved(facts["owner"], address.tag, name, reserved, ttl=self._ttl, admitted=True) as report:
-            answer: bytes
-            answer, *report[:] = await self._client.persistently(_COMMIT, keys, all_args, patience=self._patience)
-        return answer
-
-
-def _check_version(version: bytes) -> None:
-    if int(version) > VERSION:
-        raise NewerRecord
-
-
-def _check_answer(answer: bytes) -> None:
-    """Raise the error for a script's ``answer``, if it is one that several scripts share."""
-    if answer == b"newer":
-        raise NewerRecord
-    if answer == b"bound":
-        raise OverBound("The conversation would exceed its maximum size or number of items.")
+    async def delete(self, response_id: str, owner: str) -> None:
+        """Delete the response and the text that no remaining response needs. Raises Missing."""
+        address = response_address(response_id)
+        args: Args = [owner, random_part(), TOMBSTONE_SECONDS * 1000, ""]
+        answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)
+        check_answer(answer, "Response", response_id)
+        self._segments.forget(address.tag)
+        await self._quota.settle(owner, address.tag, report)

@@ -166,6 +166,12 @@ _KINDS = (
 )
 
 
+def check_version(version: bytes) -> None:
+    """Raise NewerRecord if a newer release wrote a record with this version."""
+    if int(version) > VERSION:
+        raise NewerRecord
+
+
 def kind_of(key: str) -> str:
     """Return what is stored under a key, for logs and messages."""
     return next((kind for pattern, kind in _KINDS if pattern.match(key)), "value")
@@ -273,6 +279,11 @@ def _text(blob: bytes, start: int) -> bytes | memoryview:
             raise ValueError("the size of the frame does not match its value")
         return decompress(frame)
     raise NewerRecord
+
+
+def item_blobs(items: Sequence[Item]) -> list[str | bytes]:
+    """Return the id and the encoded form of each item of a conversation."""
+    return [part for item in items for part in (item["id"], pack(orjson.dumps(item)))]
 
 
 def json_size(blob: bytes, start: int = 0) -> int:

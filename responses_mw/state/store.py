@@ -1,42 +1,68 @@
-"""The state of all owners in one Redis."""
+"""The state of all owners in one Redis, and whether that Redis is suitable for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from redis.asyncio import RedisCluster
+from redis.exceptions import ResponseError
+
+from ..lua import load
+from ..telemetry.metrics import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
+from ..telemetry.report import WarningLimit
+from .client import Client
 from .conversations import Conversations
-from .health import Health, Memory, check
-from .idempotency import IdempotencyKeys
-from .jobs import Jobs
-from .ledger import Ledger
-from .limits import Usage
+from .errors import StateUnavailable
+from .jobs import Jobs, Queue
 from .pubsub import PubSub
-from .queue import Queue
-from .quota import Quota
 from .responses import Responses
-from .retractions import Retractions
 from .schema import KEY_CHECK
-from .scripts import script
+from .usage import Ledger, Usage
 from .values import Bounds
+from .writes import Quota, Writer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+logger = logging.getLogger(__name__)
 
-    from .client import Client
+[_CHECK_KEYS] = load("state", "keys_check")
 
-__all__ = ["State"]
+DAY = 24 * 60 * 60
+WEEK = 7 * DAY
+OLDEST = (7, 0)
+NEARLY_FULL = 0.9
+"""Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress, and for deletes."""
+MEMORY_INTERVAL = 5.0
+"""Minimum seconds between two queries of the memory."""
 
-_CHECK_KEYS = script("keys_check")
 
-WEEK = 7 * 24 * 60 * 60
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a Redis reports about itself. Sizes are in bytes; in a cluster, they describe the fullest primary.
+
+    ``max_memory`` 0 means no limit. ``errors`` are reasons not to start, ``warnings`` are for the operator; each is a sentence.
+    ``fault`` is one of the warnings: why new responses are not stored now. It is empty if they are stored.
+    """
+
+    server: str
+    cluster: bool
+    policy: str
+    used_memory: int
+    max_memory: int
+    persistent: bool
+    fault: str
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
 
 
 class State:
     """All parts of the state, behind one client.
 
     They are ``responses``, ``conversations``, the background ``jobs`` and their ``queue``, the owners' current ``usage``, the
-    ``quota`` of what they have stored, the ``ledger`` of what they have used, and ``idempotency_keys``. ``wakeups`` delivers
-    messages about what other processes have written.
+    ``quota`` of what they have stored, and the ``ledger`` of what they have used. ``wakeups`` delivers messages about what
+    other processes have written.
     """
 
     def __init__(
@@ -44,45 +70,73 @@ class State:
         client: Client,
         *,
         ttl_seconds: int = WEEK,
+        log_ttl_seconds: int = DAY,
         bounds: Bounds | None = None,
         patience: float = 10.0,
         partitions: int = 8,
         owner_bytes: int = 0,
     ) -> None:
-        """``ttl_seconds``: lifetime of stored objects. ``patience``: seconds for which an idempotent write is retried while
-        Redis is unavailable. ``partitions``: number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
-        self.bounds = bounds = bounds or Bounds()
-        self._ttl = ttl_seconds * 1000
+        """``ttl_seconds``: lifetime of stored objects. ``log_ttl_seconds``: lifetime of a background response's event log after
+        its end. ``patience``: seconds for which an idempotent write is retried while Redis is unavailable. ``partitions``:
+        number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
         self.client = client
+        self.bounds = bounds = bounds or Bounds()
         self.quota = quota = Quota(client, owner_bytes=owner_bytes)
-        self.retractions = retractions = Retractions(client, quota)
-        self.conversations = Conversations(
-            client, quota, retractions, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience
-        )
+        self.writer = writer = Writer(client, quota, patience=patience)
+        self.conversations = Conversations(client, quota, writer, ttl_seconds=ttl_seconds, bounds=bounds)
         self.responses = Responses(
             client,
             self.conversations,
             quota,
-            retractions,
+            writer,
             ttl_seconds=ttl_seconds,
+            log_ttl_seconds=log_ttl_seconds,
             bounds=bounds,
-            patience=patience,
         )
-        self.jobs = Jobs(client, quota, ttl_seconds=ttl_seconds, bounds=bounds, patience=patience)
+        self.jobs = Jobs(client, quota, writer, ttl_seconds=ttl_seconds, bounds=bounds)
         self.usage = Usage(client)
         self.ledger = Ledger(client)
-        self.idempotency_keys = IdempotencyKeys(client)
         self.queue = Queue(client, self.usage, partitions=partitions)
         self.wakeups = PubSub(client)
-        self._memory = Memory(client)
+        self._ttl = ttl_seconds * 1000
+        self._memory_checked_at = float("-inf")
+        self._memory_fault = ""
+        self._memory_warnings = WarningLimit()
 
     async def check(self) -> Health:
-        """Report the state of Redis, for readiness. Raises StateUnavailable."""
-        return await check(self.client)
+        """Query Redis, or every primary of the cluster, for readiness. Raises StateUnavailable."""
+        nodes = await _info(self.client)
+        worst = _fullest(nodes)
+        fault = _fullness(worst)
+        policies = {str(node.get("maxmemory_policy", "unknown")) for node in nodes}
+        return Health(
+            server=_server(worst),
+            cluster=any(int(node.get("cluster_enabled", 0)) for node in nodes),
+            policy=next((policy for policy in sorted(policies) if policy != "noeviction"), "noeviction"),
+            used_memory=int(worst.get("used_memory", 0)),
+            max_memory=int(worst.get("maxmemory", 0)),
+            persistent=all(int(node.get("aof_enabled", 0)) for node in nodes),
+            fault=fault,
+            warnings=tuple(dict.fromkeys(filter(None, [fault, *(text for node in nodes for text in _warnings(node))]))),
+            errors=tuple(dict.fromkeys(error for node in nodes for error in _errors(node, self.client))),
+        )
 
     async def nearly_full(self) -> bool:
-        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored. Cached for 5 s."""
-        return await self._memory.nearly_full()
+        """Return whether Redis uses more than 90 % of maxmemory, so that no new responses should be stored. Cached for 5 s.
+
+        Logs a warning at most once a minute, and when there is free memory again. Raises StateUnavailable if a due query fails.
+        """
+        now = time.monotonic()
+        if now - self._memory_checked_at >= MEMORY_INTERVAL:
+            self._memory_checked_at = now  # before the query: concurrent requests use the last answer
+            fault = _fullness(_fullest(await _info(self.client)))
+            if self._memory_fault and not fault:
+                logger.info("Redis has free memory again: new responses are stored")
+                self._memory_warnings.reset()
+            if fault and self._memory_warnings.is_due():
+                logger.warning("%s", fault)
+            self._memory_fault = fault
+        return bool(self._memory_fault)
 
     async def check_keys(self, values: Sequence[str]) -> bool:
         """Return whether this replica's secret keys agree with the keys of the others.
@@ -102,5 +156,71 @@ class State:
 
     async def end(self) -> None:
         """End all tasks; the client stays open."""
-        await self.retractions.aclose()
+        await self.writer.aclose()
         await self.wakeups.aclose()
+
+
+async def _info(client: Client) -> list[dict[str, Any]]:
+    """Return INFO of the server, or of every primary of the cluster; empty if INFO is not permitted, and for fakeredis."""
+    try:
+        redis: Any = client.redis
+        if client.is_cluster:
+            told = await client.round_trip(lambda: redis.info(target_nodes=RedisCluster.PRIMARIES), "INFO")
+            return list(told.values())
+        return [await client.round_trip(redis.info, "INFO")]
+    except StateUnavailable as error:
+        if isinstance(error.__cause__, ResponseError):
+            return [{}]
+        raise
+
+
+def _fullest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the node that uses the largest fraction of its memory, and set the memory metrics."""
+    node = max(nodes, key=_fill)
+    REDIS_MEMORY_USED.set(int(node.get("used_memory", 0)))
+    REDIS_MEMORY_MAX.set(int(node.get("maxmemory", 0)))
+    return node
+
+
+def _fullness(node: dict[str, Any]) -> str:
+    """Return a warning if the node is nearly full, otherwise an empty string."""
+    if _fill(node) <= NEARLY_FULL:
+        return ""
+    sizes = f"{int(node['used_memory']) >> 20} of {int(node['maxmemory']) >> 20} MiB"
+    return f"Redis uses {_fill(node):.0%} of maxmemory ({sizes}): new responses are answered, but not stored."
+
+
+def _fill(node: dict[str, Any]) -> float:
+    limit = int(node.get("maxmemory", 0))
+    return int(node["used_memory"]) / limit if limit else 0.0
+
+
+def _server(node: dict[str, Any]) -> str:
+    if "valkey_version" in node:
+        return f"Valkey {node['valkey_version']}"
+    return f"Redis {node['redis_version']}" if node else "unknown"
+
+
+def _warnings(node: dict[str, Any]) -> list[str]:
+    if not node:
+        return ["The server does not answer INFO: its version, memory and persistence are unknown."]
+    warnings = []
+    if node["maxmemory_policy"] != "noeviction":
+        warnings.append(f"maxmemory-policy is {node['maxmemory_policy']}: stored data may be evicted; set it to noeviction.")
+    if not int(node["maxmemory"]):
+        warnings.append("maxmemory is not set: the machine runs out of memory before the server refuses a write.")
+    if not int(node["aof_enabled"]):
+        warnings.append("appendonly is off: a restart of the server loses what was stored since the last snapshot.")
+    return warnings
+
+
+def _errors(node: dict[str, Any], client: Client) -> list[str]:
+    errors = []
+    # Valkey reports the version of Redis that it is compatible with.
+    if node and tuple(int(part) for part in str(node["redis_version"]).split(".")[:2]) < OLDEST:
+        errors.append(f"{_server(node)} is too old: 7.0 or later is needed.")
+    if node.get("role") == "slave":
+        errors.append("The server is a replica: nothing can be written to it.")
+    if int(node.get("cluster_enabled", 0)) and not client.is_cluster:
+        errors.append("The server is a node of a cluster: its URL must begin with redis+cluster://.")
+    return errors

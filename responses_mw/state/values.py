@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from ..errors import BadRequest
 from ..ids import new_tag
 
-__all__ = ["Batch", "Bounds", "Chain", "Conversation", "Item", "Job", "Page", "Pointer", "Stored", "Taken", "Turn"]
-
 Item = dict[str, Any]
 
 

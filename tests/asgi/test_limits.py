@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect as connect_websocket
 
 from responses_mw.ids import random_part
 from responses_mw.state import connect
-from responses_mw.state.limits import Usage
+from responses_mw.state.usage import Usage
 from responses_mw.telemetry.instruments import REGISTRY
 from tests.support.scripted import HELLO, Signal, text
 

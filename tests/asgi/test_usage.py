@@ -99,7 +99,7 @@ async def test_a_batch_is_added_once_however_often_it_is_repeated(tmp_path: Path
 async def test_a_damaged_key_is_reported_and_does_not_end_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("responses_mw.state.ledger.INTERVAL", 0.01)
+    monkeypatch.setattr("responses_mw.state.usage.INTERVAL", 0.01)
     server = Server(tmp_path)
     server.start()
     state, owner, today = State(connect(server.url)), random_part(), datetime.now(UTC).date()

@@ -10,7 +10,7 @@ import pytest
 
 from responses_mw.ids import random_part
 from responses_mw.state import Damaged, State, connect
-from responses_mw.state.queue import Backlog, Queue
+from responses_mw.state.jobs import Backlog, Queue
 
 LEASE = 60.0
 

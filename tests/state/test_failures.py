@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
+from responses_mw.lua import load
 from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateUnavailable, connect
 from responses_mw.state.schema import Address, conversation_key, turn_owner
-from responses_mw.state.scripts import script as load
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
 from tests.support.stored import ALICE, continued, everything, history, made, message, respond, turns
@@ -179,7 +179,7 @@ async def test_undoing_a_commit_spares_what_another_token_has_written(start: Cal
             await hasty.responses.commit(Chain.new(), document, given, ALICE, "second")
         server.signal(signal.SIGCONT)
         other = await respond(hasty, Chain.new(), "given up later, undone later")
-        await hasty.retractions.aclose()
+        await hasty.writer.aclose()
         assert await history(state, document["id"]) == ["one", "one!"]
         assert await history(state, other) == ["given up later, undone later", "given up later, undone later!"]
 
@@ -261,8 +261,8 @@ async def test_a_write_to_a_conversation_that_was_undone_comes_too_late(start: C
         ]
         for tag, script, args in writes:
             keys, whole = [conversation_key(tag), Address(tag, "late").tombstone], "1" if "create" in script else ""
-            await state.client.script(load("conversation_undo"), keys, [ALICE, 10_000, whole])
-            assert await state.client.script(load(script), keys, args) == [b"missing"]
+            await state.client.script(load("state", "conversation_undo")[0], keys, [ALICE, 10_000, whole])
+            assert await state.client.script(load("state", script)[0], keys, args) == [b"missing"]
         assert await listed(state, conversation_id) == ["one"]
         assert server_keys(server, new) == 1
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
-from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateUnavailable, connect
-from responses_mw.state.retractions import Retractions, Undo
-from responses_mw.state.scripts import script
+from responses_mw.lua import Script, load
+from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, connect
+from responses_mw.state.client import Args
+from responses_mw.state.writes import Write, Writer
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
 from tests.support.valkey import wire
 
@@ -273,17 +274,18 @@ async def test_what_a_conversation_had_is_counted_where_it_is_copied(counting: S
 
 async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservation_back(counting: State) -> None:
     place = address(made(Chain.new(), "never")[0]["id"])
-    with pytest.raises(StateUnavailable):
-        async with counting.quota.reserved(ALICE, place.tag, f"r{place.random}", 500, ttl=60_000):
-            raise StateUnavailable("it did not answer in time")
-    assert await used(counting) > 500
-    retractions = Retractions(counting.client, counting.quota)
+    commit, delete = load("state", "commit", "delete")
     keys = [place.record, place.tombstone]
-    retractions.add(place, Undo(script("delete"), keys, [ALICE, "token", 1000, "token"], ALICE, f"r{place.random}"))
+    undo: tuple[Script, Args] = delete, [ALICE, "token", 1000, "token"]
+    write = Write(commit, place, keys, [], ALICE, f"r{place.random}", size=500, undo=undo)
+    await counting.quota.reserve(write)
+    assert await used(counting) > 500
+    writer = Writer(counting.client, counting.quota, patience=0)
+    writer.undo(write)
     async with asyncio.timeout(60):
         while await used(counting):
             await asyncio.sleep(0.01)
-    await retractions.aclose()
+    await writer.aclose()
 
 
 async def test_everything_passes_where_the_account_cannot_be_read(limited: RateLimitMiddleware, server: Plain) -> None:

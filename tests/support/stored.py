@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
+from responses_mw.lua import load
 from responses_mw.state.schema import json_size, response_address
-from responses_mw.state.scripts import script
 
 if TYPE_CHECKING:
     from responses_mw.state import Chain, Item, State
@@ -98,7 +98,7 @@ def _turn_size(turn: bytes) -> int:
 async def used(state: State, owner: str = ALICE) -> int:
     """What the account of an owner says that it has stored."""
     keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
-    _, stored = await state.client.script(script("account"), keys, [0, 0])
+    _, stored = await state.client.script(load("state", "account")[0], keys, [0, 0])
     return int(stored)
 
 

@@ -1,0 +1,161 @@
+"""Read stored turns: histories, whose recently read turns are kept in memory, and single items by their ids.
+
+1. A segment is append-only, and only its end is ever trimmed. If its n-th turn still belongs to the same response, all turns
+   before it are unchanged. Reading begins with the last known turn.
+2. The caller has just read the response's record, which proves that the chain exists and who owns it.
+3. Deleted text is never returned: the record is gone, or another response has its place in the segment. The process that
+   deleted it removes it from memory at once. Other processes do so once the chain has not been read for ten minutes.
+4. An item's id contains the random part of the response that made it, and the tag of its conversation. The response's turn is
+   read whole, so the number of bytes to read has a maximum: the same as for a history.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..ids import RANDOM_LENGTH
+from ..lua import load
+from ..threads import by_size
+from .client import Call, Client
+from .errors import Missing, OverBound
+from .schema import Address, conversation_key, item_address, json_size, turn_owner, unpack, unpack_turns
+from .values import Item, Pointer, Turn
+
+[_RESOLVE] = load("state", "resolve")
+
+FORGOTTEN_AFTER = 600.0
+"""Seconds without a read after which a conversation is removed from memory."""
+TURN_OVERHEAD = 2048
+"""Memory overhead of a turn, in bytes."""
+IDS_AT_ONCE = 100
+"""Maximum number of ids in one call of the script."""
+CALLS_AT_ONCE = 8
+"""Maximum number of calls in one round trip. Each reads at most one turn."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """The beginnings of one conversation's segments."""
+
+    read_at: float = 0.0
+    size: int = 0
+    segments: dict[str, list[Turn]] = field(default_factory=dict)
+
+
+class Segments:
+    def __init__(self, client: Client, *, recent_bytes: int) -> None:
+        """``recent_bytes`` limits the memory. The least recently read conversation is removed first."""
+        self._client = client
+        self._max_bytes = recent_bytes
+        self._size = 0
+        self._recent: dict[str, _Known] = {}
+        """By tag; the most recently read conversation is last."""
+
+    async def turns(self, address: Address, pointer: Pointer) -> list[Turn]:
+        """Return all turns up to the pointer; an empty list if they have been deleted or lost since it was read.
+
+        The items are shared between callers and must not be changed.
+        """
+        ranges = pointer.ranges
+        known = self._recent.get(address.tag, _Known()).segments
+        beginnings = [known.get(name, [])[:length] for name, length in ranges]
+        found = await self._read(address, ranges, beginnings)
+        if found is None and any(beginnings):  # the end of a segment was cut off and replaced
+            self.forget(address.tag)
+            found = await self._read(address, ranges, [[] for _ in ranges])
+        if found is None:
+            return []
+        self._keep(address.tag, {name: turns for (name, _), turns in zip(ranges, found, strict=True)})
+        return [turn for turns in found for turn in turns]
+
+    def forget(self, tag: str) -> None:
+        """Remove a conversation from memory."""
+        known = self._recent.pop(tag, None)
+        if known is not None:
+            self._size -= known.size
+
+    async def _read(
+        self, address: Address, ranges: Sequence[tuple[str, int]], beginnings: Sequence[list[Turn]]
+    ) -> list[list[Turn]] | None:
+        """Return the segments up to their lengths; None if one is too short or does not continue its ``beginnings``."""
+        starts = [max(len(turns) - 1, 0) for turns in beginnings]
+        commands = [
+            ("LRANGE", address.segment(name), start, length - 1) for (name, length), start in zip(ranges, starts, strict=True)
+        ]
+        found = []
+        replies = await self._client.pipeline(commands)
+        for (_, length), start, turns, blobs in zip(ranges, starts, beginnings, replies, strict=True):
+            if len(blobs) != length - start or (turns and turn_owner(blobs[0]) != turns[-1].owner):
+                return None
+            fresh = blobs[bool(turns) :]
+            found.append(turns + await by_size(sum(json_size(blob, RANDOM_LENGTH) for blob in fresh), unpack_turns, fresh))
+        return found
+
+    def _keep(self, tag: str, segments: dict[str, list[Turn]]) -> None:
+        known = self._recent.pop(tag, None) or _Known()
+        self._recent[tag] = known
+        known.read_at = time.monotonic()
+        for name, turns in segments.items():
+            before = known.segments.get(name, [])
+            if len(turns) > len(before) or before[len(turns) - 1].owner != turns[-1].owner:
+                known.segments[name] = turns
+        size = sum(turn.size + TURN_OVERHEAD for turns in known.segments.values() for turn in turns)
+        self._size += size - known.size
+        known.size = size
+        for oldest in list(self._recent):
+            if self._size <= self._max_bytes and self._recent[oldest].read_at >= known.read_at - FORGOTTEN_AFTER:
+                break
+            self.forget(oldest)
+
+
+async def resolve(client: Client, item_ids: Iterable[str], owner: str, *, max_bytes: int) -> dict[str, Item]:
+    """Return the stored items with these ids, by id, in batches that do not block Redis or the event loop.
+
+    Raises Missing for an unknown item, and OverBound if more than ``max_bytes`` of JSON would have to be read.
+    """
+    wanted = list(dict.fromkeys(item_ids))
+    groups: dict[Address, list[str]] = {}
+    for item_id in wanted:
+        groups.setdefault(item_address(item_id), []).append(item_id)
+    calls = [(of, ids[at : at + IDS_AT_ONCE], not at) for of, ids in groups.items() for at in range(0, len(ids), IDS_AT_ONCE)]
+    made: dict[Address, dict[str, Item]] = {address: {} for address in groups}
+    found: dict[str, Item] = {}
+    left = max_bytes
+    for begin in range(0, len(calls), CALLS_AT_ONCE):
+        some = calls[begin : begin + CALLS_AT_ONCE]
+        asked: list[Call] = [
+            # The first call for a response reads its turn.
+            ([address.record, conversation_key(address.tag)], [owner, left, int(is_first), *ids])
+            for address, ids, is_first in some
+        ]
+        replies = await client.scripts(_RESOLVE, asked)
+        for (address, ids, _), reply in zip(some, replies, strict=True):
+            size = 0 if reply == b"bound" else _size(reply)
+            left -= size
+            if reply == b"bound" or left < 0:
+                raise OverBound(f"The referenced items are in turns of more than {max_bytes} bytes in total.", param="input")
+            found |= await by_size(size, _items, address, ids, reply, made[address])
+    return {item_id: found[item_id] for item_id in wanted}
+
+
+def _size(reply: Sequence[bytes | None]) -> int:
+    """Return the bytes of JSON in a reply."""
+    turn, *blobs = reply
+    return (json_size(turn, RANDOM_LENGTH) if turn else 0) + sum(json_size(blob) for blob in blobs if blob)
+
+
+def _items(address: Address, ids: Sequence[str], reply: Sequence[bytes | None], made: dict[str, Item]) -> dict[str, Item]:
+    """Return the items of one call. ``made`` collects the items of the response's turn, which the first call reads."""
+    blob, *blobs = reply
+    for turn in unpack_turns([blob]) if blob is not None else []:
+        if turn.owner == address.random:
+            made |= {item["id"]: item for item in [*turn.input, *turn.output] if item.get("id")}
+    found = {}
+    for item_id, stored in zip(ids, blobs, strict=True):
+        item = made.get(item_id) or (unpack(stored) if stored is not None else None)
+        if item is None:
+            raise Missing("Item", item_id)
+        found[item_id] = item
+    return found

@@ -1,0 +1,150 @@
+"""What owners use, counted across replicas: rates, open streams and background responses, and the usage of each day.
+
+    rmw:{l<owner>}:rate         string: the time (ms) until which its requests have used up its rate
+    rmw:{l<owner>}:streams      zset: its open streams, by the time (ms) when each expires
+    rmw:{l<owner>}:background   zset: its background responses, likewise
+    rmw:{usage}:<YYYY-MM-DD>    hash: each owner's responses, and input, cached and output tokens; for ``DAYS`` days (UTC)
+    rmw:{usage}:batch:<random>  string: set if the batch was added, so that a repeat changes nothing; for an hour
+
+1. Times are from the clock of Redis. Streams and background responses expire unless they are renewed, so those of a lost
+   replica need no cleanup.
+2. Requests do not wait for the usage of a day: each process counts in memory, and adds its counts every ``INTERVAL`` seconds
+   and when it stops. A killed process loses the counts that it has not added.
+3. A day has at most ``MAX_OWNERS`` owners. Further owners are counted together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Literal, TypeAlias
+
+from ..ids import random_part
+from ..lua import load
+from ..telemetry.metrics import MAX_OWNERS, OTHERS, USAGE, OwnerUsage
+from .client import Call, Client, Value
+from .errors import Damaged, StateUnavailable
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["streams", "background"]
+
+DAYS = 35
+INTERVAL = 10.0
+BATCH = 500
+"""Maximum number of owners in one call of the script, which blocks Redis for a few milliseconds."""
+
+_RATE, _ENTER, _RENEW, _LEAVE = load("state", "limit_rate", "limit_enter", "limit_renew", "limit_leave")
+[_ADD] = load("state", "usage_add")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The verdict on a request.
+
+    ``passes``: whether it is allowed. ``remaining``: how many more are allowed now. ``reset``: seconds until the whole rate is
+    available again. ``retry_after``: seconds until the next request is allowed.
+    """
+
+    passes: bool
+    remaining: int
+    reset: float
+    retry_after: float
+
+
+class Usage:
+    """The counters of all owners. Every method raises StateUnavailable."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def request(self, owner: str, per_minute: int) -> Rate:
+        """Count a request if the rate allows it."""
+        passes, remaining, reset, wait = await self._client.script(_RATE, [_key(owner, "rate")], [per_minute])
+        return Rate(passes == 1, remaining, reset / 1000, wait / 1000)
+
+    async def enter(self, kind: Kind, owner: str, name: str, *, maximum: int, seconds: float) -> bool:
+        """Count ``name`` for ``seconds``; return False if the ``maximum`` is reached."""
+        entered: int = await self._client.script(_ENTER, [_key(owner, kind)], [name, maximum, int(seconds * 1000)])
+        return entered == 1
+
+    async def renew(self, kind: Kind, names: Mapping[str, Sequence[str]], seconds: float) -> None:
+        """Extend the named entries of each owner to ``seconds`` from now."""
+        ms = int(seconds * 1000)
+        calls: list[Call] = [([_key(owner, kind)], [ms, *some]) for owner, some in names.items()]
+        await self._client.scripts(_RENEW, calls, contained=True)
+
+    async def leave(self, kind: Kind, owner: str, name: str) -> None:
+        """Stop counting ``name``."""
+        await self._client.script(_LEAVE, [_key(owner, kind)], [name])
+
+
+class Ledger:
+    """The usage of all owners by day."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._batch: dict[str, OwnerUsage] = {}
+        """Taken from the meter, and possibly added already."""
+        self._token = ""
+
+    @asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Record the usage that this process counts until the context exits."""
+        task = asyncio.create_task(self._record())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            try:
+                await self.flush()
+            except StateUnavailable as error:
+                logger.warning("the usage of %d owners is lost: %s", len(self._batch), error.message)
+
+    async def _record(self) -> None:
+        is_late = False
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                await self.flush()
+                is_late = False
+            except StateUnavailable as error:  # the next flush repeats the batch
+                logger.log(logging.DEBUG if is_late else logging.WARNING, "usage will be recorded later: %s", error.message)
+                is_late = True
+
+    async def flush(self) -> None:
+        """Record what was counted since the last call. Raises StateUnavailable; the next call repeats the batch."""
+        if self._batch:
+            await self._add()
+        while batch := USAGE.take(BATCH):
+            self._batch, self._token = batch, random_part()
+            await self._add()
+
+    async def _add(self) -> None:
+        keys = [_day_key(datetime.now(UTC).date()), f"rmw:{{usage}}:batch:{self._token}"]
+        rows: list[Value] = []
+        for owner, used in self._batch.items():
+            rows += (owner, *used.values())
+        await self._client.script(_ADD, keys, [MAX_OWNERS, OTHERS, DAYS * 24 * 3600, *rows])
+        self._batch = {}
+
+    async def read(self, day: date) -> dict[str, OwnerUsage]:
+        """Return the usage of each owner on a day. Raises StateUnavailable, including for a damaged record."""
+        stored: dict[bytes, bytes] = await self._client.command("HGETALL", _day_key(day))
+        try:
+            return {owner.decode(): OwnerUsage(*map(int, sums.split())) for owner, sums in stored.items()}
+        except (ValueError, TypeError):
+            raise Damaged("usage") from None
+
+
+def _day_key(day: date) -> str:
+    return f"rmw:{{usage}}:{day.isoformat()}"
+
+
+def _key(owner: str, what: str) -> str:
+    return f"rmw:{{l{owner}}}:{what}"

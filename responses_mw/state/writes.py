@@ -1,0 +1,207 @@
+"""Writes of objects: counted towards the quota of their owner, retried, and undone if they are given up.
+
+The account of what an owner has stored is shared by all replicas:
+
+    rmw:{b<owner>}:expires      zset: stored objects, by the time (ms) when they expire
+    rmw:{b<owner>}:sizes        hash: the bytes of each, and their sum
+
+1. Objects and account are in different slots of a cluster, so no script can change both. Each script that writes an object
+   reports its size afterwards, and the account is set to that size. A repeated report changes nothing.
+2. The size of an object is reserved before it is written. If its report is lost, the reservation stays until it expires.
+3. A request is admitted by the quota when it arrives. Its response may exceed the quota by a tenth, so that finished
+   responses are rarely lost over a few bytes. Concurrent requests share that tenth.
+4. Sizes are measured as JSON before compression, like all limits of the state, plus an overhead for each object.
+5. If the account is unavailable, everything is admitted and a metric counts it.
+6. The response of a write that is given up says ``store: false``, or is a 503. A Redis that stalled after it read the command
+   may have executed it, or may still do so. As soon as Redis answers, a script removes what the write has stored, and its
+   tombstone makes Redis refuse the write from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ..lua import Script, load
+from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
+from .client import Args, Client, Value
+from .errors import Damaged, OverQuota, StateUnavailable
+from .schema import Address
+from .values import Item
+
+logger = logging.getLogger(__name__)
+
+[_ACCOUNT] = load("state", "account")
+
+OVERHEAD = 2560
+"""Upper bound of the overhead in bytes that the scripts count for a response (lua/lib.lua)."""
+DOCUMENT = 1024
+"""Minimum difference in bytes between the JSON of a response and the JSON of its request."""
+UNSETTLED = 3_600_000
+"""Time to live of a reservation that no report replaces, in milliseconds."""
+UNDONE_SECONDS = 3600
+"""Seconds for which a write that was given up may still reach Redis."""
+MAX_PENDING = 10_000
+"""Maximum number of writes to undo that are kept while Redis is unavailable. A further one replaces the oldest."""
+MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
+
+
+class Quota:
+    """The accounts of all owners, and the quota of each."""
+
+    def __init__(self, client: Client, *, owner_bytes: int = 0) -> None:
+        """``owner_bytes`` is the maximum number of bytes that an owner may store; 0 disables the quota and the account."""
+        self._client = client
+        self._maximum = owner_bytes
+        self._final_maximum = owner_bytes + owner_bytes // 10
+
+    @property
+    def is_set(self) -> bool:
+        return self._maximum > 0
+
+    async def check(self, owner: str, size: int) -> None:
+        """Raise OverQuota if the owner may not store the response to a request of ``size`` bytes."""
+        if self.is_set and await self._charge(owner) + size + OVERHEAD + DOCUMENT > self._maximum:
+            raise self._exceeded()
+
+    async def reserve(self, write: Write) -> None:
+        """Reserve the bytes of an object that is about to be written. Raises OverQuota."""
+        if self.is_set and write.size is not None:
+            maximum = self._final_maximum if write.is_admitted else self._maximum
+            entry: Args = [write.address.tag + write.name, write.size + OVERHEAD, write.ttl]
+            await self._charge(write.owner, entry, maximum=maximum)
+
+    async def settle(self, owner: str, tag: str, report: Sequence[bytes | int], name: str = "") -> None:
+        """Update the owner's account from a script's report. ``tag`` is prepended to the object names in it.
+
+        The report has the time (us), then name, bytes and time to live (ms) of each object, as made by ``report`` in
+        ``lua/lib.lua``. If the object ``name`` is not in it, nothing was written, and its reservation ends.
+        """
+        if not self.is_set:
+            return
+        if name and name.encode() not in report:
+            report = [*(report or [0]), name.encode(), 0, 0]
+        if not report:
+            return
+        when, *values = report
+        entries: Args = []
+        for of, size, ttl in zip(values[::3], values[1::3], values[2::3], strict=True):
+            assert isinstance(of, bytes)
+            entries += (tag.encode() + of, size, ttl)
+        await self._charge(owner, entries, when=int(when))
+
+    async def log(self, owner: str, address: Address, size: int, ttl: int) -> None:
+        """Count the event log of a running background response, which has grown to ``size`` bytes.
+
+        ``ttl`` is in milliseconds. Raises OverQuota.
+        """
+        if self.is_set:
+            await self._charge(owner, [f"{address.tag}e{address.random}", size, ttl], maximum=self._final_maximum)
+
+    async def _charge(self, owner: str, entries: Sequence[Value] = (), *, when: int = 0, maximum: int = 0) -> int:
+        """Update objects and return the owner's stored bytes. Raises OverQuota if they exceed ``maximum`` (0: no limit)."""
+        keys = [f"rmw:{{b{owner}}}:{part}" for part in ("expires", "sizes")]
+        try:
+            fits, used = await self._client.script(_ACCOUNT, keys, [maximum, when, *entries])
+        except StateUnavailable as error:
+            LIMITS_UNCHECKED.add(1, {"limit": "storage"})
+            logger.debug("the account of an owner is unavailable: %s", error.message)
+            return 0
+        if not fits:
+            raise self._exceeded()
+        return int(used)
+
+    def _exceeded(self) -> OverQuota:
+        LIMITS_REFUSED.add(1, {"limit": "storage"})
+        return OverQuota(self._maximum)
+
+
+class Write(NamedTuple):
+    """A write of an object by an idempotent script, which answers with a verdict and a report (``lua/lib.lua``)."""
+
+    script: Script
+    address: Address
+    """The tag of the object's slot, and a random part that belongs to this write."""
+    keys: Sequence[str]
+    args: Sequence[Value]
+    owner: str
+    name: str
+    """The object's name in the account, without the tag."""
+    size: int | None
+    """Bytes to reserve; None reserves and refuses nothing."""
+    ttl: int = UNSETTLED
+    """Time to live of the reservation in milliseconds."""
+    is_admitted: bool = False
+    """Whether the request has passed ``Quota.check``."""
+    undo: tuple[Script, Args] | None = None
+    """The script that undoes the write, which has the same keys, and its arguments."""
+
+
+class Writer:
+    """Writes objects, and undoes writes that were given up."""
+
+    def __init__(self, client: Client, quota: Quota, *, patience: float) -> None:
+        """``patience``: seconds for which a write is retried while Redis is unavailable."""
+        self._client = client
+        self._quota = quota
+        self._patience = patience
+        self._pending: dict[Address, Write] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, write: Write) -> bytes:
+        """Run the script and return its verdict. Raises OverQuota and StateUnavailable."""
+        await self._quota.reserve(write)
+        verdict: bytes
+        try:
+            verdict, *report = await self._client.persistently(write.script, write.keys, write.args, patience=self._patience)
+        except StateUnavailable as error:  # the object may have been written nevertheless: the reservation stays
+            if error.passing and write.undo is not None:
+                self.undo(write)
+            raise
+        await self._quota.settle(write.owner, write.address.tag, report, write.name)
+        return verdict
+
+    def undo(self, write: Write) -> None:
+        """Undo a write as soon as Redis answers."""
+        if len(self._pending) >= MAX_PENDING:
+            lost = next(iter(self._pending))
+            del self._pending[lost]
+            logger.warning("the write of %s%s cannot be undone: it was given up, but may be stored", lost.tag, lost.random)
+        self._pending[write.address] = write
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop. The remaining writes are not undone."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause = MIN_PAUSE
+        while self._pending:
+            address = next(iter(self._pending))
+            write = self._pending.pop(address)
+            try:
+                await self._undo(write)
+                pause = MIN_PAUSE
+            except Damaged:
+                continue  # the client has logged it
+            except StateUnavailable as error:
+                logger.debug("a write cannot be undone now: %s", error.message)
+                self._pending.setdefault(address, write)  # behind the others, in case this one alone fails
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_PAUSE)
+
+    async def _undo(self, write: Write) -> None:
+        assert write.undo is not None
+        script, args = write.undo
+        _, *report = await self._client.script(script, write.keys, args)
+        await self._quota.settle(write.owner, write.address.tag, report, write.name)
+
+
+def own_items(items: Iterable[Item], random: str) -> list[str]:
+    """Return the ids of the items that the write created: they contain its ``random`` part. The others existed before."""
+    return [item["id"] for item in items if random in item["id"]]
