@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.trace import SpanKind
@@ -43,35 +42,29 @@ _REQUEST_ATTRIBUTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamServer:
-    """The server of a turn. `provider` is one of a few kinds. `address` is None for an application in this process."""
-
-    provider: str
-    address: str | None = None
-    port: int | None = None
-
-    @property
-    def attributes(self) -> dict[str, str | int]:
-        attributes: dict[str, str | int] = {GenAI.OPERATION: "chat", GenAI.PROVIDER: self.provider}
-        if self.address:
-            attributes[SERVER_ADDRESS] = self.address
-        if self.port:
-            attributes[SERVER_PORT] = self.port
-        return attributes
-
-
 class TurnSpan:
     """A turn, from sending its request to the end of the answer. The clock is read three times, never per token.
 
     Call `answer_started`, then `finish` or `fail`. `close` may be called at any time and more than once.
     """
 
-    def __init__(self, chat: Mapping[str, Any], document: Mapping[str, Any], server: UpstreamServer) -> None:
-        """`document` is the response in progress, including the items and the usage of earlier turns."""
+    def __init__(
+        self,
+        chat: Mapping[str, Any],
+        document: Mapping[str, Any],
+        provider: str,
+        address: str | None = None,
+        port: int | None = None,
+    ) -> None:
+        """`document` is the response in progress, including the items and the usage of earlier turns.
+
+        `provider` is one of a few kinds of servers. `address` is None for an application in this process.
+        """
         self._chat = chat
         self._document = document
-        self._server = server.attributes
+        self._server: dict[str, str | int] = {GenAI.OPERATION: "chat", GenAI.PROVIDER: provider}
+        if address and port:
+            self._server |= {SERVER_ADDRESS: address, SERVER_PORT: port}
         self._model = str(chat.get("model", ""))
         self._usage_before = _usage(document)
         self._items_before = len(document["output"] or ())
@@ -167,9 +160,10 @@ class TurnSpan:
         request = current_request()
         if not captures_content(stores=bool(self._document.get("store")) and (request is None or request.stores)):
             return
-        output: Sequence[Mapping[str, Any]] = self._document["output"][self._items_before :]
-        self._span.set_attribute(GenAI.INPUT_MESSAGES, _json(input_messages(self._chat.get("messages", ()))))
-        self._span.set_attribute(GenAI.OUTPUT_MESSAGES, _json(output_messages(output, finish_reason)))
+        given = list(_input_messages(self._chat.get("messages", ())))
+        made = [_output_message(self._document["output"][self._items_before :], finish_reason)]
+        self._span.set_attribute(GenAI.INPUT_MESSAGES, json.dumps(given, ensure_ascii=False))
+        self._span.set_attribute(GenAI.OUTPUT_MESSAGES, json.dumps(made, ensure_ascii=False))
 
 
 _COUNTS = (GenAI.INPUT_TOKENS, GenAI.OUTPUT_TOKENS, GenAI.CACHED_TOKENS, GenAI.REASONING_TOKENS)
@@ -187,36 +181,30 @@ def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _request_attributes(chat: Mapping[str, Any]) -> dict[str, Any]:
     attributes = {_REQUEST_ATTRIBUTES[name]: chat[name] for name in _REQUEST_ATTRIBUTES.keys() & chat.keys()}
-    if chat.get("stream"):
-        attributes[GenAI.STREAM] = True
-    if chat.get("stop"):
-        attributes[GenAI.STOP_SEQUENCES] = [chat["stop"]] if isinstance(chat["stop"], str) else chat["stop"]
-    effort = (chat.get("reasoning") or {}).get("effort")
-    if effort:
-        attributes[GenAI.REASONING_LEVEL] = effort
-    form = chat.get("response_format") or (chat.get("text") or {}).get("format")
-    if form:
-        attributes[GenAI.OUTPUT_TYPE] = "text" if form.get("type") == "text" else "json"
-    return attributes
+    stop, effort = chat.get("stop"), (chat.get("reasoning") or {}).get("effort")
+    form = chat.get("response_format") or (chat.get("text") or {}).get("format") or {}
+    others = {
+        GenAI.STREAM: chat.get("stream"),
+        GenAI.STOP_SEQUENCES: [stop] if isinstance(stop, str) and stop else stop,
+        GenAI.REASONING_LEVEL: effort,
+        GenAI.OUTPUT_TYPE: form and ("text" if form.get("type") == "text" else "json"),
+    }
+    return attributes | {name: value for name, value in others.items() if value}
 
 
 def _response_attributes(document: Mapping[str, Any]) -> dict[str, str]:
-    attributes = {Own.RESPONSE_ID: document["id"]}
-    if document.get("conversation"):
-        attributes[GenAI.CONVERSATION_ID] = document["conversation"]["id"]
-    if document.get("previous_response_id"):
-        attributes[GenAI.PREVIOUS_RESPONSE_ID] = document["previous_response_id"]
-    return attributes
-
-
-def _json(messages: Iterator[dict[str, Any]]) -> str:
-    return json.dumps(list(messages), ensure_ascii=False)
+    attributes = {
+        Own.RESPONSE_ID: document["id"],
+        GenAI.CONVERSATION_ID: (document.get("conversation") or {}).get("id"),
+        GenAI.PREVIOUS_RESPONSE_ID: document.get("previous_response_id"),
+    }
+    return {name: value for name, value in attributes.items() if value}
 
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"})
 
 
-def input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Convert the messages of a chat request."""
     for message in messages:
         parts = _parts(message.get("content"))
@@ -228,8 +216,8 @@ def input_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, 
         yield {"role": message.get("role"), "parts": parts}
 
 
-def output_messages(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> Iterator[dict[str, Any]]:
-    """Convert the items that a turn produced to one assistant message."""
+def _output_message(items: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
+    """Convert the items that a turn produced."""
     parts: list[dict[str, Any]] = []
     for item in items:
         if item["type"] == "message":
@@ -239,21 +227,18 @@ def output_messages(items: Sequence[Mapping[str, Any]], finish_reason: str | Non
         elif "arguments" in item or "input" in item:
             arguments = item.get("arguments", item.get("input"))
             parts.append(_tool_call(item.get("call_id") or item["id"], item.get("name"), arguments))
-    yield {"role": "assistant", "parts": parts, "finish_reason": finish_reason}
+    return {"role": "assistant", "parts": parts, "finish_reason": finish_reason}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "content": content}]
-    return [_part(part) for part in content or ()]
-
-
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a text; keep only the type of any other part."""
-    kind = part.get("type")
-    if kind not in _TEXTS:
-        return {"type": kind}
-    return {"type": "text", "content": part.get("text", part.get("refusal"))}
+    return [
+        {"type": "text", "content": part.get("text", part.get("refusal"))}
+        if part.get("type") in _TEXTS
+        else {"type": part.get("type")}
+        for part in content or ()
+    ]
 
 
 def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:

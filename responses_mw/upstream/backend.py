@@ -24,7 +24,7 @@ from ..protocol.response.response_messages import ResponseMessages
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Part
 from ..settings import UpstreamSettings
-from ..telemetry.turn import TurnSpan, UpstreamServer
+from ..telemetry.turn import TurnSpan
 from .caller import Caller
 from .client import Upstream
 from .stream import ChatStream
@@ -162,7 +162,7 @@ class Backend(ABC):
     async def _open(
         self, turn: TurnRequest, body: dict[str, Any], provider: str, ask: Callable[[dict[str, Any], Caller], ChatStream]
     ) -> OpenTurn:
-        span = TurnSpan(body, turn.document, UpstreamServer(provider, *self._address))
+        span = TurnSpan(body, turn.document, provider, *self._address)
         caller = turn.caller.with_headers(span.with_trace_context(turn.caller.headers))
         opened = OpenTurn(ask(body, caller), span)
         try:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from responses_mw.asgi.admin import Admin
 from responses_mw.telemetry import instruments, metrics
-from responses_mw.telemetry.turn import TurnSpan, UpstreamServer
+from responses_mw.telemetry.turn import TurnSpan
 from tests.support.queries import EMITTED
 from tests.support.scripted import HELLO, Signal, text
 
@@ -174,7 +174,7 @@ def recorded(provider: str, name: str) -> dict[tuple[str, ...], float]:
 
 def test_a_turn_counts_its_own_tokens_only() -> None:
     doc = document(10)
-    turn = TurnSpan({**CHAT, "model": "counted"}, doc, UpstreamServer("count"))
+    turn = TurnSpan({**CHAT, "model": "counted"}, doc, "count")
     turn.answer_started({})
     details = {"input_tokens_details": {"cached_tokens": 16}, "output_tokens_details": {"reasoning_tokens": 3}}
     doc["usage"] = {"input_tokens": 27, "output_tokens": 15, **details}
@@ -191,9 +191,7 @@ def test_a_turn_counts_its_own_tokens_only() -> None:
 
 
 def test_a_failed_turn_is_counted_by_the_kind_of_its_error_and_a_cancelled_one_is_not() -> None:
-    failing, cancelled = (
-        TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), UpstreamServer("fail")) for _ in range(2)
-    )
+    failing, cancelled = (TurnSpan({**CHAT, "model": "a name of the caller's"}, document(), "fail") for _ in range(2))
     failing.fail(ValueError("a secret"))
     failing.close()
     cancelled.answer_started({})
