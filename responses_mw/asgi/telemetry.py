@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..telemetry.context import RequestContext, activated
+from ..telemetry.context import RequestContext, activated, count_response, log_facts, report_failure
 from ..telemetry.conventions import ERROR_TYPE, HTTP, URL_SCHEME
 from ..telemetry.metrics import ACTIVE_REQUESTS, REQUEST_DURATION, STREAMS_OPEN
-from ..telemetry.report import count_response, log_facts, report_failure
 from ..telemetry.tracing import (
     activated_span,
     end_request_span,

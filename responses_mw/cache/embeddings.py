@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from ..http import BodyRefused, read_body
 from ..network import failure_reason
 from ..settings import CacheSettings
-from ..telemetry.report import WarningLimit
+from ..telemetry.context import WarningLimit
 from ..telemetry.tracing import measured_embedding
 from .entry import Key
 from .guard import RULES, difference, signature

@@ -26,8 +26,8 @@ from ..auth import APIKeys, InvalidKeys
 from ..network import address_family
 from ..settings import Settings
 from ..state import without_credentials
+from ..telemetry.context import log_facts
 from ..telemetry.instruments import METRICS_DIRECTORY, forget_process
-from ..telemetry.report import log_facts
 from ..telemetry.setup import set_up_logs, set_up_sdk
 from ..version import VERSION
 

@@ -36,8 +36,8 @@ from ..protocol.response.replay import Phase
 from ..protocol.types import Document, Item
 from ..settings import CompactionSettings
 from ..state import Chain
+from ..telemetry.context import report_continuation
 from ..telemetry.metrics import UPSTREAM_WAITS
-from ..telemetry.report import report_continuation
 from ..tools.toolbox import Toolbox
 from ..upstream.backend import COMPACTION, Backend, OpenTurn
 from ..upstream.client import MAX_ANSWER_BYTES

@@ -13,8 +13,8 @@ from ..protocol.response.document import end
 from ..protocol.response.replay import LogReplay
 from ..protocol.types import Document
 from ..state import Batch, Chain, Damaged, Fenced, Job, OverBound, State, StateUnavailable, Taken
+from ..telemetry.context import report_lost_job
 from ..telemetry.metrics import LEASES_LOST
-from ..telemetry.report import report_lost_job
 from ..threads import by_size
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,8 @@ from ..protocol.request.create import parse
 from ..protocol.response.replay import Takeover, take_over
 from ..settings import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
-from ..telemetry.context import annotate, end_run
+from ..telemetry.context import annotate, end_run, report_continuation
 from ..telemetry.metrics import JOBS_RETRIED
-from ..telemetry.report import report_continuation
 from ..telemetry.tracing import link_to_request
 from ..threads import by_size
 from ..upstream import Caller

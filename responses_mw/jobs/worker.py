@@ -22,7 +22,7 @@ from ..ids import random_part
 from ..settings import JobSettings, RedisSettings
 from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import Partition, stop_channel
-from ..telemetry.report import WarningLimit, count_response, log_facts, report_failure
+from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
 from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
 from .finalize import write_end

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 
 from ..lua import Script
 from ..network import failure_reason
-from ..telemetry.report import WarningLimit
+from ..telemetry.context import WarningLimit
 from ..telemetry.tracing import count_state_error, measure_round_trip, redis_span
 from .errors import Damaged, StateFull, StateUnavailable
 from .schema import kind_of

@@ -12,8 +12,8 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ResponseError
 
 from ..lua import load
+from ..telemetry.context import WarningLimit
 from ..telemetry.metrics import REDIS_MEMORY_MAX, REDIS_MEMORY_USED
-from ..telemetry.report import WarningLimit
 from .client import Client
 from .conversations import Conversations
 from .errors import StateUnavailable

@@ -1,7 +1,6 @@
 """Spans, metrics and log records. Nothing here runs per token.
 
-    context      facts about the current request or job
-    report       log lines and counts derived from the facts
+    context      facts about the current request or job; log lines and counts derived from them
     turn         turns of the model: client span, metrics, messages by opt-in
     tracing      all other spans, and propagation of trace context
     metrics      all metrics, for Prometheus and OpenTelemetry, and usage by owner
