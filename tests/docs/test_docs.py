@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 REPOSITORY = "https://github.com/responses-mw/responses-mw"
 
 
-def test_the_page_of_settings_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_settings_and_the_charts_schema_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["settings", "--check"])
     script = runpy.run_path(str(ROOT / "scripts" / "settings"))
     assert script["main"]() == 0, "run scripts/settings"

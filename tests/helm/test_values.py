@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import yaml
 
 from tests.helm.rendering import CHART, merged, render, render_all
 from tests.helm.test_examples import EVERYTHING, LEAST
-from tests.support.paths import ROOT
 
 # Everything but the dashboard, which takes time, is on, and nothing is drawn at random.
 BASE = merged([EVERYTHING, {"dashboard": {"enabled": False}, "secretKeys": ["k" * 32], "sandbox": {"token": "t" * 16}}])
@@ -148,7 +145,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["$schema"] == "http://json-schema.org/draft-07/schema#"
 
-    written = {"settings", "secretSettings", "secretRefs", "sandbox.settings"}  # by scripts/chart-settings
+    written = {"settings", "secretSettings", "secretRefs", "sandbox.settings"}  # by scripts/settings
 
     def known(part: dict[str, Any], before: str = "") -> set[str]:
         found: set[str] = set()
@@ -177,9 +174,3 @@ def test_no_part_of_the_schema_takes_unknown_names(path: str) -> None:
     for name in path.split(".") if path else []:
         part = part["properties"][name]
     assert part["additionalProperties"] is False
-
-
-def test_the_schema_knows_the_settings_of_the_server_and_the_sandbox() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "chart-settings"), "--check"]
-    done = subprocess.run(command, check=False, cwd=ROOT)
-    assert done.returncode == 0, "run scripts/chart-settings"
