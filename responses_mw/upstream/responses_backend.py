@@ -20,8 +20,8 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.response import compaction
 from ..protocol.response.assembler import Assembler
 from ..protocol.response.document import ResponseOptions
+from ..protocol.response.events import readable
 from ..protocol.response.passthrough import ResponsesPassthrough
-from ..protocol.response.reasoning import readable
 from ..protocol.tool_kinds.form import OfferedFunction
 from ..protocol.types import Document, Item, Tool
 from ..settings import UpstreamSettings

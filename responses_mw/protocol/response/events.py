@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -57,7 +57,8 @@ REASONING_TEXT = EventTarget("response.reasoning_text", "reasoning", "text", "co
 OPEN_REASONING_TEXT = replace(REASONING_TEXT, stem="response.reasoning")
 """The same text with the event names of the Open Responses specification."""
 SUMMARY_TEXT = EventTarget("response.reasoning_summary_text", "reasoning", "text", "summary", "summary_text")
-TEXTS = (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, OPEN_REASONING_TEXT, SUMMARY_TEXT)
+TEXTS = {text.part: text for text in (OUTPUT_TEXT, REFUSAL, REASONING_TEXT, SUMMARY_TEXT)}
+"""Texts by the type of their parts."""
 PARTS = {"summary": "response.reasoning_summary_part", "content": "response.content_part"}
 """Stems of the events of whole parts, by the member that lists the parts."""
 CALL_TEXTS = {
@@ -70,7 +71,8 @@ CALL_TEXTS = {
 TARGETS = {
     target.stem: target
     for target in (
-        *TEXTS,
+        *TEXTS.values(),
+        OPEN_REASONING_TEXT,
         *CALL_TEXTS.values(),
         *(EventTarget(stem, holder=holder) for holder, stem in PARTS.items()),
         EventTarget("response.output_text.annotation", "message", holder="content"),
@@ -189,7 +191,7 @@ def events_of(document: Document, *, open_reasoning: bool = False) -> list[Event
     Responses specification.
     """
     emitter = Emitter()
-    kinds = {kind.part: kind for kind in TEXTS if kind is not (REASONING_TEXT if open_reasoning else OPEN_REASONING_TEXT)}
+    kinds = {**TEXTS, "reasoning_text": OPEN_REASONING_TEXT} if open_reasoning else TEXTS
     begun = {name: _UNFINISHED.get(name, value) for name, value in document.items()}
     emitter.emit("response.created", "response.in_progress", response=begun)
     for index, item in enumerate(document["output"]):
@@ -224,3 +226,58 @@ def _emit_part(emitter: Emitter, kind: EventTarget, place: dict[str, Any], part:
     if part[kind.member]:
         emitter.emit(f"{kind.stem}.delta", **place, delta=part[kind.member], **_logprobs(kind, part))
     emit_part_done(emitter, kind, place, part)
+
+
+# -- readable reasoning ----------------------------------------------------------------------------------------------------
+# Servers of open models (vLLM, llama.cpp) accept ``reasoning.summary``, but still send the reasoning as content. Many clients
+# show only summaries, so content becomes a summary, as it does for Chat Completions. An item that has a summary is not changed.
+
+_AS_SUMMARY = {
+    **{f"{REASONING_TEXT.stem}.{step}": f"{SUMMARY_TEXT.stem}.{step}" for step in ("delta", "done")},
+    **{f"{PARTS['content']}.{step}": f"{PARTS['summary']}.{step}" for step in ("added", "done")},
+}
+
+
+def with_summary(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event of the upstream in which the content of reasoning items is their summary."""
+    kind, part, response = event["type"], event.get("part"), event.get("response")
+    if kind in (ADDED, DONE):
+        return {**event, "item": _summarized(event.get("item"))}
+    if kind in _AS_SUMMARY and (kind.startswith(REASONING_TEXT.stem) or _is_reasoning(part)):
+        event = {**event, "type": _AS_SUMMARY[kind]}
+        if REASONING_TEXT.index in event:
+            event[SUMMARY_TEXT.index] = event.pop(REASONING_TEXT.index)
+        return {**event, "part": {**part, "type": SUMMARY_TEXT.part}} if _is_reasoning(part) else event
+    if isinstance(response, dict) and isinstance(response.get("output"), list):
+        return {**event, "response": {**response, "output": [_summarized(item) for item in response["output"]]}}
+    return event
+
+
+def _summarized(item: Any) -> Any:
+    """Return a reasoning item with its content as its summary, and anything else unchanged."""
+    if not isinstance(item, dict) or item.get("type") != "reasoning" or item.get("summary"):
+        return item
+    content = item.get("content") or []
+    if not isinstance(content, list) or not all(map(_is_reasoning, content)):
+        return item
+    others = {name: value for name, value in item.items() if name != "content"}
+    return {**others, "summary": [{**part, "type": SUMMARY_TEXT.part} for part in content]}
+
+
+def _is_reasoning(part: Any) -> TypeGuard[Part]:
+    return isinstance(part, dict) and part.get("type") == REASONING_TEXT.part
+
+
+def readable(item: Item) -> Item:
+    """Return a reasoning item with its summary as its content, as the upstream sent it."""
+    return {**item, "summary": [], "content": [{"type": REASONING_TEXT.part, "text": readable_text(item)}]}
+
+
+def readable_text(item: Item) -> str:
+    """Return the text of an upstream's reasoning item, which may be malformed: its content, otherwise its summary."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if text := "\n".join(text for text in texts if isinstance(text, str)):
+            return text
+    return ""

@@ -1,7 +1,7 @@
 """Build a response from the events of an upstream that has its own Responses API.
 
 1. This module sets the response's id, the ids and indices of items, the numbers of events, the first two events, and the
-   members of the document in `OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
+   members of the document in `_OURS`. Everything else is the upstream's: unknown events and members pass unchanged.
 2. An item keeps the id and the index that it was added with, although some servers (vLLM) change an item's id between `added`,
    `done` and the document. Ids that refer to it, such as `approval_request_id`, are replaced too.
 3. The output of the document is what was streamed. For an item that only the last event (or an answer that is not streamed)
@@ -40,42 +40,29 @@ from .events import (
     PARTS,
     REASONING_TEXT,
     TARGETS,
+    TERMINAL,
     TEXTS,
     Event,
     EventTarget,
     ending,
+    readable_text,
+    with_summary,
 )
-from .reasoning import text_of, with_summary, without_hidden_logprobs
 from .replay import OutputReplay
+from .text import logprobs_of
 
-OURS = frozenset(
-    {
-        "background",
-        "completed_at",
-        "conversation",
-        "created_at",
-        "id",
-        "metadata",
-        "model",
-        "object",
-        "output",
-        "output_text",
-        "previous_response_id",
-        "store",
-    }
+_OURS = frozenset(
+    {"background", "completed_at", "conversation", "created_at", "id", "metadata", "model", "object", "output", "output_text"}
+    | {"previous_response_id", "store"}
+    | {"error", "incomplete_details", "status", "tools", "usage"}  # checked on their own
 )
-"""Members of the document that are never taken from the upstream."""
+"""Members of the document that are not taken from the upstream as they are."""
 
-_ITS_END = frozenset({"error", "incomplete_details", "status", "tools", "usage"})
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 _TYPE = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _PREFIX = re.compile(r"([a-z]{1,16})_.+")
 _MAX_DEPTH = 128
-_OPEN_NAMES = {
-    "response.reasoning_text.delta": "response.reasoning.delta",
-    "response.reasoning_text.done": "response.reasoning.done",
-}
-_OPENAI_NAMES = {theirs: ours for ours, theirs in _OPEN_NAMES.items()}
+_OPEN_NAMES = {f"{REASONING_TEXT.stem}.{step}": f"{OPEN_REASONING_TEXT.stem}.{step}" for step in ("delta", "done")}
 
 Echo = Callable[[Iterable[Tool]], list[Tool]]
 """Removes secrets from tools, so that a response may show them."""
@@ -87,7 +74,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def __init__(self, document: Document, ids: IdSource, echo: Echo, options: ResponseOptions) -> None:
         """`document` is the response as created. Everything is shown: the upstream omits what `include` does not request."""
         super().__init__(document, ids, replace(options, include=INCLUDABLE))
-        self._names = _OPEN_NAMES if options.open_reasoning else _OPENAI_NAMES
+        self._names = _OPEN_NAMES if options.open_reasoning else {}
         self._echo = echo
         self._output = OutputReplay(document["output"])
         self._places: dict[int, int] = {}
@@ -133,7 +120,7 @@ class ResponsesPassthrough(ResponseBuilder):
         if ending is None:  # no request was sent to the upstream
             super().conclude(completed_at)
             return
-        theirs = {name: ending[name] for name in ending.keys() - OURS - _ITS_END if ending[name] is not None}
+        theirs = {name: ending[name] for name in ending.keys() - _OURS if ending[name] is not None}
         self.response |= self._renamed(theirs)
         tools = ending.get("tools")
         if isinstance(tools, list) and all(isinstance(tool, dict) and isinstance(tool.get("type"), str) for tool in tools):
@@ -160,13 +147,13 @@ class ResponsesPassthrough(ResponseBuilder):
             checks.depth(event, _MAX_DEPTH)
         except TooLarge:
             raise UpstreamError(f"The upstream sent an event nested deeper than {_MAX_DEPTH} levels.") from None
-        self._STEPS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
+        self._HANDLERS.get(kind, ResponsesPassthrough._pass)(self, with_summary(event) if self._options.summary else event)
 
     def _pass(self, event: dict[str, Any]) -> None:
         """Forward an event. Replace its ids and its index, and fill in what it lacks."""
         stem, _, step = event["type"].rpartition(".")
         target = TARGETS.get(stem)
-        place = self._place(event, target)
+        place = self._place(event, target.item if target else None)
         if place in self._ended_early:
             return
         event = self._renamed(event)
@@ -194,7 +181,6 @@ class ResponsesPassthrough(ResponseBuilder):
         if not target.holder and step == "delta":
             unfinished[stem, 0] = None
         if step == "done":
-            stem = REASONING_TEXT.stem if target is OPEN_REASONING_TEXT else stem
             if stem in PARTS.values():  # the text of the part ends first
                 self._end_parts(place, [key for key in unfinished if key[1] == index and key[0] != stem])
             unfinished.pop((stem, index), None)
@@ -222,7 +208,7 @@ class ResponsesPassthrough(ResponseBuilder):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": [], **part}
-        texts = [text.stem for text in TEXTS if text.part == kind and text is not OPEN_REASONING_TEXT]
+        texts = [text.stem for text in TEXTS.values() if text.part == kind]
         self._unfinished[place] |= dict.fromkeys((stem, index) for stem in (*texts, PARTS[holder]))
 
     def _end_parts(self, place: int, left: Iterable[tuple[str, int]]) -> None:
@@ -239,8 +225,9 @@ class ResponsesPassthrough(ResponseBuilder):
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self._known[response["id"]] = self.response["id"]
 
-    def _drop(self, event: dict[str, Any]) -> None:
-        """Drop a keep-alive: the server sends its own to the client."""
+    def _pass_open(self, event: dict[str, Any]) -> None:
+        """Forward an event of reasoning that has its name in the Open Responses specification."""
+        self._take({**event, "type": REASONING_TEXT.stem + event["type"].removeprefix(OPEN_REASONING_TEXT.stem)})
 
     def _add(self, event: dict[str, Any]) -> None:
         index = event.get("output_index")
@@ -252,7 +239,7 @@ class ResponsesPassthrough(ResponseBuilder):
 
     def _done(self, event: dict[str, Any]) -> None:
         item = _item(event.get("item"))
-        place = self._place(event, None, item)
+        place = self._place(event, item["type"], item.get("id"), item.get("call_id"))
         if place is None:
             self._add_whole(item, event.get("output_index"))
         elif place not in self._ended_early:
@@ -272,7 +259,9 @@ class ResponsesPassthrough(ResponseBuilder):
         # The document's status counts: vLLM sends response.completed for an incomplete response.
         status = response.get("status") or event["type"].removeprefix("response.")
         self._ending, self._status = response, str(status) if str(status) in _ENDS else "failed"
-        for index, item in enumerate(without_hidden_logprobs(list(map(_item, listed)))):
+        items = list(map(_item, listed))
+        _hide_logprobs(items)
+        for index, item in enumerate(items):
             place = self._places.get(index, index + self._first)
             if place >= len(self._output.items):
                 self._add_whole(item, index)
@@ -287,16 +276,13 @@ class ResponsesPassthrough(ResponseBuilder):
             item = self._output.put(place)
             self._finish(place, {**item, "status": status} if "status" in item else item)
 
-    _STEPS: ClassVar[dict[str, Callable[[ResponsesPassthrough, dict[str, Any]], None]]] = {
-        "response.created": _begin,
-        "response.queued": _begin,
-        "response.in_progress": _begin,
-        "response.completed": _end,
-        "response.incomplete": _end,
-        "response.failed": _end,
+    _HANDLERS: ClassVar[dict[str, Callable[[ResponsesPassthrough, dict[str, Any]], None]]] = {
+        "keepalive": lambda builder, event: None,  # the server sends its own to the client
+        **dict.fromkeys(("response.created", "response.queued", "response.in_progress"), _begin),
+        **dict.fromkeys(TERMINAL, _end),
+        **dict.fromkeys(_OPEN_NAMES.values(), _pass_open),
         ADDED: _add,
         DONE: _done,
-        "keepalive": _drop,
     }
 
     # -- items ------------------------------------------------------------------------------------------------------
@@ -335,7 +321,7 @@ class ResponsesPassthrough(ResponseBuilder):
     def _sealed(self, item: Item) -> Item:
         """Encrypt the text of reasoning, if that is requested and the upstream has not done so (vLLM, llama.cpp)."""
         seal = self._options.seal
-        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := text_of(item)):
+        if seal is None or item["type"] != "reasoning" or item.get("encrypted_content") or not (text := readable_text(item)):
             return item
         return {**item, "encrypted_content": seal(text)}
 
@@ -347,17 +333,16 @@ class ResponsesPassthrough(ResponseBuilder):
         members = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
         self._emitter.emit(self._names.get(event["type"], event["type"]), **members)
 
-    def _place(self, event: dict[str, Any], target: EventTarget | None, item: Item | None = None) -> int | None:
-        """Find the place of the item that an event is for: by index, by id, or the last open item of the right type."""
+    def _place(self, event: dict[str, Any], wanted: str | None, *names: Any) -> int | None:
+        """Find the place of the item that an event is for: by index, by id, or the last open item of the type ``wanted``."""
         index = event.get("output_index")
         if isinstance(index, int):
             return self._places.get(index)
-        if item is None and target is None:
+        if wanted is None:
             return None
-        for known in (event.get("item_id"), *((item.get("id"), item.get("call_id")) if item else ())):
-            if isinstance(known, str) and known in self._place_of:
-                return self._place_of[known]
-        wanted = item["type"] if item else target.item if target else ""
+        for name in (event.get("item_id"), *names):
+            if isinstance(name, str) and name in self._place_of:
+                return self._place_of[name]
         fitting = (place for place in self._output.open if not wanted or self._output.items[place]["type"] == wanted)
         return max(fitting, default=None)
 
@@ -393,3 +378,14 @@ def _error(ending: Document) -> tuple[str, str]:
         code if isinstance(code, str) else "server_error",
         message if isinstance(message, str) and message else "The upstream aborted its answer.",
     )
+
+
+def _hide_logprobs(items: list[Item]) -> None:
+    """Remove the log probabilities of the reasoning from a whole answer. vLLM reports them with those of the text."""
+    thoughts = "\n".join(filter(None, (readable_text(item) for item in items if item["type"] == "reasoning")))
+    for item in items:
+        parts = item.get("content") if item["type"] == "message" else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and isinstance(part.get("logprobs"), list):
+                kept = logprobs_of(part.get("text"), {"content": part["logprobs"]}, after=thoughts)
+                part["logprobs"] = kept["content"] if kept else []
