@@ -10,29 +10,181 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import orjson
+from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from .request import MAX_MODEL_LEN, MODELS, ChatRequest, NamedTool, RequestError, parse
-from .rules import Reply, reply_to
-from .values import SchemaError
+from .model import Reply, SchemaError, reply_to
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from starlette.requests import Request
-
-__all__ = ["Answer", "answer", "create_upstream"]
-
-Delta = dict[str, Any]
+MODELS = ("demo", "demo-thinker")
+MAX_MODEL_LEN = 4096
+"""Tokens of prompt and answer together. A token is a word with the white space before it."""
 
 _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 _FINGERPRINT = "responses-mw-demo"
+
+Delta = dict[str, Any]
+
+
+# -- the request ---------------------------------------------------------------------------------------------------------
+# Only what the models use. Unknown fields are ignored, as in vLLM.
+
+
+class RequestError(Exception):
+    """The request is refused. ``status`` is the HTTP status, ``body`` is vLLM's error object."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, error_type: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": error_type, "param": param, "code": status}}
+
+
+class _Part(BaseModel):
+    type: Literal["text", "image_url"]
+    text: str = ""
+
+
+class _FunctionCall(BaseModel):
+    name: str
+    arguments: str = "{}"
+
+
+class _PastCall(BaseModel):
+    id: str = ""
+    function: _FunctionCall
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: list[_PastCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all parts, one per line."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class _FunctionDefinition(BaseModel):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A function of ``tools``, or the one that ``tool_choice`` names."""
+
+    type: Literal["function"] = "function"
+    function: _FunctionDefinition
+
+
+class _JSONSchema(BaseModel):
+    name: str
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class _ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JSONSchema | None = None
+
+    @property
+    def schema_to_fill(self) -> dict[str, Any]:
+        """The requested schema. It is empty if the request has none, so the model chooses the shape."""
+        return (self.json_schema and self.json_schema.json_schema) or {}
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    messages: list[Message] = Field(min_length=1)
+    model: str = MODELS[0]
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_MODEL_LEN)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_MODEL_LEN)
+    temperature: float | None = Field(None, ge=0, le=2)
+    stop: str | list[str] | None = None
+    n: Literal[1] | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = Field(None, min_length=1)
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    parallel_tool_calls: bool | None = True
+    response_format: _ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(message.text.split()) for message in self.messages)
+
+    @property
+    def answer_limit(self) -> int:
+        """The maximum number of tokens in the answer: the request's limit, or what the prompt leaves if that is less."""
+        limit = self.max_completion_tokens or self.max_tokens or MAX_MODEL_LEN
+        return min(limit, MAX_MODEL_LEN - self.prompt_tokens)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer begins with reasoning: the model can reason, and the request has not turned it off."""
+        is_on = (self.chat_template_kwargs or {}).get("enable_thinking", True)
+        return self.model == "demo-thinker" and self.reasoning_effort != "none" and bool(is_on)
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def named_tool(self) -> str | None:
+        """The name of the function that ``tool_choice`` names."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
+
+    @property
+    def user_text(self) -> str:
+        return next((message.text for message in reversed(self.messages) if message.role == "user"), "")
+
+
+def parse(body: bytes) -> ChatRequest:
+    """Parse a request. Raises `RequestError`."""
+    try:
+        request = ChatRequest.model_validate_json(body)
+    except ValidationError as invalid:
+        faults = [(".".join(("body", *map(str, fault["loc"]))), fault["msg"]) for fault in invalid.errors()]
+        message = "; ".join(f"{path}: {fault}" for path, fault in faults)
+        raise RequestError(message, error_type="Bad Request", param=faults[0][0]) from None
+    if request.model not in MODELS:
+        message = f"The model `{request.model}` does not exist. Valid aliases: {', '.join(MODELS)}."
+        raise RequestError(message, status=404, error_type="NotFoundError", param="model")
+    names = [tool.function.name for tool in request.offered_tools]
+    if request.tool_choice == "required" and not names:
+        raise RequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+    if request.named_tool is not None and request.named_tool not in names:
+        message = "The tool specified in `tool_choice` does not match any of the specified `tools`."
+        raise RequestError(message, param="tool_choice")
+    if request.prompt_tokens >= MAX_MODEL_LEN:
+        message = (
+            f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, your prompt contains "
+            f"{request.prompt_tokens} input tokens. Please reduce the length of the input prompt."
+        )
+        raise RequestError(message, param="input_tokens")
+    return request
+
+
+# -- the answer ----------------------------------------------------------------------------------------------------------
 
 
 def answer(request: ChatRequest) -> Answer:
@@ -45,7 +197,7 @@ def answer(request: ChatRequest) -> Answer:
     finish_reason = "stop"
     if len(deltas) > request.answer_limit:
         finish_reason, stop = "length", None
-    elif reply.calls and not isinstance(request.tool_choice, NamedTool):  # vLLM ends a named call with "stop"
+    elif reply.calls and request.named_tool is None:  # vLLM ends a named call with "stop"
         finish_reason = "tool_calls"
     return Answer(request, deltas[: request.answer_limit], finish_reason, stop)
 
@@ -64,10 +216,10 @@ def _deltas(reply: Reply, thinks: bool) -> Iterator[Delta]:
     if thinks:
         yield from ({"reasoning": token} for token in _TOKEN.findall(reply.thought))
     yield from ({"content": token} for token in _TOKEN.findall(reply.text))
-    for index, call in enumerate(reply.calls):
+    for index, (name, arguments) in enumerate(reply.calls):
         call_id = f"chatcmpl-tool-{secrets.token_hex(8)}"
-        yield _call_delta({"id": call_id, "type": "function", "index": index, "function": {"name": call.name}})
-        for token in _TOKEN.findall(call.arguments):
+        yield _call_delta({"id": call_id, "type": "function", "index": index, "function": {"name": name}})
+        for token in _TOKEN.findall(arguments):
             yield _call_delta({"index": index, "function": {"arguments": token}})
 
 
@@ -88,14 +240,14 @@ class Answer:
 
     def chunks(self) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a stream: the role, each token, the finish reason and, if requested, the usage."""
-        yield self._chunk(self._choice({"role": "assistant", "content": ""}))
+        head = self._head("chat.completion.chunk")
+        yield head | {"choices": [self._choice({"role": "assistant", "content": ""})]}
         for delta in self.deltas:
-            yield self._chunk(self._choice(delta) | {"token_ids": None})
+            yield head | {"choices": [self._choice(delta) | {"token_ids": None}]}
         finish = {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, "token_ids": None}
-        yield self._chunk(self._choice({}) | finish)
-        options = self.request.stream_options
-        if options and options.include_usage:
-            yield self._chunk() | {"usage": self._usage(), "system_fingerprint": _FINGERPRINT}
+        yield head | {"choices": [self._choice({}) | finish]}
+        if self.request.stream_options and self.request.stream_options.include_usage:
+            yield head | {"choices": [], "usage": self._usage(), "system_fingerprint": _FINGERPRINT}
 
     def completion(self) -> dict[str, Any]:
         """Return the answer as one ``chat.completion``."""
@@ -107,25 +259,11 @@ class Answer:
             "stop_reason": self.stop_reason,
             "token_ids": None,
         }
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.request.model,
-            "choices": [choice],
-            "service_tier": None,
-            "system_fingerprint": _FINGERPRINT,
-            "usage": self._usage(),
-        }
+        tail = {"service_tier": None, "system_fingerprint": _FINGERPRINT, "usage": self._usage()}
+        return self._head("chat.completion") | {"choices": [choice], **tail}
 
-    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.request.model,
-            "choices": list(choices),
-        }
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         token = delta.get("content")
@@ -177,53 +315,45 @@ class Answer:
         }
 
 
-# -- the server -------------------------------------------------------------------------------------------------------
+# -- the server ----------------------------------------------------------------------------------------------------------
 
 
 def create_upstream(pace: float = 0.0) -> Starlette:
     """Create the application, with the models ``demo`` and ``demo-thinker``. A token takes ``pace`` seconds."""
-    app = Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        ],
-        exception_handlers={404: not_found},
-    )
-    app.state.pace = pace
-    return app
+
+    async def health(request: Request) -> Response:
+        return Response()
+
+    async def models(request: Request) -> JSONResponse:
+        # "vllm" makes responses-mw select the dialect of vLLM.
+        shared = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "max_model_len": MAX_MODEL_LEN}
+        data = [{"id": name, "root": name, "parent": None, **shared} for name in MODELS]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def chat_completions(request: Request) -> Response:
+        try:
+            given = answer(parse(await request.body()))
+        except RequestError as refused:
+            return JSONResponse(refused.body, status_code=refused.status)
+        if given.request.stream:
+            return StreamingResponse(_events(given, pace), media_type="text/event-stream")
+        await asyncio.sleep(pace * len(given.deltas))
+        return JSONResponse(given.completion())
+
+    async def not_found(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": "Not Found"}, status_code=404)
+
+    routes = [
+        Route("/health", health),
+        Route("/v1/models", models),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={404: not_found})
 
 
-async def health(request: Request) -> Response:
-    return Response()
-
-
-async def models(request: Request) -> JSONResponse:
-    created = int(time.time())
-    # "vllm" makes responses-mw select the dialect of vLLM.
-    shared = {"object": "model", "created": created, "owned_by": "vllm", "parent": None, "max_model_len": MAX_MODEL_LEN}
-    return JSONResponse({"object": "list", "data": [{"id": name, "root": name, **shared} for name in MODELS]})
-
-
-async def chat_completions(request: Request) -> Response:
-    try:
-        given = answer(parse(await request.body()))
-    except RequestError as refused:
-        return JSONResponse(refused.body, status_code=refused.status)
-    pace: float = request.app.state.pace
-    if given.request.stream:
-        return StreamingResponse(stream(given, pace), media_type="text/event-stream")
-    await asyncio.sleep(pace * len(given.deltas))
-    return JSONResponse(given.completion())
-
-
-async def stream(given: Answer, pace: float) -> AsyncIterator[bytes]:
+async def _events(given: Answer, pace: float) -> AsyncIterator[bytes]:
     """Yield the chunks as server-sent events, ``pace`` seconds apart."""
     for chunk in given.chunks():
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         await asyncio.sleep(pace)
     yield b"data: [DONE]\n\n"
-
-
-async def not_found(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "Not Found"}, status_code=404)

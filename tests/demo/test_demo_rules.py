@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from responses_mw.demo.request import MODELS, RequestError, parse
-from responses_mw.demo.upstream import Answer, answer
+from responses_mw.demo.upstream import MODELS, Answer, RequestError, answer, parse
 
 TEXTS = st.one_of(
     st.text(),

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from responses_mw.demo.values import SchemaError, SourceText, Values
-
-
-def fill(schema: dict[str, Any], text: str) -> Any:
-    return Values(schema, SourceText(text)).fill()
+from responses_mw.demo.model import SchemaError, fill
 
 
 @pytest.mark.parametrize(

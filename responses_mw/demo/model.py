@@ -1,0 +1,378 @@
+"""What the demo models say: a list of rules, each of which replies to a conversation or passes it to the next.
+
+The arguments of calls and structured output are JSON schemas filled with values from the text. An enum gets the member that the
+text mentions, a number one of the text's numbers. A string gets what the text says about its property ("the city is Paris"),
+otherwise one of the text's names ("Ada Lovelace", "London"). If the text has no such value, a default of the right type is used
+(0, an empty list). ``pattern`` and ``multipleOf`` are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import cycle, takewhile
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from .upstream import ChatRequest, Tool
+
+
+class Reply(NamedTuple):
+    """A model's thought, which ``demo-thinker`` sends as reasoning, then a text or calls: name, and arguments as JSON."""
+
+    thought: str
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+def reply_to(request: ChatRequest) -> Reply:
+    """Return the reply of the first rule that has one. Raises `SchemaError` for a schema that cannot be filled."""
+    return next(reply for rule in _RULES if (reply := rule(request)) is not None)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------------
+
+
+def _make_forced_call(request: ChatRequest) -> Reply | None:
+    """Call the tool that ``tool_choice`` names, or any tool if it is "required"."""
+    if request.named_tool is not None:
+        tools = [tool for tool in request.offered_tools if tool.function.name == request.named_tool]
+        return _call(request, tools, f"I have to call {request.named_tool}.")
+    if request.tool_choice == "required":
+        return _call(request, _wanted_tools(request) or request.offered_tools[:1], "I have to call a tool.")
+    return None
+
+
+def _make_wanted_call(request: ChatRequest) -> Reply | None:
+    """Call the tools that fit the user's text, unless the last message is a tool's result."""
+    tools = _wanted_tools(request)
+    if not tools or request.messages[-1].role == "tool":
+        return None
+    names = " and ".join(tool.function.name for tool in tools)
+    return _call(request, tools, f"The user's words fit {names}. I call and wait for the result.")
+
+
+def _wanted_tools(request: ChatRequest) -> list[Tool]:
+    """Return the tools whose names share a word with the user's text, only the first if calls must not be parallel.
+
+    If there are none, return the tool whose description shares the most words.
+    """
+    said = _keywords(request.user_text)
+    by_name = [tool for tool in request.offered_tools if said & _keywords(tool.function.name)]
+    if by_name:
+        return by_name if request.parallel_tool_calls is not False else by_name[:1]
+    shared = [len(said & _keywords(tool.function.description or "")) for tool in request.offered_tools]
+    return [request.offered_tools[shared.index(max(shared))]] if any(shared) else []
+
+
+def _keywords(text: str) -> set[str]:
+    """Return the significant words: only "weather" for ``getWeather`` and for "get the weather"."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text)
+    return {word.lower() for word in _WORD.findall(spaced)} - _COMMON_WORDS
+
+
+def _call(request: ChatRequest, tools: list[Tool], thought: str) -> Reply:
+    functions = [tool.function for tool in tools]
+    calls = [(one.name, _json(fill(one.parameters or {"type": "object"}, request.user_text))) for one in functions]
+    return Reply(thought, calls=tuple(calls))
+
+
+def _answer_from_results(request: ChatRequest) -> Reply | None:
+    """Repeat the results of tools if they are the last messages."""
+    results = _tool_results(request)
+    if not results:
+        return None
+    sentences = [f"{name} says: {_in_words(content)}." for name, content in results]
+    return Reply("The tools have answered. I pass on what they say.", " ".join(sentences))
+
+
+def _tool_results(request: ChatRequest) -> list[tuple[str, str]]:
+    """Return the name and result of each tool message at the end of the conversation, in order."""
+    names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
+    last = takewhile(lambda message: message.role == "tool", reversed(request.messages))
+    return [(names.get(message.tool_call_id or "", "The tool"), message.text) for message in last][::-1]
+
+
+def _in_words(result: str) -> str:
+    """Format a JSON object as "key value, key value" and other JSON as a string. Strip the final periods of plain text."""
+    try:
+        value = json.loads(result)
+    except ValueError:
+        return result.strip().rstrip(".")
+    return ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else str(value)
+
+
+# -- structured output ---------------------------------------------------------------------------------------------------
+
+
+def _fill_format(request: ChatRequest) -> Reply | None:
+    """Fill the schema of ``response_format`` with values from the text. For ``json_object``, return the text and its values."""
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    text = "\n".join([request.user_text, *(content for _, content in _tool_results(request))])
+    if wanted.type == "json_schema":
+        return Reply("I look in the text for the values that the schema requires.", _json(fill(wanted.schema_to_fill, text)))
+    found = {"text": text, "names": _names(text), "numbers": _numbers(text)}
+    return Reply("The user wants JSON. I fill it with what the text contains.", _json(found))
+
+
+# -- text ----------------------------------------------------------------------------------------------------------------
+
+
+def _recall(request: ChatRequest) -> Reply | None:
+    """Answer "What is my ...?" if the user said "my ... is ..." earlier."""
+    asked = re.search(r"\bmy ([\w ]+?)\s*\?", request.user_text, re.IGNORECASE)
+    if asked is None:
+        return None
+    told = re.compile(rf"\bmy {re.escape(asked[1])} is ([^.?!,;\n]+)", re.IGNORECASE)
+    said = [found[1] for message in request.messages if message.role == "user" for found in told.finditer(message.text)]
+    thought = f"The user asks for their {asked[1]}. I look through the conversation."
+    return Reply(thought, f"Your {asked[1]} is {said[-1].strip()}." if said else f"You have not told me your {asked[1]}.")
+
+
+_OPERATORS = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/", "×": "*", "÷": "/"}
+_OPERATOR_WORD = re.compile("|".join(map(re.escape, _OPERATORS)))
+_SUM = re.compile(r"(?<![\w.])\d{1,15}(?:\.\d{1,9})?(?:\s*[-+*/]\s*\d{1,15}(?:\.\d{1,9})?){1,9}")
+
+
+def _calculate(request: ChatRequest) -> Reply | None:
+    """Calculate an expression whose operators are signs or words: "17 * 23 + 4", "3 plus 4"."""
+    found = _SUM.search(_OPERATOR_WORD.sub(lambda word: _OPERATORS[word[0]], request.user_text.lower()))
+    if found is None:
+        return None
+    expression = " ".join(re.findall(r"[\d.]+|[-+*/]", found[0]))
+    thought = f"The user wants to know {expression}. I take products first, then sums, from left to right."
+    try:
+        result = _evaluate(expression)
+    except ZeroDivisionError:
+        return Reply(thought, f"{expression} has no value: it divides by zero.")
+    return Reply(thought, f"{expression} = {result if result.denominator == 1 else float(result)}.")
+
+
+def _evaluate(expression: str) -> Fraction:
+    """Return the exact value of numbers joined by ``+ - * /``. Raises `ZeroDivisionError`."""
+    terms = [Fraction(0)]
+    for operator, number in re.findall(r"([-+*/])\s*([\d.]+)", f"+ {expression}"):
+        value = Fraction(number)
+        if operator == "*":
+            terms[-1] *= value
+        elif operator == "/":
+            terms[-1] /= value
+        else:
+            terms.append(value if operator == "+" else -value)
+    return sum(terms, Fraction(0))
+
+
+def _count(request: ChatRequest) -> Reply | None:
+    """Count, as in "Count to 20" or "Count from 5 to 1"."""
+    found = re.search(r"\bcount (?:from (\d{1,4}) )?to (\d{1,4})\b", request.user_text, re.IGNORECASE)
+    if found is None:
+        return None
+    first, last = int(found[1] or 1), int(found[2])
+    step = 1 if first <= last else -1
+    numbers = range(first, last + step, step)
+    return Reply(f"The user wants {len(numbers)} numbers, one by one.", " ".join(map(str, numbers)))
+
+
+def _describe(request: ChatRequest) -> Reply:
+    """Describe any other text: its words, and the instructions that apply."""
+    text = request.user_text
+    words = _WORD.findall(text)
+    if not words:
+        return Reply("There are no words to talk about.", "You wrote no words.")
+    said = f"You wrote {len(words)} {'word' if len(words) == 1 else 'words'}: “{_clipped(text)}”"
+    longest = f"The longest is “{max(words, key=len)}”, the last is “{words[-1]}”."
+    instructions = [message.text for message in request.messages if message.role in ("system", "developer")]
+    told = [f"I was told: “{_clipped(' '.join(instructions))}”"] if any(instructions) else []
+    thought = f"This is neither a sum nor a task for a tool. I count {len(words)} words and look at the longest."
+    return Reply(thought, " ".join([*told, said, longest]))
+
+
+def _clipped(text: str) -> str:
+    words = text.split()
+    return " ".join(words[:24]) + (" …" if len(words) > 24 else "")
+
+
+_RULES: tuple[Callable[[ChatRequest], Reply | None], ...] = (
+    _make_forced_call,
+    _make_wanted_call,
+    _fill_format,
+    _answer_from_results,
+    _recall,
+    _calculate,
+    _count,
+    _describe,
+)
+
+
+# -- values of a text ----------------------------------------------------------------------------------------------------
+
+# Words that are never used as values.
+_COMMON_WORDS = frozenset(
+    """
+    a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me
+    my name no not of on or out please say should show so some tell than that the their them then there these this to
+    use was we were what when where which who why will with would you your
+    """.split()  # noqa: SIM905 (a list of seventy strings would be harder to read)
+)
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'-]*(?: [A-ZÀ-ÖØ-Þ][\w'-]*)*")
+_NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,15})?")
+_DEEP = 4  # levels of nesting beyond which optional values are null or empty
+_TOO_DEEP = 16
+
+# Each format: its pattern in a text, and the default value.
+_FORMATS = {
+    "date": (re.compile(r"\d{4}-\d\d-\d\d"), "2025-01-01"),
+    "time": (re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"),
+    "date-time": (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2025-01-01T12:00:00Z"),
+    "email": (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+\w"), "nobody@example.com"),
+    "uri": (re.compile(r"https?://[^\s\"'<>]+"), "https://example.com/"),
+}
+
+
+class SchemaError(ValueError):
+    """The schema cannot be filled."""
+
+
+def fill(schema: dict[str, Any], text: str) -> Any:
+    """Return a value for the JSON schema, taken from the text. Raises `SchemaError`."""
+    try:
+        return _Values(schema, text).value(schema, "", 0)
+    except (AttributeError, KeyError, TypeError) as malformed:
+        raise SchemaError(f"the schema is malformed: {malformed}") from malformed
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) if "." in number else int(number) for number in _NUMBER.findall(text)]
+
+
+def _names(text: str) -> list[str]:
+    """Return capitalised words, adjacent ones joined. A single word that begins a sentence may not be a name and comes last."""
+    sure: list[str] = []
+    unsure: list[str] = []
+    for found in _NAME.finditer(text):
+        words = found[0].split()
+        starts = text[: found.start()].rstrip(" ")[-1:] in ("", *".?!:\n")
+        while words and words[0].lower() in _COMMON_WORDS:
+            words.pop(0)
+        if words:
+            (unsure if starts and len(words) == len(found[0].split()) == 1 else sure).append(" ".join(words))
+    return sure + unsure
+
+
+class _Values:
+    """Fills one schema, using the names and numbers of the text in turn."""
+
+    def __init__(self, root: dict[str, Any], text: str) -> None:
+        self._root, self._text = root, text
+        names, numbers = _names(text), _numbers(text)
+        self._offered = {"string": len(names), "integer": len(numbers), "number": len(numbers)}
+        long_words = [word for word in _WORD.findall(text) if word.lower() not in _COMMON_WORDS]
+        self._names = cycle(names or long_words or [text])
+        self._numbers = cycle(numbers or [0])
+        self._makers: dict[str, Callable[[dict[str, Any], str, int], Any]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "integer": lambda *schema: int(self._number(*schema)),
+            "number": self._number,
+            "boolean": lambda *_: not any(map(self._mentions, ("no", "not", "never", "false"))),
+            "null": lambda *_: None,
+        }
+
+    def value(self, schema: Any, label: str, depth: int) -> Any:
+        """Return a value for ``schema``, a part of the root, which is the value of the property ``label``."""
+        schema = self._resolved(schema)
+        if depth > _TOO_DEEP:
+            raise SchemaError("the schema is nested too deeply")
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._member(schema["enum"])
+        if options := schema.get("anyOf") or schema.get("oneOf"):
+            return self.value(self._option(options, depth), label, depth + 1)
+        kind = _kind(schema)
+        if kind not in self._makers:
+            raise SchemaError(f"Invalid type: {kind}")
+        return self._makers[kind](schema, label, depth)
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """Return the schema itself, or the definition that its ``$ref`` names."""
+        for _ in range(_TOO_DEEP):
+            if not isinstance(schema, dict):
+                raise SchemaError(f"a schema must be an object, not {schema!r}")
+            if "$ref" not in schema:
+                return schema
+            reference, schema = str(schema["$ref"]), self._root
+            for step in filter(None, reference.removeprefix("#").split("/")):
+                if not isinstance(schema, dict) or step not in schema:
+                    raise SchemaError(f"no definition at {reference}")
+                schema = schema[step]
+        raise SchemaError("the schema refers to itself endlessly")
+
+    def _mentions(self, value: object) -> bool:
+        return re.search(rf"\b{re.escape(str(value))}\b", self._text, re.IGNORECASE) is not None
+
+    def _says(self, label: str) -> str:
+        """Return what the text says that ``label`` is: "Paris" for ``city`` in "my city is Paris."; "" if it does not."""
+        noun = re.escape(label.replace("_", " "))
+        said = re.search(rf"\b{noun}(?: is|:| =)\s*[\"']?([^\"'.,;?!\n]+)", self._text, re.IGNORECASE) if label else None
+        return said[1].strip() if said else ""
+
+    def _member(self, members: Any) -> Any:
+        if not isinstance(members, list) or not members:
+            raise SchemaError("enum must be a list with members")
+        return next(filter(self._mentions, members), members[0])
+
+    def _option(self, options: list[Any], depth: int) -> Any:
+        """Return the first option that is not null, or null if the nesting is deep."""
+        null = {"type": "null"}
+        if depth >= _DEEP and null in options:
+            return null
+        return next((option for option in options if option != null), null)
+
+    def _object(self, schema: dict[str, Any], _label: str, depth: int) -> dict[str, Any]:
+        properties = schema.get("properties", {})
+        wanted = schema.get("required", properties)
+        return {name: self.value(properties.get(name, {}), name, depth + 1) for name in wanted}
+
+    def _array(self, schema: dict[str, Any], label: str, depth: int) -> list[Any]:
+        items = self._resolved(schema.get("items", {}))
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _TOO_DEEP)
+        if "enum" in items:
+            mentioned = list(filter(self._mentions, items["enum"]))
+            return mentioned[:maximum] if len(mentioned) >= minimum else items["enum"][:minimum]
+        offered = self._offered.get(_kind(items), int(depth < _DEEP))
+        return [self.value(items, label, depth + 1) for _ in range(min(max(offered, minimum), maximum))]
+
+    def _string(self, schema: dict[str, Any], label: str, _depth: int) -> str:
+        if schema.get("format") in _FORMATS:
+            pattern, plain = _FORMATS[schema["format"]]
+            found = pattern.search(self._text)
+            return found[0] if found else plain
+        value = self._says(label) or next(self._names)
+        return value[: schema.get("maxLength", len(value))].ljust(schema.get("minLength", 0), ".")
+
+    def _number(self, schema: dict[str, Any], label: str, _depth: int) -> float:
+        value = next(iter(_numbers(self._says(label))), None)
+        minimum = schema.get("minimum", schema.get("exclusiveMinimum", -inf) + 1)
+        maximum = schema.get("maximum", schema.get("exclusiveMaximum", inf) - 1)
+        limited: float = min(max(next(self._numbers) if value is None else value, minimum), maximum)
+        return limited
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return the type of a value for ``schema``: the first that is not null."""
+    kind = schema.get("type") or ("object" if "properties" in schema else "string")
+    if isinstance(kind, list):
+        return next((one for one in kind if one != "null"), "null")
+    return str(kind)
