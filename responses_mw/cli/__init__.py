@@ -81,7 +81,8 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     except (ValidationError, SettingsError) as error:
         sys.exit(f"responses-mw {name}: {_explained(error)}")
     except ModuleNotFoundError as missing:  # the package was installed without the extras that a command needs
-        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[all]'")
+        extra = "demo" if name == "demo" else "all"
+        sys.exit(f"responses-mw {name} needs the package {missing.name}: pip install 'responses-mw[{extra}]'")
 
 
 def _explained(error: ValidationError | SettingsError) -> str:

@@ -148,9 +148,9 @@ class DemoCommand(BaseSettings):
     once: CliImplicitFlag[bool] = Field(False, description="exit after the tour, with status 0 if it succeeded")
 
     def cli_cmd(self) -> None:
-        from ..demo import run
+        from ..demo.tour import run_tour
 
-        sys.exit(run(once=self.once, host=self.host, port=self.port))
+        sys.exit(run_tour(self.once, self.host, self.port))
 
 
 class SandboxCommand(SandboxSettings):

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import openai
 import uvicorn
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from starlette.types import ASGIApp
-
-__all__ = ["Deployment", "OurServer", "ServerFailed", "demo_upstream", "deployment", "our_server"]
 
 _USUAL_PORT = 8080
 _START_SECONDS = 30.0
@@ -93,17 +91,14 @@ def _cities() -> ASGIApp:
     return server.streamable_http_app(stateless_http=True, host="127.0.0.1")
 
 
-@contextmanager
-def demo_upstream(pace: float) -> Iterator[str]:
+def demo_upstream(pace: float) -> AbstractContextManager[str]:
     """Serve the demo upstream on a free port until the block ends, and yield its URL. A token takes ``pace`` seconds."""
-    with _served(create_upstream(pace)) as url:
-        yield url
+    return _served(create_upstream(pace))
 
 
 @contextmanager
 def _served(app: ASGIApp) -> Iterator[str]:
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -123,15 +118,12 @@ def our_server(upstream: str, host: str, port: int | None, settings: Mapping[str
     port = _free_port(host, port)
     command = [sys.executable, "-m", "responses_mw", "serve", "--upstream", upstream]
     command += ["--host", host, "--port", str(port)]
-    environment = _environment() | dict(settings or {})
+    # without proxies and without the settings of a real deployment
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
+    environment = {**kept, "NO_PROXY": "*", "no_proxy": "*", **(settings or {})}
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(  # noqa: S603 (our own command line)
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, env=environment, **streams)  # noqa: S603 (our own command line)
         try:
             url = f"http://{_reachable(host)}:{port}"
             with openai.DefaultHttpxClient(trust_env=False) as http:  # ignore proxies set in the environment
@@ -163,29 +155,16 @@ def _reachable(host: str) -> str:
     return f"[{loopback}]" if ":" in loopback else loopback
 
 
-def _environment() -> dict[str, str]:
-    """Return this process's environment without proxies and without the settings of a real deployment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RESPONSES_MW_")}
-    return kept | {"NO_PROXY": "*", "no_proxy": "*"}
-
-
 def _wait_until_it_answers(client: openai.OpenAI, process: subprocess.Popen[bytes], output: TextIO) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerFailed(f"responses-mw serve ended with status {process.returncode}:\n{_printed(output)}")
-        try:
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(openai.APIError):
             client.models.list(timeout=2.0)
-        except openai.APIError:
-            time.sleep(0.1)
-        else:
             return
-    raise ServerFailed(f"responses-mw serve did not answer within {_START_SECONDS:.0f} s:\n{_printed(output)}")
-
-
-def _printed(output: TextIO) -> str:
+        time.sleep(0.1)
     output.seek(0)
-    return output.read()[-4000:].strip()
+    fault = "did not answer in time" if process.returncode is None else f"ended with status {process.returncode}"
+    raise ServerFailed(f"responses-mw serve {fault}:\n{output.read()[-4000:].strip()}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

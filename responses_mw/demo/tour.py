@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import openai
 from pydantic import BaseModel
 
-from .servers import Deployment, ServerFailed, demo_upstream, deployment
+from .servers import Deployment, OurServer, ServerFailed, demo_upstream, deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from openai.types.responses import FunctionToolParam
-
-__all__ = ["STEPS", "run_steps", "run_tour"]
 
 PACE = 0.02  # seconds per token: slow enough to see answers stream
 
@@ -29,17 +27,21 @@ class CheckFailed(Exception):
 
 
 def run_tour(once: bool, host: str, port: int | None) -> int:
-    """Start the servers, run the tour and return the exit status. Unless ``once``, keep the servers running until Ctrl-C."""
+    """Run the tour with our server at ``host`` and ``port``, and return the exit status: 1 if a check failed.
+
+    Port 0 is any free port; None is 8080 or, if that is taken, any free port. Unless ``once``, the servers keep running after
+    the tour until Ctrl-C.
+    """
     _end_on_signals()
     try:
         with demo_upstream(PACE) as upstream, deployment(upstream, host, port) as (ours, site):
-            print(_bold("responses-mw, a guided tour"))
+            print(_styled("responses-mw, a guided tour"))
             print(f"A demo model speaks Chat Completions at {upstream}.")
             print(f"responses-mw serves OpenAI's Responses API in front of it, at {ours.url}.")
             print("A second replica shares its Redis but leaves background work to the first. An MCP server offers a tool.")
             status = run_steps(site)
-            _say_how_to_go_on(ours.url, once)
-            return status if once else _stay(ours.process.wait, status)
+            print(_OWN_DEPLOYMENT.format(title=_styled("To run your own deployment")))
+            return status if once else _stay(ours, status)
     except ServerFailed as failed:
         print(f"The tour cannot start: {failed}", file=sys.stderr)
         return 1
@@ -52,7 +54,7 @@ def run_steps(site: Deployment) -> int:
     """Run every step. Return 1 if one failed, else 0."""
     failed = 0
     for number, (title, step) in enumerate(STEPS, 1):
-        print(f"\n{_bold(f'{number}. {title}')}")
+        print(f"\n{_styled(f'{number}. {title}')}")
         try:
             print(f"   ok: {step(site)}")
         except (CheckFailed, openai.OpenAIError) as fault:
@@ -75,10 +77,10 @@ def streamed_answer(site: Deployment) -> str:
     question = "Which word in this question about streaming is the longest?"
     _show(f'client.responses.create(model="demo", stream=True, input="{question}")')
     events, arrived = [], []
-    _begin("   answer   ")
+    _write("   answer   ")
     for event in site.client.responses.create(model="demo", input=question, stream=True):
         if event.type == "response.output_text.delta":
-            _more(event.delta)
+            _write(event.delta)
             arrived.append(time.monotonic())
         events.append(event)
     print()
@@ -102,9 +104,9 @@ def reasoning_model(site: Deployment) -> str:
         for event in stream:
             if event.type == "response.reasoning_text.delta" or event.type == "response.output_text.delta":
                 if event.type != shown:
-                    _begin("   thought  " if "reasoning" in event.type else "\n   answer   ")
+                    _write("   thought  " if "reasoning" in event.type else "\n   answer   ")
                     shown = event.type
-                _more(event.delta)
+                _write(event.delta)
         response = stream.get_final_response()
     print()
     kinds = [item.type for item in response.output]
@@ -233,7 +235,7 @@ def metrics(site: Deployment) -> str:
 
 def resumed_after_a_kill(site: Deployment) -> str:
     _show('replica_2.responses.create(model="demo", background=True, stream=True, input="Count to 100")')
-    _begin("   answer   ")
+    _write("   answer   ")
     numbers, text, response_id = [], "", ""
     for event in site.other.responses.create(model="demo", input="Count to 100", background=True, stream=True):
         numbers.append(event.sequence_number)
@@ -241,18 +243,18 @@ def resumed_after_a_kill(site: Deployment) -> str:
             response_id = event.response.id
         elif event.type == "response.output_text.delta":
             text += event.delta
-            _more(event.delta)
+            _write(event.delta)
             if text.endswith(" 20"):
                 break
     site.kill_other()
     print("\n            (replica 2 is killed)")
     _show(f"replica_1.responses.retrieve(id, stream=True, starting_after={numbers[-1] if numbers else 0})")
-    _begin("   answer  ")
+    _write("   answer  ")
     for event in site.client.responses.retrieve(response_id, stream=True, starting_after=numbers[-1] if numbers else 0):
         numbers.append(event.sequence_number)
         if event.type == "response.output_text.delta":
             text += event.delta
-            _more(event.delta)
+            _write(event.delta)
     print()
     _expect(numbers == list(range(len(numbers))), "every event exactly once")
     _expect(text == " ".join(map(str, range(1, 101))), "all numbers from 1 to 100")
@@ -276,21 +278,20 @@ STEPS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
 # After the tour
 
 
-def _say_how_to_go_on(url: str, once: bool) -> None:
-    print(f"\n{_bold('To run your own deployment')}")
-    print("   beside it          responses-mw serve --upstream http://your-vllm:8000")
-    print("   inside vLLM        vllm serve MODEL --middleware responses_mw.ResponsesMiddleware")
-    print("   inside your app    app.add_middleware(ResponsesMiddleware, settings=...)")
-    if not once:
-        print(f"\nTry this one:\n   curl {url}/v1/responses -H 'content-type: application/json' \\")
-        print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
+_OWN_DEPLOYMENT = """
+{title}
+   beside it          responses-mw serve --upstream http://your-vllm:8000
+   inside vLLM        vllm serve MODEL --middleware responses_mw.ResponsesMiddleware
+   inside your app    app.add_middleware(ResponsesMiddleware, settings=...)"""
 
 
-def _stay(server_ended: Callable[[], int], status: int) -> int:
+def _stay(ours: OurServer, status: int) -> int:
     """Wait for Ctrl-C and return ``status``. If the server exits first, return 1."""
     try:
+        print(f"\nTry this one:\n   curl {ours.url}/v1/responses -H 'content-type: application/json' \\")
+        print("""     -d '{"model": "demo", "input": "Count to 5"}'""")
         print("\nThe demo keeps running. Press Ctrl-C to stop it.", flush=True)
-        ended_with = server_ended()
+        ended_with = ours.process.wait()
     except KeyboardInterrupt:
         print("\nStopped.")
         return status
@@ -330,25 +331,14 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def _show(call: str) -> None:
-    print(_dim(f"   {call}"))
+    print(_styled(f"   {call}", 2))
 
 
-def _begin(label: str) -> None:
-    print(label, end="", flush=True)
-
-
-def _more(text: str) -> None:
+def _write(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _bold(text: str) -> str:
-    return _styled(text, 1)
-
-
-def _dim(text: str) -> str:
-    return _styled(text, 2)
-
-
-def _styled(text: str, code: int) -> str:
+def _styled(text: str, code: int = 1) -> str:
+    """Return the text in bold, or in another style of ANSI terminals."""
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
