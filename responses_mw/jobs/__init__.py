@@ -3,10 +3,8 @@
     service     what the routes use: create, follow, cancel, delete; and the tasks of this process
     follower    the readers of event logs in this process
     worker      claims jobs, renews their leases, drains
-    job_runner  runs one claimed job to its end
-    event_log   writes the events of all running jobs
-    retry       decides when a job is retried because the upstream was unavailable
-    finalize    ends a job in place of its worker: a lost, failed or cancelled one
+    job_runner  runs one claimed job to its end, or decides when it is retried
+    event_log   writes the events of all running jobs, and ends a job in place of its worker: a lost, failed or cancelled one
 
 The layout in Redis, and which step is atomic, is described in `state`.
 """

@@ -1,15 +1,27 @@
-"""Writes the events of all running jobs of this process to their logs: one round trip for all, at most every 50 ms."""
+"""The event logs of jobs: written while they run, read for a takeover, and ended in place of a worker.
+
+The events of all running jobs of this process are written in one round trip, at most every 50 ms.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
+from ..engine.history import RunContext, commit
+from ..errors import APIError, WorkerLost
+from ..ids import RunIds
 from ..protocol import sse
+from ..protocol.response.document import end
 from ..protocol.response.events import Event
-from ..state import Batch, Job, Jobs, StateUnavailable
+from ..protocol.response.replay import LogReplay
+from ..protocol.types import Document
+from ..state import Batch, Chain, Damaged, Fenced, Job, Jobs, OverBound, State, StateUnavailable, Taken
+from ..telemetry.context import report_lost_job
 from ..telemetry.metrics import EVENTS_APPENDED, LEASES_LOST
+from ..threads import by_size
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +44,7 @@ class ClaimedJob:
         self.sending: Batch | None = None
         self.sent = asyncio.Event()
         self.ending = False
+        """Whether the pending events are stored with the response instead of being sent."""
         self.size = 0
         self.stopped: str | None = None
         """The reason to stop the run, if it should stop."""
@@ -56,23 +69,22 @@ class ClaimedJob:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are events that are not in the log yet."""
-        return self.sending is not None or self._count > 0
+        """Whether there are events to send that are not in the log yet."""
+        return self.sending is not None or (self._count > 0 and not self.ending)
 
-    def write(self, events: Iterable[Event]) -> None:
-        for event in events:
-            data = sse.encode([event])
-            self._pending.append(data)
-            self._count += 1
-            self.size += len(data)
+    def write(self, events: list[Event]) -> None:
+        data = sse.encode(events)
+        self._pending.append(data)
+        self._count += len(events)
+        self.size += len(data)
 
-    def batch(self, *, final: bool = False) -> Batch | None:
+    def batch(self) -> Batch | None:
         """Take the pending events as a batch; None if there are none."""
         if not self._count:
             return None
         first = self.next_number
         self.next_number += self._count
-        batch = Batch(first, self.next_number - 1, b"".join(self._pending), final)
+        batch = Batch(first, self.next_number - 1, b"".join(self._pending))
         self._pending, self._count = [], 0
         return batch
 
@@ -111,9 +123,7 @@ class EventLogWriter:
     async def last(self, claimed: ClaimedJob) -> None:
         """Wait for the batch being sent and send no more: the pending events are stored with the response."""
         claimed.ending = True
-        while claimed.sending is not None and claimed.stopped != LOST:
-            claimed.sent.clear()
-            await claimed.sent.wait()
+        await self.written(claimed)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -157,3 +167,90 @@ class EventLogWriter:
             if claimed.sending is not None and claimed.stopped != LOST:
                 sending[claimed] = claimed.sending
         return sending
+
+
+# -- the log of a job that this process holds, but does not run ----------------------------------------------------
+
+
+async def write_end(state: State, taken: Taken) -> Document:
+    """Finalize a job that was taken as `lost`, `failed` or `cancelled`."""
+    assert taken.job is not None
+    job, error, kind = taken.job, taken.job.error, ""
+    if taken.verdict == "cancelled":
+        error = None
+    elif taken.verdict != "failed" or error is None:
+        LEASES_LOST.add()
+        error, kind = {"code": "server_error", "message": WorkerLost().message}, WorkerLost.__name__
+    document = await _write(state, job, "failed" if error else "cancelled", error)
+    report_lost_job(job.response_id, job.owner, document["status"], error["code"] if error else "", kind)
+    return document
+
+
+async def write_failure(state: State, job: Job, error: dict[str, str]) -> Document:
+    """Finalize a job as failed, with the output in its log. Raises `Fenced` if another process holds it now."""
+    return await _write(state, job, "failed", error)
+
+
+async def _write(state: State, job: Job, status: str, error: dict[str, str] | None) -> Document:
+    output = await read_log(state, job)
+    output.cut()
+    document = {**job.document, "output": output.items, "status": status, "error": error}
+    last = Batch(job.next_number, job.next_number, sse.encode([end(document, job.next_number)]), final=True)
+    context = RunContext(await _chain(state, job), RunIds(response=job.response_id), job.input, job.owner, job.token)
+    try:
+        await commit(state, context, document, last)
+    except (OverBound, Damaged):  # the conversation is full or damaged: store the response without it
+        await commit(state, replace(context, chain=Chain.new()), document, last)
+    await clean_up(state, job.response_id)
+    return document
+
+
+async def clean_up(state: State, response_id: str) -> None:
+    """Remove a job that has ended from the queue, and compress its log. If that fails, the log stays until it expires."""
+    await state.queue.drop(response_id)
+    try:
+        await state.jobs.compress(response_id)
+    except StateUnavailable as error:
+        logger.debug("could not compress the log of response %s: %s", response_id, error.message)
+
+
+async def read_log(state: State, job: Job) -> LogReplay:
+    """Replay the job's log up to the first gap or damage. Only one page of it is in memory at a time.
+
+    The caller must hold the job, so that nobody else writes to the log. Raises `Fenced` if the log was deleted.
+    """
+    output = LogReplay()
+    while output.next_number < job.next_number:
+        (batches,) = await state.jobs.logs([(job.response_id, output.next_number - 1)])
+        if isinstance(batches, Damaged):
+            break
+        if not batches:
+            raise Fenced(job.response_id)  # it was deleted in the meantime
+        if not await by_size(sum(len(batch.data) for batch in batches), _replay, output, batches):
+            logger.error("the event log of response %s has a gap after event %d", job.response_id, output.next_number - 1)
+            break
+    return output
+
+
+def _replay(output: LogReplay, batches: list[Batch]) -> bool:
+    """Take the batches up to the first gap. Return whether there is none."""
+    for batch in batches:
+        if batch.first != output.next_number:
+            return False
+        output.read(batch.data)
+    output.join()
+    return True
+
+
+async def _chain(state: State, job: Job) -> Chain:
+    """Return the history of the response, or an empty one if it was deleted or is damaged."""
+    previous, conversation = job.document["previous_response_id"], job.document["conversation"]
+    try:
+        if previous:
+            return await state.responses.chain(previous, job.owner)
+        if conversation:
+            return await state.conversations.chain(conversation["id"], job.owner)
+    except APIError as error:
+        if error.status >= 500 and not isinstance(error, Damaged):
+            raise
+    return Chain.new()

@@ -1,9 +1,10 @@
-"""Runs one claimed job, from its stored request to its end."""
+"""Runs one claimed job, from its stored request to its end, and decides when to retry it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import MutableMapping
 from contextlib import aclosing
@@ -17,22 +18,37 @@ from ..engine.history import commit
 from ..engine.run import REQUEST_LIMITS, Run, RunMode
 from ..engine.runner import Runner
 from ..engine.turns import MAX_CONTINUATIONS
-from ..errors import APIError, Unauthorized, Unavailable, UpstreamError, WorkerLost
+from ..errors import (
+    APIError,
+    Unauthorized,
+    Unavailable,
+    UpstreamBrokeOff,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    WorkerLost,
+)
 from ..protocol import sse
 from ..protocol.request.create import parse
 from ..protocol.response.replay import Takeover, take_over
 from ..settings import RedisSettings
 from ..state import Batch, Chain, Damaged, Deleted, Fenced, Job, OverBound, OverQuota, State, StateUnavailable, Taken
-from ..telemetry.context import annotate, end_run, report_continuation
+from ..telemetry.context import annotate, end_run, kind_of_error, report_continuation
 from ..telemetry.metrics import JOBS_RETRIED
 from ..telemetry.tracing import link_to_request
 from ..threads import by_size
 from ..upstream import Caller
 from ..upstream.errors import as_response_error
-from . import retry
-from .event_log import EVENTS_BEFORE_OUTPUT, LOST, ClaimedJob, EventLogWriter
-from .finalize import compress_log, read_log, write_end, write_failure
-from .retry import CircuitBreaker
+from .event_log import (
+    EVENTS_BEFORE_OUTPUT,
+    LOST,
+    ClaimedJob,
+    EventLogWriter,
+    clean_up,
+    read_log,
+    write_end,
+    write_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +56,12 @@ KEY_ROLLOUT_SECONDS = 3600.0
 """Seconds after its creation that a job waits for a replica that has its key. A rollout of new keys may be in progress."""
 _LOG_STEP = 1024 * 1024
 """Bytes by which a running job's log grows before it is counted in the owner's quota again."""
-_NOT_IN_TIME = "The server was stopped before the response was complete."
+FIRST_DELAY, MAX_DELAY = 1.0, 30.0
+"""Seconds until a job's first retry. The delay doubles with each retry, up to the maximum."""
+TIMEOUT_FACTOR = 20
+"""A job waits for the upstream this many times as long as a stream, `upstream.overload_timeout`."""
+FAILURES = 3
+"""Number of consecutive failures that open the circuit."""
 
 
 class JobRunner:
@@ -60,7 +81,7 @@ class JobRunner:
         self._sealer = sealer
         self._log_writer = log_writer
         self.breaker = CircuitBreaker()
-        self._retry_timeout = retry.TIMEOUT_FACTOR * runner.turns.overload_timeout
+        self._retry_timeout = TIMEOUT_FACTOR * runner.turns.overload_timeout
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token of the response is an event of a few hundred bytes in the log.
@@ -79,7 +100,7 @@ class JobRunner:
                 return
             if not await self._retry(claimed, error, None):
                 code, message = as_response_error(error)
-                document = await write_failure(self._state, job, message, code)
+                document = await write_failure(self._state, job, {"code": code, "message": message})
                 end_run(document, turns=0, error=error)
             return
         await self._produce(claimed, run)
@@ -95,11 +116,14 @@ class JobRunner:
         """
         if not claimed.is_interrupted:
             return await self._retry(claimed, run.error, run)
-        if await self._can_go_on(claimed, run):
-            await self._hand_back(claimed, run)
-            return True
-        run.fail(Unavailable(_NOT_IN_TIME))
-        return False
+        if not await self._can_go_on(claimed, run):
+            run.fail(Unavailable("The server was stopped before the response was complete."))
+            return False
+        await self._flush(claimed)
+        await self._state.jobs.release(_counted(claimed.job, run.continuations))
+        annotate(outcome="requeued")
+        await self._state.queue.ready(claimed.job.response_id, first=True)
+        return True
 
     async def _resume(self, claimed: ClaimedJob) -> Run:
         job = claimed.job
@@ -207,8 +231,7 @@ class JobRunner:
                 break
             else:
                 run.report()
-                await self._state.queue.drop(claimed.job.response_id)
-                await compress_log(self._state, claimed.job.response_id)
+                await clean_up(self._state, claimed.job.response_id)
                 break
 
     async def _retry(self, claimed: ClaimedJob, error: Exception | None, run: Run | None) -> bool:
@@ -216,7 +239,7 @@ class JobRunner:
 
         Returns whether the job was requeued.
         """
-        why = retry.reason(error)
+        why = retry_reason(error)
         if why is None:
             if error is None or isinstance(error, UpstreamError):
                 self.breaker.succeed()
@@ -243,7 +266,7 @@ class JobRunner:
         if await self._state.jobs.retry(
             job, {"code": code, "message": message}, seconds=self._retry_timeout, is_attempt=is_broken
         ):
-            pause = min(left, retry.delay(job.retries, error))
+            pause = min(left, retry_delay(job.retries, error))
             await self._state.queue.renew([job.response_id], pause)
             JOBS_RETRIED.add(1, {"reason": why})
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
@@ -269,12 +292,6 @@ class JobRunner:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
 
-    async def _hand_back(self, claimed: ClaimedJob, run: Run) -> None:
-        await self._flush(claimed)
-        await self._state.jobs.release(_counted(claimed.job, run.continuations))
-        annotate(outcome="requeued")
-        await self._state.queue.ready(claimed.job.response_id, first=True)
-
 
 def _counted(job: Job, continuations: int) -> Job:
     """Return the job with the interruptions of one more run."""
@@ -284,3 +301,68 @@ def _counted(job: Job, continuations: int) -> Job:
 def secrets_purpose(response_id: str) -> str:
     """Return the ``purpose`` with which a job's secrets are sealed and opened."""
     return f"job {response_id}"
+
+
+def retry_reason(error: Exception | None) -> str | None:
+    """Return the reason to retry a job that failed with `error`; None if it should not be retried."""
+    if not isinstance(error, UpstreamError):
+        return None
+    has_broken = isinstance(error, UpstreamBrokeOff | UpstreamUnreachable)
+    if error.is_overload:
+        return "unreachable" if has_broken or isinstance(error, UpstreamTimeout) else str(error.status)
+    if has_broken:
+        return "broken"
+    # A request that the upstream received but did not answer in time is not sent again.
+    return "504" if error.status == 504 and not isinstance(error, UpstreamTimeout) else None
+
+
+def retry_delay(retries: int, error: UpstreamError) -> float:
+    """Return the seconds until the next retry: exponential with jitter, but at least as long as the upstream asked."""
+    backoff = min(MAX_DELAY, FIRST_DELAY * (1 << min(retries, 16)))
+    return max(backoff * random.uniform(0.5, 1), error.retry_after or 0.0)  # noqa: S311 (jitter)
+
+
+class CircuitBreaker:
+    """Stops the jobs of this process while the upstream is unavailable.
+
+    `FAILURES` in a row open the circuit. From then on, one job per pause probes the upstream; the pause doubles with each probe
+    that fails. The first success closes the circuit. Times are event loop times.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._opened = 0.0
+        self._next_probe = 0.0
+        self._pause = FIRST_DELAY
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= FAILURES
+
+    @property
+    def admits(self) -> bool:
+        """Whether a job may begin now."""
+        return not self.is_open or asyncio.get_running_loop().time() >= self._next_probe
+
+    def begin(self) -> None:
+        """Record that a job begins. The next probe must wait for one pause."""
+        self._next_probe = asyncio.get_running_loop().time() + self._pause
+
+    def succeed(self) -> None:
+        """Record that the upstream serves requests."""
+        if self.is_open:
+            logger.info("the upstream is available again: resuming background responses")
+        self._failures, self._pause = 0, FIRST_DELAY
+
+    def fail(self, began: float, error: UpstreamError) -> None:
+        """Record that the upstream was unavailable for a job. `began` is the time when the job began."""
+        was_open, now = self.is_open, asyncio.get_running_loop().time()
+        self._failures += 1
+        if not self.is_open or (was_open and began < self._opened):
+            return  # a job from before the circuit opened says nothing new
+        if was_open:
+            self._pause = min(MAX_DELAY, 2 * self._pause)
+        else:
+            logger.warning("the upstream is unavailable, background responses are paused: %s", kind_of_error(error))
+        self._opened = now
+        self._next_probe = now + max(self._pause, min(MAX_DELAY, error.retry_after or 0.0))

@@ -20,7 +20,7 @@ from ..settings import JobSettings, RedisSettings
 from ..state import Batch, Damaged, Deleted, Fenced, State, StateUnavailable, Taken
 from ..telemetry.context import annotate
 from ..telemetry.tracing import queueing_span, with_trace_context
-from .finalize import write_end
+from .event_log import write_end
 from .follower import Followers
 from .job_runner import secrets_purpose
 from .worker import Worker

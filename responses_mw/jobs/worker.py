@@ -24,8 +24,7 @@ from ..state import Damaged, Deleted, Fenced, Job, State, StateUnavailable
 from ..state.schema import Partition, stop_channel
 from ..telemetry.context import WarningLimit, count_response, log_facts, report_failure
 from ..telemetry.tracing import job_span
-from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter
-from .finalize import write_end
+from .event_log import DRAINED, LOST, SHUT_DOWN, ClaimedJob, EventLogWriter, write_end
 from .job_runner import JobRunner
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from responses_mw.ids import RunIds
-from responses_mw.jobs.finalize import read_log
+from responses_mw.jobs.event_log import read_log
 from responses_mw.protocol import sse
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.response import document

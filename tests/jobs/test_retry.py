@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from benchmarks.processes import free_port
 from responses_mw.errors import UpstreamBrokeOff, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from responses_mw.jobs import retry, worker
-from responses_mw.jobs.retry import CircuitBreaker
+from responses_mw.jobs import job_runner, worker
+from responses_mw.jobs.job_runner import CircuitBreaker
 from tests.jobs.test_background import create, ended, get, streamed
 from tests.support.scripted import HELLO, BrokenOff, error, frame, text
 
@@ -29,7 +29,7 @@ FAST = 0.05
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come at once."""
-    monkeypatch.setattr(retry, "FIRST_DELAY", FAST)
+    monkeypatch.setattr(job_runner, "FIRST_DELAY", FAST)
     monkeypatch.setattr(worker, "POLL", FAST)
 
 
@@ -249,16 +249,16 @@ async def test_errors_of_ones_requests_hold_up_nobody_else(replica: Replica, ups
     ],
 )
 def test_errors_after_which_a_job_is_tried_again(failure: Exception | None, reason: str | None) -> None:
-    assert retry.reason(failure) == reason
+    assert job_runner.retry_reason(failure) == reason
 
 
 def test_the_delay_doubles_up_to_a_maximum_and_honours_retry_after() -> None:
     busy = UpstreamError("", status=503, is_overload=True)
-    assert 0.5 <= retry.delay(0, busy) <= 1
-    assert 4 <= retry.delay(3, busy) <= 8
-    assert retry.delay(10_000, busy) <= retry.MAX_DELAY
+    assert 0.5 <= job_runner.retry_delay(0, busy) <= 1
+    assert 4 <= job_runner.retry_delay(3, busy) <= 8
+    assert job_runner.retry_delay(10_000, busy) <= job_runner.MAX_DELAY
     busy.retry_after = 90.0
-    assert retry.delay(0, busy) == 90
+    assert job_runner.retry_delay(0, busy) == 90
 
 
 async def test_a_circuit_opens_after_three_errors_in_a_row() -> None:
@@ -274,9 +274,9 @@ async def test_a_circuit_opens_after_three_errors_in_a_row() -> None:
 
 
 async def test_an_open_circuit_admits_one_probe_in_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.05)
     breaker, busy, loop = CircuitBreaker(), UpstreamError("", status=503), asyncio.get_running_loop()
-    for _ in range(retry.FAILURES):
+    for _ in range(job_runner.FAILURES):
         breaker.fail(loop.time(), busy)
     async with asyncio.timeout(10):
         while not breaker.admits:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from responses_mw.jobs import retry, worker
+from responses_mw.jobs import job_runner, worker
 from tests.jobs.conftest import LEASE
 from tests.jobs.test_background import create_streamed, ended, follow, get, streamed
 from tests.support.continuing import PIECE, Continuing
@@ -34,7 +34,7 @@ def upstream() -> Continuing:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs wait in the queue for minutes, though running responses do not."""
-    monkeypatch.setattr(retry, "TIMEOUT_FACTOR", 3000)
+    monkeypatch.setattr(job_runner, "TIMEOUT_FACTOR", 3000)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ class Crashing(Continuing):
 async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
     other: Any, upstream: Crashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(worker, "POLL", 0.05)
     upstream.cuts = deque([1] * 20)
     ours = other(upstream__overload_timeout=0.1)
@@ -207,7 +207,7 @@ async def test_a_response_that_crashes_the_upstream_each_time_is_given_up(
 async def test_a_response_is_continued_three_times_by_all_workers_together(
     other: Any, upstream: Continuing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(job_runner, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(worker, "POLL", 0.05)
     upstream.thought, upstream.cuts = THOUGHT, deque([1] * 20)
     ours = other()
