@@ -21,145 +21,66 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _WITHOUT_EFFECT = 0x00050000  # an error of 0: the call reports success and does nothing
 
-# name: number on x86_64 (None: no such call) and on aarch64
-_NUMBERS: dict[str, tuple[int | None, int | None]] = {
+_Numbers = tuple[int | None, ...]
+
+
+def _numbers(table: str) -> list[_Numbers]:
+    """Parse calls: name, number on x86_64 and number on aarch64 (``-``: no such call). ``#`` begins a comment."""
+    calls = [call.split() for line in table.splitlines() for call in line.partition("#")[0].split(",") if call.strip()]
+    return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in calls]
+
+
+_REFUSED = _numbers("""
     # the network; socketpair is allowed, because event loops need it
-    "socket": (41, 198),
+    socket 41 198
     # other processes
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "get_robust_list": (274, 100),
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438,
+    pidfd_send_signal 424 424, process_madvise 440 440, process_mrelease 448 448, kcmp 312 272, migrate_pages 256 238,
+    move_pages 279 239, get_robust_list 274 100
     # namespaces and mounts
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
+    unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428,
+    move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442,
+    name_to_handle_at 303 264, open_by_handle_at 304 265
     # memory that no limit counts
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
+    memfd_create 319 279, memfd_secret 447 447
     # System V and POSIX objects: other processes' objects can be used and removed by id, without being opened
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "msgget": (68, 186),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semtimedop": (220, 192),
-    "semctl": (66, 191),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    "mq_timedsend": (242, 182),
-    "mq_timedreceive": (243, 183),
-    "mq_notify": (244, 184),
-    "mq_getsetattr": (245, 185),
+    shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, semget 64 190,
+    semop 65 193, semtimedop 220 192, semctl 66 191, mq_open 240 180, mq_unlink 241 181, mq_timedsend 242 182,
+    mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185
     # reveals what other processes do with shared files; Landlock does not check it
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "inotify_add_watch": (254, 27),
-    "fanotify_init": (300, 262),
-    "fanotify_mark": (301, 263),
+    inotify_init 253 -, inotify_init1 294 26, inotify_add_watch 254 27, fanotify_init 300 262, fanotify_mark 301 263
     # uses up a quota of the whole machine
-    "io_setup": (206, 0),
+    io_setup 206 0
     # parts of the kernel that the code does not need, and that have had vulnerabilities
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "personality": (135, 92),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "modify_ldt": (154, None),
-    "uselib": (134, None),
-    "acct": (163, 89),
-    "syslog": (103, 116),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-}
+    io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, bpf 321 280, perf_event_open 298 241,
+    userfaultfd 323 282, add_key 248 217, request_key 249 218, keyctl 250 219, personality 135 92, quotactl 179 60,
+    quotactl_fd 443 443, modify_ldt 154 -, uselib 134 -, acct 163 89, syslog 103 116, swapon 167 224, swapoff 168 225,
+    reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
+    delete_module 176 106
+""")
 
 # Refused without a process namespace: the code must not start processes (they would outlive the container), reach others, or
 # change the user's files outside by calls that Landlock does not check.
-_NUMBERS_ALONE: dict[str, tuple[int | None, int | None]] = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),  # makes the process dumpable again: other processes of the same user could inspect it
-    "execveat": (322, 281),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "setpriority": (141, 140),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "ioprio_set": (251, 30),
-    "timer_create": (222, 107),  # uses up the user's quota of signals
+_REFUSED_ALONE = _numbers("""
+    fork 57 -, vfork 58 -
+    execve 59 221  # makes the process dumpable again: other processes of the same user could inspect it
+    execveat 322 281, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
+    setpriority 141 140, sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
+    sched_setaffinity 203 122, ioprio_set 251 30
+    timer_create 222 107  # uses up the user's quota of signals
     # without a network namespace, a socket of a socketpair can reach the machine's named sockets
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "sendmsg": (46, 211),
-    "sendmmsg": (307, 269),
+    connect 42 203, bind 49 200, sendmsg 46 211, sendmmsg 307 269
     # files
-    "truncate": (76, 45),  # Landlock checks it since version 3
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-}
+    truncate 76 45  # Landlock checks it since version 3
+    setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16
+""")
 
 # Without a process namespace, these do nothing and report success: programs that copy files or unpack archives expect that.
 # Nothing in a container depends on their effect.
-_NUMBERS_WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-}
+_WITHOUT_EFFECT_ALONE = _numbers("""
+    chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
+    utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
+""")
 
 
 class _Rule(NamedTuple):
@@ -229,7 +150,7 @@ def program(machine: str, *, alone: bool) -> bytes:
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, arch, sendto = _MACHINES[machine]
-    refused = _NUMBERS | _NUMBERS_ALONE if alone else _NUMBERS
+    refused = _REFUSED + _REFUSED_ALONE if alone else _REFUSED
     lines = [
         _line(_LOAD, _ARCH),
         _line(_EQUAL, arch, 1, 0),
@@ -241,7 +162,7 @@ def program(machine: str, *, alone: bool) -> bytes:
         *_answers(refused, column, _REFUSE),
     ]
     if alone:
-        lines += [*_answers(_NUMBERS_WITHOUT_EFFECT, column, _WITHOUT_EFFECT), *_without_address(sendto)]
+        lines += [*_answers(_WITHOUT_EFFECT_ALONE, column, _WITHOUT_EFFECT), *_without_address(sendto)]
     for rule in (*_RULES, *(_RULES_ALONE if alone else _RULES_NAMESPACES)):
         lines += _decided(rule, column)
     return b"".join([*lines, _line(_RETURN, _ALLOW)])
@@ -255,8 +176,8 @@ def _answer(test: int, value: int, answer: int) -> list[bytes]:
     return [_line(test, value, 0, 1), _line(_RETURN, answer)]
 
 
-def _answers(table: dict[str, tuple[int | None, int | None]], column: int, answer: int) -> list[bytes]:
-    numbers = [numbers[column] for numbers in table.values()]
+def _answers(calls: list[_Numbers], column: int, answer: int) -> list[bytes]:
+    numbers = [call[column] for call in calls]
     return [line for number in numbers if number is not None for line in _answer(_EQUAL, number, answer)]
 
 
