@@ -8,21 +8,19 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..auth import CONTAINER_OWNER_HEADER
-from .container import Isolation, Outcome, SandboxError
-from .containers import Containers
+from . import MIN_MEMORY, SandboxSettings
+from .containers import Containers, PythonResult, SandboxError
 from .jail.isolation import hide
-from .settings import MIN_MEMORY, SandboxSettings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,23 +34,6 @@ _INSTRUCTIONS = (
     "Runs Python code and returns what it printed and the value of its last expression. Variables, imports and files are kept "
     "for later calls in the same container. There is no network, and packages cannot be installed."
 )
-
-
-class WrittenFile(BaseModel):
-    name: str = Field(description="path below the working directory")
-    size: int = Field(description="bytes")
-
-
-class PythonResult(BaseModel):
-    """The structured content of the tool's result."""
-
-    container_id: str = Field(description="pass it to the next call to continue in the same container")
-    stdout: str
-    stderr: str
-    result: str | None = Field(description="repr of the last expression; null if there is none or it is None")
-    error: str | None = Field(description="traceback, if the code raised")
-    files: list[WrittenFile] = Field(description="files that the code wrote or changed")
-    ended: str | None = Field(description="why the container and its variables are lost; null while it exists")
 
 
 def create_app(settings: SandboxSettings) -> ASGIApp:
@@ -76,22 +57,19 @@ def create_app(settings: SandboxSettings) -> ASGIApp:
         ] = None,
     ) -> Annotated[CallToolResult, PythonResult]:
         named = None if container_id == "auto" else container_id
+        owner = (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")  # a header, because the model writes the arguments
         try:
-            used, outcome = await containers.run(code, named, memory_bytes, owner=_owner(context))
+            outcome = await containers.run(code, named, memory_bytes, owner)
         except SandboxError as error:
             raise ToolError(str(error)) from error
-        return _tool_result(used, outcome)
+        content = [TextContent(type="text", text=_text(outcome))]
+        return CallToolResult(content=content, structured_content=outcome.model_dump(), is_error=outcome.ended is not None)
 
     server.custom_route(HEALTH, methods=["GET"])(_health)
     app = server.streamable_http_app(stateless_http=True, host=settings.host)
     if settings.token is None:
         return app
     return _BearerToken(app, settings.token.get_secret_value())
-
-
-def _owner(context: Context[Any, Any]) -> str:
-    """Return the owner of the containers. It comes from a header, because the model writes the arguments."""
-    return (context.headers or {}).get(CONTAINER_OWNER_HEADER, "")
 
 
 async def _health(_: Request) -> Response:
@@ -107,30 +85,22 @@ def serve(settings: SandboxSettings) -> None:
     except SandboxError as error:
         sys.exit(f"responses-mw sandbox: {error}")
     hide()  # containers may run as our user, and must not inspect this process
-    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation.name}", flush=True)  # noqa: T201
+    print(f"responses-mw sandbox: http://{settings.host}:{settings.port}/mcp, isolation: {isolation}", flush=True)  # noqa: T201
     uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning", lifespan="on")
 
 
-async def _isolation(settings: SandboxSettings) -> Isolation:
+async def _isolation(settings: SandboxSettings) -> str:
     async with Containers(settings) as containers:
-        return containers.isolation
+        return containers.isolation.name
 
 
-def _tool_result(container_id: str, outcome: Outcome) -> CallToolResult:
-    structured = {"container_id": container_id, **asdict(outcome)}
-    text = _text(container_id, outcome)
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=structured, is_error=outcome.ended is not None
-    )
-
-
-def _text(container_id: str, outcome: Outcome) -> str:
+def _text(outcome: PythonResult) -> str:
     """Format an outcome for the model."""
     parts = [part.rstrip("\n") for part in (outcome.stdout, outcome.stderr, outcome.result, outcome.error) if part]
     if outcome.files:
         parts.append("Files: " + ", ".join(f"{file.name} ({file.size} bytes)" for file in outcome.files))
     if outcome.ended is not None:
-        parts.append(f"The container {container_id} is lost, with its variables and files: {outcome.ended}.")
+        parts.append(f"The container {outcome.container_id} is lost, with its variables and files: {outcome.ended}.")
     return "\n".join(parts) or "(no output)"
 
 

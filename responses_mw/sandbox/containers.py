@@ -1,7 +1,7 @@
-"""A container as the service sees it: an untrusted process.
+"""The containers of a sandbox, each an untrusted process.
 
-Its output goes to files in memory, and only a bounded part is read, so it can neither block the service nor exhaust its memory.
-Its replies are frames of bounded length that must match the request; anything else ends the container.
+The output of a container goes to files in memory, and only a bounded part is read, so it can neither block the service nor
+exhaust its memory. Its replies are frames of bounded length that must match the request; anything else ends the container.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Annotated, Self, cast
 
-from .jail.isolation import ResourceLimits
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-if TYPE_CHECKING:
-    from .jail.launch import Plan
-    from .settings import SandboxSettings
+from ..ids import mint
+from . import SandboxSettings
+from .jail.isolation import LEVELS, Isolation, ResourceLimits
+from .jail.launch import MAX_FILES, Plan
 
 _BOOT = (
     "import sys, json; sys.path.insert(0, sys.argv[1]); from jail.launch import main; sys.path.pop(0); "
@@ -33,8 +33,6 @@ _BOOT = (
 _LENGTH = 4
 _MAX_ESCAPE = 12  # maximum length of one character in JSON: two escaped surrogates
 _FRAME_OVERHEAD = 2 * 1024 * 1024  # file names and everything else
-_MAX_FILES = 100
-_MAX_SIZE = 2**63 - 1
 _END_TIMEOUT = 5.0
 _INHERITED = ("LD_LIBRARY_PATH",)  # needed to load the interpreter; the code does not see it
 
@@ -43,55 +41,167 @@ class SandboxError(Exception):
     """An error whose message is shown to the caller."""
 
 
-class NotStarted(SandboxError):
-    """A container could not be started."""
-
-
 class _BadReply(Exception):
     """A reply that is malformed or does not match the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Isolation:
-    """A level of isolation. Strong levels use namespaces."""
+class _Reply(BaseModel):
+    """The reply to a cell, as ``jail.launch`` writes it."""
 
-    name: str
-    namespaces: bool
-    user_namespace: bool
-    own_user: bool
-    landlock: bool
+    model_config = ConfigDict(strict=True)
 
-
-@dataclass(frozen=True, slots=True)
-class File:
-    name: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a cell. ``ended`` says why the container ended; None while it runs."""
-
-    stdout: str
-    stderr: str
+    nonce: str
     result: str | None = None
     error: str | None = None
-    files: tuple[File, ...] = ()
-    ended: str | None = None
+    files: list[tuple[str, Annotated[int, Field(ge=0, lt=2**63)]]] = Field(max_length=MAX_FILES)
+
+
+class WrittenFile(BaseModel):
+    name: str = Field(description="path below the working directory")
+    size: int = Field(description="bytes")
+
+
+class PythonResult(BaseModel):
+    """The outcome of a cell, and the structured content of the tool's result."""
+
+    container_id: str = Field(description="pass it to the next call to continue in the same container")
+    stdout: str
+    stderr: str
+    result: str | None = Field(description="repr of the last expression; null if there is none or it is None")
+    error: str | None = Field(description="traceback, if the code raised")
+    files: list[WrittenFile] = Field(description="files that the code wrote or changed")
+    ended: str | None = Field(description="why the container and its variables are lost; null while it exists")
+
+
+class Containers:
+    """All containers, as an async context manager: found by id, limited in number, kept for some time after their last use.
+
+    Entering it selects the strongest isolation available. Without namespaces, it raises ``SandboxError`` unless
+    ``allow_weak_isolation`` is set. Exiting it ends every container.
+    """
+
+    isolation: Isolation
+    """The isolation of each container. Available once entered."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._live: dict[str, Container] = {}  # the least recently used comes first
+        self._slots = set(range(settings.max_containers))
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self.isolation = await self._strongest()
+        self._expiry = asyncio.create_task(self._expire())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._expiry.cancel()
+        for container in list(self._live.values()):
+            self._discard(container)
+        await asyncio.gather(*self._ending)
+
+    async def run(self, code: str, container_id: str | None, memory_bytes: int | None, owner: str) -> PythonResult:
+        """Run ``code`` in the ``owner``'s container, or in a new one (None).
+
+        The memory of a new container is limited to ``memory_bytes`` or the setting, whichever is lower. Raises
+        ``SandboxError``, also for another owner's container.
+        """
+        container = await self._create(memory_bytes, owner) if container_id is None else self._find(container_id, owner)
+        container.calls += 1
+        try:
+            return await container.run(code)
+        finally:
+            container.calls -= 1
+            self._used(container)
+
+    def _find(self, container_id: str, owner: str) -> Container:
+        container = self._live.get(container_id)
+        if container is None or container.ended or container.owner != owner:
+            raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
+        return container
+
+    def _used(self, container: Container) -> None:
+        if container.ended:
+            self._discard(container)
+        elif container.id in self._live:
+            container.last_used = asyncio.get_running_loop().time()
+            self._live[container.id] = self._live.pop(container.id)
+
+    async def _create(self, memory_bytes: int | None, owner: str) -> Container:
+        settings = self._settings
+        if memory_bytes is not None and memory_bytes < settings.memory_bytes:
+            settings = settings.model_copy(update={"memory_bytes": memory_bytes})
+        container = Container(mint("cntr"), await self._free_slot(), settings, self.isolation, owner)
+        self._live[container.id] = container
+        container.calls += 1
+        try:
+            await container.start()
+        except BaseException:
+            self._discard(container)
+            raise
+        finally:
+            container.calls -= 1
+        return container
+
+    async def _free_slot(self) -> int:
+        """Return a free slot. If there is none, end the container idle for longest. Raises ``SandboxError``."""
+        while not self._slots:
+            idle = next((container for container in self._live.values() if not container.calls), None)
+            if idle is not None:
+                self._discard(idle)
+            if not self._ending:
+                raise SandboxError(f"All {self._settings.max_containers} containers are in use. Try again later.")
+            await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+        return self._slots.pop()
+
+    def _discard(self, container: Container) -> None:
+        """End a container in the background. Its slot and user become free once its last process has ended."""
+        if self._live.pop(container.id, None) is None:
+            return
+        container.cut()
+        task = asyncio.create_task(self._end(container))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self, container: Container) -> None:
+        await container.end()
+        self._slots.add(container.slot)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._settings.keep / 4))
+            expired = asyncio.get_running_loop().time() - self._settings.keep
+            for container in list(self._live.values()):
+                if not container.calls and container.last_used < expired:
+                    self._discard(container)
+
+    async def _strongest(self) -> Isolation:
+        refused = []
+        for isolation in LEVELS:
+            if isolation.own_user and os.geteuid() != 0:
+                continue
+            if not isolation.namespaces and not self._settings.allow_weak_isolation:
+                break
+            trial = Container("trial", 0, self._settings, isolation, "")
+            try:
+                await trial.start("import ctypes, decimal")  # fails if a library directory is hidden
+            except SandboxError as error:
+                refused.append(f"{isolation.name}: {error}")
+            else:
+                return isolation
+            finally:
+                await trial.end()
+        raise SandboxError(
+            f"the kernel does not grant sufficient isolation ({'; '.join(refused)}). If this service already runs in a "
+            "sandbox, set allow_weak_isolation to start anyway (see docs/sandbox.md)."
+        )
 
 
 class Container:
     """A container. Call ``start`` first, and always call ``end``, even if it has ended already."""
 
-    def __init__(
-        self,
-        id: str,  # noqa: A002 (the field's name)
-        slot: int,
-        settings: SandboxSettings,
-        isolation: Isolation,
-        owner: str = "",
-    ) -> None:
-        self.id = id
+    def __init__(self, container_id: str, slot: int, settings: SandboxSettings, isolation: Isolation, owner: str) -> None:
+        self.id = container_id
         self.owner = owner
         self.slot = slot
         self.calls = 0  # running or waiting
@@ -107,7 +217,17 @@ class Container:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self, first_cell: str = "") -> None:
-        """Start the processes and run ``first_cell``. Raises ``NotStarted`` with the last line of its errors."""
+        """Start the processes and run ``first_cell``. Raises ``SandboxError`` with the last line of its errors."""
+        try:
+            await self._launch()
+            first = await self.run(first_cell)
+        except OSError as error:
+            raise SandboxError(f"No container could be started: {error}") from error
+        if first.ended or first.error:
+            lines = (first.error or first.stderr).strip().splitlines()
+            raise SandboxError(lines[-1] if lines else first.ended)
+
+    async def _launch(self) -> None:
         self._outputs += [_output_file(), _output_file()]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -122,10 +242,6 @@ class Container:
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ},
                 cwd="/",
             )
-        first = await self.run(first_cell)
-        if first.ended or first.error:
-            lines = (first.error or first.stderr).strip().splitlines()
-            raise NotStarted(lines[-1] if lines else first.ended)
 
     def _plan(self, channel: int) -> Plan:
         settings, isolation = self._settings, self._isolation
@@ -148,11 +264,11 @@ class Container:
             "output_bytes": settings.output_bytes,
         }
 
-    async def run(self, code: str) -> Outcome:
+    async def run(self, code: str) -> PythonResult:
         """Run a cell after those already waiting. Cancellation ends the container."""
         async with self._lock:
             if self.ended:
-                return Outcome("", "", ended="it ended in an earlier call")
+                return self._outcome("", "", None, "it ended in an earlier call")
             for output in self._outputs:
                 os.ftruncate(output, 0)
             reply, ended = None, None
@@ -171,9 +287,10 @@ class Container:
                 raise
             if ended is not None:
                 self.cut()
-            return self._outcome(reply, ended)
+            stdout, stderr = (_printed(output, self._settings.output_bytes) for output in self._outputs)
+            return self._outcome(stdout, stderr, reply, ended)
 
-    async def _exchange(self, code: str) -> dict[str, Any]:
+    async def _exchange(self, code: str) -> _Reply:
         assert self._writer is not None
         nonce = secrets.token_hex(16)
         request = json.dumps({"nonce": nonce, "code": code}).encode("ascii")
@@ -182,35 +299,49 @@ class Container:
         size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
         if size > _MAX_ESCAPE * 2 * self._settings.output_bytes + _FRAME_OVERHEAD:
             raise _BadReply("too long")
-        return _checked(await self._reader.readexactly(size), nonce)
+        try:
+            reply = _Reply.model_validate_json(await self._reader.readexactly(size))
+        except ValidationError:
+            raise _BadReply("malformed") from None
+        if reply.nonce != nonce:
+            raise _BadReply("wrong nonce")
+        return reply
 
     async def _sweep(self) -> None:
         """Make the init end the processes that the cell left behind."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(b".")
-        self._last_line = await self._process.stdout.readline()
+        stdin, stdout = self._pipes()
+        stdin.write(b".")
+        self._last_line = await stdout.readline()
         if self._last_line != b"swept\n":
             raise EOFError
 
     async def _cause(self) -> str:
         """Return why the container ended, as reported by its init."""
-        assert self._process is not None
-        assert self._process.stdout is not None
+        _, stdout = self._pipes()
         try:
             async with asyncio.timeout(_END_TIMEOUT):
-                self._last_line += await self._process.stdout.read()
+                self._last_line += await stdout.read()
         except TimeoutError:
             return "its process stopped answering"
         return _explained(self._last_line.decode("ascii").split()[-2:], self._settings)
 
-    def _outcome(self, reply: dict[str, Any] | None, ended: str | None) -> Outcome:
-        stdout, stderr = (_printed(output, self._settings.output_bytes) for output in self._outputs)
-        if reply is None:
-            return Outcome(stdout, stderr, ended=ended)
-        files = tuple(File(_clean(name), size) for name, size in reply["files"])
-        return Outcome(stdout, stderr, _clean(reply.get("result")), _clean(reply.get("error")), files, ended)
+    def _pipes(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
+        """Return the standard input and output of the init."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def _outcome(self, stdout: str, stderr: str, reply: _Reply | None, ended: str | None) -> PythonResult:
+        return PythonResult(
+            container_id=self.id,
+            stdout=stdout,
+            stderr=stderr,
+            result=reply.result if reply else None,
+            error=reply.error if reply else None,
+            files=[WrittenFile(name=name, size=size) for name, size in reply.files] if reply else [],
+            ended=ended,
+        )
 
     def cut(self) -> None:
         """End the container without waiting for it: the init ends all processes when its input closes."""
@@ -247,36 +378,6 @@ def _printed(output: int, max_bytes: int) -> str:
     size = os.fstat(output).st_size
     text = os.pread(output, max_bytes, 0).decode("utf-8", "replace")
     return text if size <= max_bytes else f"{text}\n... ({size} bytes in all)\n"
-
-
-def _clean(text: str | None) -> Any:
-    """Replace lone surrogates, which cannot be sent."""
-    return text if text is None else text.encode("utf-8", "replace").decode()
-
-
-def _checked(frame: bytes, nonce: str) -> dict[str, Any]:
-    """Decode the reply in a frame. Raises ``_BadReply``."""
-    try:
-        reply = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise _BadReply("not JSON") from error
-    if not (isinstance(reply, dict) and reply.get("nonce") == nonce):
-        raise _BadReply("wrong nonce")
-    texts = (reply.get("result"), reply.get("error"))
-    files = reply.get("files")
-    if not all(text is None or isinstance(text, str) for text in texts) or not isinstance(files, list):
-        raise _BadReply("malformed")
-    if len(files) > _MAX_FILES or not all(map(_is_file, files)):
-        raise _BadReply("malformed")
-    return reply
-
-
-def _is_file(entry: object) -> bool:
-    match entry:
-        case [str(), int(size)] if not isinstance(size, bool):
-            return 0 <= size <= _MAX_SIZE
-        case _:
-            return False
 
 
 def _explained(report: list[str], settings: SandboxSettings) -> str:

@@ -45,7 +45,7 @@ async def test_an_exception_is_a_traceback_of_the_cell_without_paths_of_the_mach
     assert "File \"<cell 2>\", line 3, in parse\n    return json.loads('{')" in outcome["error"]
     assert 'File "<python>/json/decoder.py"' in outcome["error"]
     assert sys.base_prefix not in outcome["error"]
-    assert "notebook.py" not in outcome["error"]
+    assert "launch.py" not in outcome["error"]
 
 
 @pytest.mark.parametrize("code", ["x = = 1", "print('a\n", "\0", "(" * 500])

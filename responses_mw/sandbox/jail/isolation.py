@@ -13,9 +13,30 @@ import resource
 import struct
 import sys
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Isolation(NamedTuple):
+    """A level of isolation. Strong levels use namespaces."""
+
+    name: str
+    namespaces: bool = False
+    user_namespace: bool = False
+    own_user: bool = False
+    landlock: bool = False
+
+
+LEVELS = (
+    Isolation("namespaces, and one user per container", namespaces=True, own_user=True),
+    Isolation("namespaces, inside a user namespace", namespaces=True, user_namespace=True),
+    Isolation("weak: Landlock, and one user per container", own_user=True, landlock=True),
+    Isolation("weak: Landlock", landlock=True),
+    Isolation("weak: one user per container", own_user=True),
+    Isolation("weak: all containers share this process's user and files"),
+)
+"""From the strongest to the weakest. The first that the kernel grants is used."""
 
 
 class ResourceLimits(TypedDict):

@@ -1,29 +1,45 @@
-"""The first processes of a container: one that waits outside, an init inside, and the one that runs the code.
+"""The processes of a container: one that waits outside, an init inside, and the one that runs the code.
 
 The init is the first process of the container's process namespace: it cannot be signalled from inside, and when it ends, the
 kernel ends all others. For each byte on its standard input, it ends the processes that the last call left behind and writes the
 line ``swept``. When its input closes, as it does if the service crashes, the init ends the container. If the container ends for
 another reason, the init writes that reason: ``exit 3``, ``signal 9``, ``memory``, or ``processes`` (some could not be ended).
+
+The code runs like a notebook: cell by cell in one namespace. The value of a cell's last expression is its result. A frame on
+the channel is a length (four bytes, big-endian) followed by JSON: ``{"nonce", "code"}`` in, ``{"nonce", "result", "error",
+"files"}`` out. The code runs in this process and can forge frames, but only to misreport its own results.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
+import json
+import linecache
 import os
 import select
 import signal
+import stat
+import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import NoReturn, TypedDict
+from collections.abc import Callable, Iterator
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn, TypedDict
 
-from . import isolation, notebook, seccomp
+from . import isolation, seccomp
 
-TICK = 0.1  # seconds between two checks of the memory
+_TICK = 0.1  # seconds between two checks of the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHANNEL = 3  # its descriptor in the process that runs the code
 _MAX_DESCRIPTORS = 65_536
 _SWEEPS, _SWEEP_PAUSE = 100, 0.01
+
+MAX_FILES = 100
+_MAX_SCANNED = 20_000
+_MAX_NAME = 1024
+_LENGTH = 4
 
 
 class Plan(TypedDict):
@@ -91,19 +107,19 @@ def _run_code(plan: Plan) -> None:
     own_user = plan["uid"] is not None
     directory = plan["directory"] or isolation.WORKING_DIRECTORY
     os.chdir(directory)
-    notebook.prepare(directory, plan["packages"])
+    _prepare(directory, plan["packages"])
     isolation.limit(plan["limits"], own_count=own_user or plan["namespaces"], own_user=own_user)
     isolation.drop_privileges(plan["uid"])
     if plan["landlock"]:
         isolation.restrict_files(directory, plan["packages"])
     seccomp.install(alone=not plan["namespaces"])
-    notebook.serve(_CHANNEL, directory, plan["output_bytes"])
+    _serve(_CHANNEL, directory, plan["output_bytes"])
 
 
 def _watch(code: int, memory_bytes: int, *, namespaces: bool) -> None:
     """Watch the container until it must end."""
     while True:
-        ordered, _, _ = select.select([0], [], [], TICK)
+        ordered, _, _ = select.select([0], [], [], _TICK)
         if ordered and not os.read(0, 1):
             return
         if ordered:
@@ -172,3 +188,132 @@ def _reap_orphans(code: int) -> None:
         if ended is None or ended.si_pid == code:
             return
         os.waitpid(ended.si_pid, 0)
+
+
+# -- the notebook --------------------------------------------------------------------------------------------------------
+
+
+def _prepare(directory: str, packages: list[str]) -> None:
+    """Set the environment variables of the code and its child processes, and the import path."""
+    os.environ.clear()
+    os.environ.update(HOME=directory, PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", USER="sandbox")
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + packages
+    sys.argv[:] = [""]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # normally set by the site module
+
+
+def _serve(channel: int, directory: str, output_bytes: int) -> None:
+    """Run the cells that arrive until the channel is closed."""
+    os.set_inheritable(channel, False)
+    process = os.getpid()
+    notebook = _Notebook(output_bytes)
+    with open(channel, "rb", buffering=0) as requests:
+        while True:
+            request = json.loads(_exactly(requests, int.from_bytes(_exactly(requests, _LENGTH), "big")))
+            before = dict(_files(directory))
+            result, error = notebook.run(request["code"])
+            if os.getpid() != process:  # a child forked by the code has reached the end of the cell
+                os._exit(0)
+            files = [(_clean(name), seen[0]) for name, seen in _files(directory) if before.get(name) != seen]
+            reply = {"nonce": request["nonce"], "result": _clean(result), "error": _clean(error), "files": files[:MAX_FILES]}
+            frame = json.dumps(reply).encode("ascii")
+            _write_all(channel, len(frame).to_bytes(_LENGTH, "big") + frame)
+
+
+def _clean(text: str | None) -> str | None:
+    """Replace lone surrogates, which cannot be sent."""
+    return text if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _exactly(requests: Any, size: int) -> bytes:
+    read = b""
+    while len(read) < size:
+        part = requests.read(size - len(read))
+        if not part:
+            os._exit(0)
+        read += part
+    return read
+
+
+def _write_all(channel: int, frame: bytes) -> None:
+    while frame:
+        frame = frame[os.write(channel, frame) :]
+
+
+class _Notebook:
+    """A namespace in which cells run."""
+
+    def __init__(self, output_bytes: int) -> None:
+        self._output_bytes = output_bytes
+        self._cells = 0
+        self._module = ModuleType("__main__")  # pickle looks here for the classes of cells
+        self._module.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = self._module
+
+    def run(self, code: str) -> tuple[str | None, str | None]:
+        """Run a cell. Return the repr of its last expression and the traceback of its error, each None if there is none."""
+        self._cells += 1
+        name = f"<cell {self._cells}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        try:
+            return self._evaluate(*_compiled(code, name)), None
+        except BaseException as error:  # noqa: BLE001 (including SystemExit and KeyboardInterrupt: the notebook continues)
+            return None, self._explained(error)
+
+    def _evaluate(self, statements: CodeType, expression: CodeType | None) -> str | None:
+        exec(statements, self._module.__dict__)  # noqa: S102 (its purpose)
+        if expression is None:
+            return None
+        value = eval(expression, self._module.__dict__)  # noqa: S307
+        self._module.__dict__["_"] = value
+        return None if value is None else repr(value)[: self._output_bytes]
+
+    def _explained(self, error: BaseException) -> str:
+        try:
+            lines = traceback.format_exception(type(error), error, _from_cell(error.__traceback__))
+            text = "".join(lines)
+        except BaseException:  # noqa: BLE001 (the methods of the code's exception run here)
+            text = f"{type(error).__name__} (it cannot be shown)\n"
+        text = text.replace(os.path.dirname(os.__file__), "<python>")  # noqa: PTH120 (hide the machine's paths)
+        return text if len(text) <= self._output_bytes else "...\n" + text[-self._output_bytes :]
+
+
+def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
+    tree = ast.parse(code, name)
+    if not (tree.body and isinstance(tree.body[-1], ast.Expr)):
+        return compile(tree, name, "exec", dont_inherit=True), None
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr)
+    expression = ast.Expression(last.value)
+    return compile(tree, name, "exec", dont_inherit=True), compile(expression, name, "eval", dont_inherit=True)
+
+
+def _from_cell(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without our own frames, or None if the code did not run."""
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+        trace = trace.tb_next
+    return trace
+
+
+def _files(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield name, size and modification time of each regular file. Links are neither followed nor listed."""
+    scanned = 0
+    folders = [directory]
+    while folders:
+        for path in _paths(folders.pop()):
+            scanned += 1
+            if scanned > _MAX_SCANNED or len(path) > _MAX_NAME:
+                return
+            with contextlib.suppress(OSError):  # removed by a thread of the code
+                found = os.lstat(path)
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(path)
+                elif stat.S_ISREG(found.st_mode):
+                    yield os.path.relpath(path, directory), (found.st_size, found.st_mtime_ns)
+
+
+def _paths(folder: str) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(folder)]
+    except OSError:
+        return []  # removed, or made unreadable by the code
