@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.request import checks
-from ..protocol.response.citations import listing, sources_of
+from ..protocol.response.text import listing, sources_of
 from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, parse_arguments
 from ..protocol.types import Tool
 from ..settings import SearchSettings

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types.responses.response_output_text import AnnotationURLCitation
 
-from responses_mw.protocol.response.citations import NOTHING_FOUND, citations, listing, sources_of
+from responses_mw.protocol.response.text import NOTHING_FOUND, citations, listing, sources_of
 
 PARIS = {"url": "https://www.example.com/paris", "title": "Paris"}
 WIKI = {"url": "https://en.wikipedia.org/wiki/Lyon_(city)", "title": "Lyon"}

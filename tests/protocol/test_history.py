@@ -14,7 +14,7 @@ from responses_mw.errors import APIError, BadRequest
 from responses_mw.protocol.chat.dialects import OPENAI, TGI, VLLM
 from responses_mw.protocol.chat.messages import to_messages
 from responses_mw.protocol.request.items import ID_PREFIXES, ITEMS, parse_input
-from responses_mw.protocol.response.citations import listing
+from responses_mw.protocol.response.text import listing
 
 
 def messages(*items: dict[str, Any], **options: Any) -> list[dict[str, Any]]:

@@ -24,8 +24,7 @@ from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.items import parse_input, parse_previous
 from responses_mw.protocol.request.tools import check_tool_choice, check_tools, choice_names, distinct, offered
 from responses_mw.protocol.response import compaction
-from responses_mw.protocol.response.citations import citations
-from responses_mw.protocol.response.text import ThinkingSplitter
+from responses_mw.protocol.response.text import ThinkingSplitter, citations
 from responses_mw.protocol.sse import SSEDecoder
 from responses_mw.protocol.tool_kinds.client import as_pattern
 from responses_mw.protocol.tool_kinds.form import OfferedFunction, function_form

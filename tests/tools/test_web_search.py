@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from responses_mw import Settings
 from responses_mw.errors import BadRequest
-from responses_mw.protocol.response.citations import citations
+from responses_mw.protocol.response.text import citations
 from responses_mw.settings import SEARCH_PROVIDERS
 from responses_mw.tools.search import Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch

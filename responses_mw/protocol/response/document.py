@@ -12,9 +12,9 @@ from ..request.create import CreateResponse
 from ..request.items import ID_PREFIXES
 from ..tool_kinds.form import OfferedFunction
 from ..types import Chunk, Document, Item, Tool
-from .citations import Source
 from .events import ADDED, Emitter, Event, NullEmitter, emit_done, terminal_type
 from .replay import Phase, Takeover
+from .text import Source
 
 _ECHOED = (
     *("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),

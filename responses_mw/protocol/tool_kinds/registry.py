@@ -12,7 +12,7 @@ from typing import Any
 
 from ..request import checks
 from ..request.checks import among, by_type, chain, fields, open_object
-from ..response.citations import listing
+from ..response.text import listing
 from ..types import Item, Part, Tool
 from .client import CUSTOM, FUNCTION, TOOL_SEARCH
 from .form import (
