@@ -16,14 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..types import Item
 
-Fits = Callable[[Sequence[Item]], bool]
 
-_KEPT_ROLES = frozenset({"system", "developer"})
-_KEPT_TYPES = frozenset({"compaction", "additional_tools"})
-_ASKED = {"mcp_approval_response": "approval_request_id"}
-
-
-def truncated(items: Sequence[Item], fits: Fits) -> list[Item]:
+def truncated(items: Sequence[Item], fits: Callable[[Sequence[Item]], bool]) -> list[Item]:
     """Drop as few of the oldest blocks as possible so that ``items`` fit; drop all droppable blocks if nothing fits.
 
     ``fits`` must be monotonic: if it holds for some items, it holds for fewer.
@@ -37,7 +31,15 @@ class Truncation:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items
-        self._blocks = _droppable(items)
+        block_of = _joined(items, _blocks(items))
+        blocks: defaultdict[int, list[int]] = defaultdict(list)
+        last_user = -1
+        for position, item in enumerate(items):
+            if not is_kept(item):
+                blocks[block_of[position]].append(position)
+                if item.get("role") == "user":
+                    last_user = block_of[position]
+        self._blocks = [blocks[number] for number in sorted(blocks)[:-1] if number != last_user]
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -47,44 +49,25 @@ class Truncation:
         return [item for position, item in enumerate(self._items) if position not in dropped]
 
 
-def _droppable(items: Sequence[Item]) -> list[list[int]]:
-    """The droppable blocks, oldest first, as lists of positions."""
-    block_of = _joined(items, _blocks(items))
-    blocks: defaultdict[int, list[int]] = defaultdict(list)
-    last_user = -1
-    for position, item in enumerate(items):
-        if not is_kept(item):
-            blocks[block_of[position]].append(position)
-            if item.get("role") == "user":
-                last_user = block_of[position]
-    return [blocks[number] for number in sorted(blocks)[:-1] if number != last_user]
-
-
 def is_kept(item: Item) -> bool:
     """Whether the item is never dropped."""
-    return item.get("role") in _KEPT_ROLES or item["type"] in _KEPT_TYPES
+    return item.get("role") in ("system", "developer") or item["type"] in ("compaction", "additional_tools")
 
 
 def _blocks(items: Sequence[Item]) -> list[int]:
     """Number the block of each item: exchanges before the last user turn, then that turn, then steps."""
-    users = [position for position, item in enumerate(items) if item.get("role") == "user"]
-    last_user = users[-1] if users else -1
+    last_user = max((position for position, item in enumerate(items) if item.get("role") == "user"), default=-1)
     numbers: list[int] = []
     number, before = 0, "user"
     for position, item in enumerate(items):
         if not is_kept(item):
-            side = _side(item)
+            is_output = item["type"].endswith(("_output", "_response"))
+            side = "user" if item.get("role") == "user" else "output" if is_output else "assistant"
             begins = side == "user" if position <= last_user else side == "assistant" or before == "user"
             number += begins and before != side
             before = side
         numbers.append(number)
     return numbers
-
-
-def _side(item: Item) -> str:
-    if item.get("role") == "user":
-        return "user"
-    return "output" if item["type"].endswith(("_output", "_response")) else "assistant"
 
 
 def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
@@ -103,23 +86,21 @@ def _joined(items: Sequence[Item], block_of: Sequence[int]) -> list[int]:
 def _links(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
     """Yield the positions of calls (or approval requests) and their answers. The n-th call with an id has the n-th output."""
     waiting: defaultdict[str, deque[int]] = defaultdict(deque)
-    for side in (False, True):
-        for position, item in enumerate(items):
-            key, is_answer = _link(item)
-            if not key or is_answer != side:
-                continue
-            if not is_answer:
-                waiting[key].append(position)
-            elif waiting[key]:
-                yield waiting[key].popleft(), position
+    keys = list(map(_link, items))
+    for position, (key, is_answer) in enumerate(keys):
+        if key and not is_answer:
+            waiting[key].append(position)
+    for position, (key, is_answer) in enumerate(keys):
+        if is_answer and waiting[key]:
+            yield waiting[key].popleft(), position
 
 
 def _link(item: Item) -> tuple[str, bool]:
     """The key that links the item to another (empty for none), and whether the item is the answer."""
-    kind = item["type"]
-    if kind in _ASKED:
-        return f"approval {item[_ASKED[kind]]}", True
-    if kind == "mcp_approval_request":
-        return f"approval {item.get('id')}", False
+    match item["type"]:
+        case "mcp_approval_request":
+            return f"approval {item.get('id')}", False
+        case "mcp_approval_response":
+            return f"approval {item['approval_request_id']}", True
     call_id = item.get("call_id")
-    return (f"call {call_id}" if call_id else ""), kind.endswith("_output")
+    return (f"call {call_id}" if call_id else ""), item["type"].endswith("_output")
