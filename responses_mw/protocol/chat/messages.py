@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import orjson
 
@@ -41,7 +40,6 @@ Names = Callable[[Item], str]
 """Returns the name of the function that an item calls."""
 Results = Mapping[str, str | list[Part]]
 """Results of calls that the server executed, by item id. The model sees these instead of the results in the items."""
-_NOT_APPROVED = "The user did not approve this call."
 
 
 def to_messages(
@@ -51,22 +49,21 @@ def to_messages(
     instructions: str | None = None,
     all_reasoning: bool = False,
     offset: int = 0,
-    names: Names | None = None,
+    names: Names = history_name,
     results: Results | None = None,
 ) -> list[Message]:
     """Build the chat messages for ``items``. Paths in errors count from ``offset``, where the request's own input begins."""
-    fold = _MessageBuilder(items, dialect, all_reasoning, offset, names or history_name, results or {})
+    builder = _MessageBuilder(items, dialect, all_reasoning, offset, names, results or {})
     if instructions is not None:
-        fold.messages.append({"role": "system", "content": instructions})
+        builder.messages.append({"role": "system", "content": instructions})
     for position, item in enumerate(items):
-        fold.take(item, position)
-    fold.close()
-    fold.refuse_stray_outputs()
-    return _hoisted(fold.messages) if dialect.hoist_system else fold.messages
+        builder.take(item, position)
+    builder.close()
+    builder.refuse_stray_outputs()
+    return _hoisted(builder.messages) if dialect.hoist_system else builder.messages
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingCall:
+class _PendingCall(NamedTuple):
     """A call that is not in a message yet. ``content`` is its result, if the call's own item holds it."""
 
     item: Item
@@ -102,17 +99,18 @@ class _MessageBuilder:
         for position, item in enumerate(items):
             if item["type"] == "mcp_approval_response" and not item["approve"]:
                 self._declined[item["approval_request_id"]] = item
-            elif _step(item) is _MessageBuilder.output:
+            elif item["type"] in ITEMS and ITEMS[item["type"]].role == "output":
                 self._outputs[item["call_id"]].append((position, item))
 
     def take(self, item: Item, position: int) -> None:
         """Add the next item. Refuse an unknown type, which a newer version may have stored."""
-        step = _step(item)
-        if step is None:
-            checks.unsupported(self.path(position), f"this version does not know items of type '{item['type']}' in a history.")
-        step(self, item, position)
+        kind = ITEMS.get(item["type"])
+        if kind is None:
+            checks.unsupported(self._path(position), f"this version does not know items of type '{item['type']}' in a history.")
+        if kind.role != "nothing":
+            _STEPS[kind.role](self, item, position)
 
-    def path(self, position: int) -> str:
+    def _path(self, position: int) -> str:
         return f"input[{position - self._offset}]" if position >= self._offset else "input"
 
     # -- one method for each role of an item -------------------------------------------------------------------------
@@ -126,7 +124,7 @@ class _MessageBuilder:
             self._texts = self._texts or [""]
         self.close()
         role = "system" if item["role"] == "developer" and not self._dialect.developer_role else item["role"]
-        content = to_chat_content(item["content"], self._dialect, f"{self.path(position)}.content", flat=role != "user")
+        content = to_chat_content(item["content"], self._dialect, f"{self._path(position)}.content", flat=role != "user")
         if role == "user" and self.messages and self.messages[-1] is self._summary:
             content = _joined([self.messages.pop()["content"], content])
         self.messages.append({"role": role, "content": content})
@@ -136,17 +134,15 @@ class _MessageBuilder:
         if "content" not in item:
             return
         self.close()
-        self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self.path(position))}
+        self._summary = {"role": "user", "content": to_chat_content(item["content"], self._dialect, self._path(position))}
         self.messages.append(self._summary)
 
     def reasoning(self, item: Item, position: int) -> None:
         self._has_reasoned = True
         self._drop_broken_reasoning()
         self._has_broken_off = item.get("status") == "incomplete"
-        if position >= self._reasoning_from and self._dialect.reasoning_field:
-            text = text_of(item)
-            if text:
-                self._reasoning.append(text)
+        if position >= self._reasoning_from and (text := text_of(item)):
+            self._reasoning.append(text)
 
     def _drop_broken_reasoning(self) -> None:
         if self._has_broken_off:
@@ -172,10 +168,7 @@ class _MessageBuilder:
     def approval_request(self, item: Item, position: int) -> None:
         if item["id"] in self._declined:
             reason = self._declined[item["id"]].get("reason")
-            self._add_served(item, position, f"{_NOT_APPROVED} Reason: {reason}" if reason else _NOT_APPROVED)
-
-    def nothing(self, _item: Item, _position: int) -> None:
-        """Skip an item that the model does not see by itself."""
+            self._add_served(item, position, "The user did not approve this call." + (f" Reason: {reason}" if reason else ""))
 
     # -- the assistant's message, and the outputs of its calls -------------------------------------------------------
 
@@ -195,7 +188,7 @@ class _MessageBuilder:
             self._add_assistant("\n".join(texts), "\n".join(reasoning), [call for call, *_ in answered])
         shown: list[dict[str, Any]] = []
         for call, content, position in answered:
-            message, others = to_tool_content(call.call_id, content, self._dialect, f"{self.path(position)}.output")
+            message, others = to_tool_content(call.call_id, content, self._dialect, f"{self._path(position)}.output")
             self.messages.append(message)
             shown.extend(others)
         if shown:  # after all outputs: nothing may come between them and their calls
@@ -217,7 +210,7 @@ class _MessageBuilder:
 
     def _refuse_unanswered(self, call: _PendingCall) -> NoReturn:
         """Refuse a call without an output. Some clients resend a call that is already in the history."""
-        where, first = self.path(call.position), self._answered.get(call.call_id)
+        where, first = self._path(call.position), self._answered.get(call.call_id)
         if first is not None and _same_call(first, call.item):
             shown = f"id {first['id']}" if "id" in first else f"call_id {call.call_id}"
             why = f"the {_words(first)} {call.call_id} is already in the history; send only its output."
@@ -246,28 +239,22 @@ class _MessageBuilder:
         for call_id, left in self._outputs.items():
             if left:
                 position, item = left[0]
+                message, code = f"No tool call found for {_words(item)} with call_id {call_id}.", "missing_tool_call"
                 if call_id in self._answered:
                     message = f"The {_words(self._answered[call_id])} {call_id} already has an output; send each output once."
-                    raise BadRequest(message, param=self.path(position), code="duplicate_item")
-                message = f"No tool call found for {_words(item)} with call_id {call_id}."
-                raise BadRequest(message, param=self.path(position), code="missing_tool_call")
+                    code = "duplicate_item"
+                raise BadRequest(message, param=self._path(position), code=code)
 
 
 _STEPS: dict[str, Callable[[_MessageBuilder, Item, int], None]] = {
+    "message": _MessageBuilder.message,
+    "reasoning": _MessageBuilder.reasoning,
+    "compaction": _MessageBuilder.compaction,
     "call": _MessageBuilder.call,
     "output": _MessageBuilder.output,
     "served_call": _MessageBuilder.served_call,
     "approval_request": _MessageBuilder.approval_request,
-    "nothing": _MessageBuilder.nothing,
-    "message": _MessageBuilder.message,
-    "reasoning": _MessageBuilder.reasoning,
-    "compaction": _MessageBuilder.compaction,
 }
-
-
-def _step(item: Item) -> Callable[[_MessageBuilder, Item, int], None] | None:
-    kind = ITEMS.get(item["type"])
-    return None if kind is None else _STEPS.get(item["type"], _STEPS[kind.role])
 
 
 def _same_call(one: Item, other: Item) -> bool:
@@ -299,7 +286,8 @@ def _hoisted(messages: list[Message]) -> list[Message]:
 
 def _joined(contents: list[Content]) -> Content:
     """Join contents into a text if all are texts, otherwise into a list of parts (a system message with an image)."""
-    if all(isinstance(content, str) for content in contents):
-        return "\n\n".join(content for content in contents if isinstance(content, str))
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return "\n\n".join(texts)
     lists = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
     return [part for parts in lists for part in parts]

@@ -91,10 +91,10 @@ def _item_reference(value: Item, path: str) -> Item:
 _reasoning = checks.fields(summary=SUMMARY_PARTS, content=REASONING_PARTS, encrypted_content=checks.string)
 
 ITEMS: dict[str, ItemKind] = {
-    "message": ItemKind("msg", _message),
-    "reasoning": ItemKind("rs", lambda value, path: {"summary": [], **_reasoning(value, path)}),
+    "message": ItemKind("msg", _message, "message"),
+    "reasoning": ItemKind("rs", lambda value, path: {"summary": [], **_reasoning(value, path)}, "reasoning"),
     "item_reference": ItemKind("", _item_reference),
-    "compaction": ItemKind("cmp", _compaction),
+    "compaction": ItemKind("cmp", _compaction, "compaction"),
     "compaction_trigger": ItemKind("cmpt", checks.as_it_is),
     "additional_tools": ItemKind("at", checks.fields(role=checks.among("developer"))),
     **TOOL_ITEMS,

@@ -67,9 +67,11 @@ class ItemKind:
 
     prefix: str  # prefix of the item's id
     check: checks.Check
-    # What the item is in a conversation: a call for the client, its output, a call that the server executed, a call that
-    # waits for approval, or nothing that the model sees by itself.
-    role: Literal["call", "output", "served_call", "approval_request", "nothing"] = "nothing"
+    # What the item is in a conversation: a message, reasoning, a summary of earlier items, a call for the client, its output, a
+    # call that the server executed, a call that waits for approval, or nothing that the model sees by itself.
+    role: Literal["message", "reasoning", "compaction", "call", "output", "served_call", "approval_request", "nothing"] = (
+        "nothing"
+    )
     arguments: Callable[[Item], str] | None = None  # the arguments of the call, as the model would write them
     output: Callable[[Item], str | list[Part]] | None = None  # the call's result as the model sees it
     function: str | None = None  # name of the function that such an item calls. None: the item has a name
