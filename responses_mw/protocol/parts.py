@@ -4,63 +4,56 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import BadRequest
 from .chat.dialects import Dialect
 from .request import checks
 from .types import Message, Part
 
-Content = str | list[dict[str, Any]]
+ChatPart = dict[str, Any]
+Content = str | list[ChatPart]
 """The content of a chat message."""
 
 
 class PartKind(NamedTuple):
     check: checks.Check
-    to_chat: Callable[[Part, Dialect, str], dict[str, Any]]
+    to_chat: Callable[[Part, Dialect, str], ChatPart]
 
 
 def to_chat_content(parts: list[Part], dialect: Dialect, path: str, *, flat: bool = False) -> Content:
     """The content of a chat message: a string for one text (with ``flat``, for several), otherwise a list of parts."""
     content = _to_chat(parts, dialect, path)
-    texts = _texts(content)
-    if len(texts) == len(content) and (flat or len(texts) <= 1):
-        return "\n".join(texts)
-    return content
+    is_text = all(part["type"] == "text" for part in content) and (flat or len(content) <= 1)
+    return _text(content) if is_text else content
 
 
-def to_tool_content(
-    call_id: str, output: str | list[Part], dialect: Dialect, path: str
-) -> tuple[Message, list[dict[str, Any]]]:
+def to_tool_content(call_id: str, output: str | list[Part], dialect: Dialect, path: str) -> tuple[Message, list[ChatPart]]:
     """Return the tool message for the output of a call, and the parts for a user message that follows it.
 
     Tool messages hold only text, so images and files go to the user message.
     """
-    if isinstance(output, str):
-        return {"role": "tool", "tool_call_id": call_id, "content": output}, []
-    content = _to_chat(output, dialect, path)
+    content = [{"type": "text", "text": output}] if isinstance(output, str) else _to_chat(output, dialect, path)
     others = [part for part in content if part["type"] != "text"]
     if others:
         others.insert(0, {"type": "text", "text": f"Returned by the tool call {call_id}:"})
-    return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(_texts(content))}, others
+    return {"role": "tool", "tool_call_id": call_id, "content": _text(content)}, others
 
 
-def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[dict[str, Any]]:
+def _to_chat(parts: list[Part], dialect: Dialect, path: str) -> list[ChatPart]:
     return [PART_KINDS[part["type"]].to_chat(part, dialect, f"{path}[{index}]") for index, part in enumerate(parts)]
 
 
-def _texts(content: Iterable[dict[str, Any]]) -> list[str]:
-    return [part["text"] for part in content if part["type"] == "text"]
+def _text(content: Sequence[ChatPart]) -> str:
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
-
 _check_text = checks.fields({"text": checks.string})
 
 
-def _chat_text(part: Part, _dialect: Dialect, _path: str) -> dict[str, Any]:
+def _chat_text(part: Part, _dialect: Dialect, _path: str) -> ChatPart:
     return {"type": "text", "text": part["text"]}
 
 
@@ -71,41 +64,40 @@ def _check_image(part: Part, path: str) -> Part:
     if "detail" in part:
         checks.one_of(part["detail"], f"{path}.detail", {"low", "high", "auto", "original"})
     if "file_id" in part:
-        checks.unsupported(
-            f"{path}.file_id", "there is no files API here; send the image as 'image_url' with a URL or a data URL."
-        )
+        why = "there is no files API here; send the image as 'image_url' with a URL or a data URL."
+        checks.unsupported(f"{path}.file_id", why)
     url = checks.required(part, "image_url", path, checks.string)
     if not url.startswith(("http://", "https://", "data:image/")):
-        message = "must be an http(s) URL or a data URL ('data:image/png;base64,...')."
-        raise BadRequest(f"Invalid '{path}.image_url': {message}", param=f"{path}.image_url", code="invalid_image_url")
+        why = "must be an http(s) URL or a data URL ('data:image/png;base64,...')."
+        checks.invalid(f"{path}.image_url", why, "invalid_image_url")
     return part
 
 
-def _chat_image(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
-    url = part["image_url"]
-    if not dialect.image_urls and not url.startswith("data:"):
-        checks.unsupported(f"{path}.image_url", f"the upstream ({dialect.name}) accepts images only as data URLs.")
-    detail = {"detail": part["detail"]} if "detail" in part else {}
-    return {"type": "image_url", "image_url": {"url": url, **detail}}
+def _chat_image(part: Part, dialect: Dialect, path: str) -> ChatPart:
+    image = {"url": part["image_url"]}
+    if not dialect.image_urls and not image["url"].startswith("data:"):
+        dialect.unsupported(f"{path}.image_url", "accepts images only as data URLs")
+    if "detail" in part:
+        image["detail"] = part["detail"]
+    return {"type": "image_url", "image_url": image}
 
 
 _check_audio = checks.fields({"input_audio": checks.open_object({"data": checks.string, "format": checks.string})})
 
 
-def _chat_audio(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+def _chat_audio(part: Part, dialect: Dialect, path: str) -> ChatPart:
     if not dialect.audio:
-        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) does not accept audio.")
+        dialect.unsupported(f"{path}.type", "does not accept audio")
     return {"type": "input_audio", "input_audio": part["input_audio"]}
 
 
-def _chat_video(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+def _chat_video(part: Part, dialect: Dialect, path: str) -> ChatPart:
     if not dialect.video:
-        checks.unsupported(f"{path}.type", f"the upstream ({dialect.name}) does not accept video.")
+        dialect.unsupported(f"{path}.type", "does not accept video")
     return {"type": "video_url", "video_url": {"url": part["video_url"]}}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
 
 _file_members = checks.fields({"file_data": checks.string}, filename=checks.string)
 
@@ -117,19 +109,19 @@ def _check_file(part: Part, path: str) -> Part:
     return _file_members(part, path)
 
 
-def _chat_file(part: Part, dialect: Dialect, path: str) -> dict[str, Any]:
+def _chat_file(part: Part, dialect: Dialect, path: str) -> ChatPart:
     """Convert a text file to a text part that begins with its name, and a PDF to a file part if the dialect supports it."""
-    where = f"{path}.file_data"
-    data = _decode_file(part["file_data"], where)
+    path = f"{path}.file_data"
+    data = _decode_file(part["file_data"], path)
     name = part.get("filename")
     if data.startswith(b"%PDF-"):
         if not dialect.pdf:
-            checks.unsupported(where, f"the upstream ({dialect.name}) does not accept PDF; send its text.")
+            dialect.unsupported(path, "does not accept PDF; send its text")
         return {"type": "file", "file": {"file_data": part["file_data"], **({"filename": name} if name else {})}}
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        checks.unsupported(where, "it is neither UTF-8 text nor PDF.")
+        checks.unsupported(path, "it is neither UTF-8 text nor PDF.")
     return {"type": "text", "text": f"{name}:\n{text}" if name else text}
 
 
@@ -138,31 +130,31 @@ def _decode_file(data: str, path: str) -> bytes:
     if data.startswith("data:"):
         head, _, data = data.partition(",")
         if not head.endswith(";base64"):
-            raise BadRequest(f"Invalid '{path}': expected a base64 data URL.", param=path, code="invalid_value")
+            checks.invalid(path, "expected a base64 data URL.")
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest(f"Invalid '{path}': expected base64.", param=path, code="invalid_value") from None
+        checks.invalid(path, "expected base64.")
 
+
+# -- all parts -----------------------------------------------------------------------------------------------------------
 
 PART_KINDS: dict[str, PartKind] = {
-    "input_text": PartKind(_check_text, _chat_text),
-    "text": PartKind(_check_text, _chat_text),
-    "output_text": PartKind(_check_text, _chat_text),  # clients send output back with another role
+    **dict.fromkeys(("input_text", "text", "output_text"), PartKind(_check_text, _chat_text)),  # output may be sent as input
     "input_image": PartKind(_check_image, _chat_image),
     "input_file": PartKind(_check_file, _chat_file),
     "input_audio": PartKind(_check_audio, _chat_audio),
     "input_video": PartKind(checks.fields({"video_url": checks.string}), _chat_video),
 }
 
-INPUT_PARTS = checks.each(checks.by_type({type_: kind.check for type_, kind in PART_KINDS.items()}))
-ASSISTANT_PARTS = checks.each(
-    checks.by_type(
-        {
-            "refusal": checks.fields({"refusal": checks.string}),
-            **dict.fromkeys(("output_text", "input_text", "text"), _check_text),
-        }
-    )
+
+def _each_of(**kinds: checks.Check) -> checks.Check:
+    return checks.each(checks.by_type(kinds))
+
+
+INPUT_PARTS = _each_of(**{type_: kind.check for type_, kind in PART_KINDS.items()})
+ASSISTANT_PARTS = _each_of(
+    refusal=checks.fields({"refusal": checks.string}), output_text=_check_text, input_text=_check_text, text=_check_text
 )
-SUMMARY_PARTS = checks.each(checks.by_type({"summary_text": _check_text}))
-REASONING_PARTS = checks.each(checks.by_type({"reasoning_text": _check_text, "text": _check_text}))
+SUMMARY_PARTS = _each_of(summary_text=_check_text)
+REASONING_PARTS = _each_of(reasoning_text=_check_text, text=_check_text)

@@ -6,6 +6,9 @@ To add a server, add its row and, if it can be detected, a check in ``upstream.d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
+
+from ..request import checks
 
 _HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
@@ -48,6 +51,10 @@ class Dialect:
     stop_is_list: bool = False
     any_model: bool = False  # whether the server has one model and ignores the name
     refuses: dict[str, str] = field(default_factory=dict)
+
+    def unsupported(self, path: str, why: str) -> NoReturn:
+        """Refuse a request whose value at ``path`` the upstream does not support."""
+        checks.unsupported(path, f"the upstream ({self.name}) {why}.")
 
 
 OPENAI = Dialect(

@@ -146,7 +146,7 @@ def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect)
     if effort is None:
         return
     if dialect.reasoning_effort == "refused":
-        checks.unsupported("reasoning.effort", f"the upstream ({dialect.name}) has no such setting.")
+        dialect.unsupported("reasoning.effort", "has no such setting")
     body["reasoning_effort"] = effort
     if dialect.reasoning_effort == "template":
         _template_argument(body, "enable_thinking", effort != "none")
@@ -160,12 +160,12 @@ def _add_text(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> N
         elif dialect.verbosity == "template":
             _template_argument(body, "verbosity", verbosity)
         elif verbosity != "medium":
-            checks.unsupported("text.verbosity", f"the upstream ({dialect.name}) has no such setting.")
+            dialect.unsupported("text.verbosity", "has no such setting")
     wanted = request.text.get("format", {"type": "text"})
     if wanted["type"] == "text":
         return
     if dialect.response_format == "refused":
-        checks.unsupported("text.format", f"the upstream ({dialect.name}) cannot constrain its output.")
+        dialect.unsupported("text.format", "cannot constrain its output")
     body["response_format"] = _response_format(wanted, dialect)
 
 
@@ -203,7 +203,7 @@ def _named(choice: dict[str, Any], offered: Sequence[OfferedFunction]) -> Sequen
 def _force(body: ChatRequest, choice: Any, offered: Sequence[OfferedFunction], dialect: Dialect) -> Sequence[OfferedFunction]:
     """Set ``tool_choice`` for ``required``, one function or one of several. Return the functions to offer."""
     if dialect.tool_choice == "refused":
-        checks.unsupported("tool_choice", f"the upstream ({dialect.name}) cannot be made to call a tool.")
+        dialect.unsupported("tool_choice", "cannot be made to call a tool")
     selected = _named(choice, offered) if isinstance(choice, dict) else offered
     if choice == "required" or len(selected) != 1 or dialect.tool_choice == "only":
         body["tool_choice"] = "required"
@@ -229,6 +229,6 @@ def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> 
         if name in dialect.hints:
             body[name] = value
         elif name in ("prompt_cache_retention", "prompt_cache_options"):
-            checks.unsupported(name, f"the upstream ({dialect.name}) has no such setting.")
+            dialect.unsupported(name, "has no such setting")
     if request.service_tier is not None and dialect.service_tier:
         body["service_tier"] = request.service_tier
