@@ -137,10 +137,5 @@ def _id(request: Request) -> str:
     return conversation_id
 
 
-def _shown(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "id": conversation.id,
-        "object": "conversation",
-        "created_at": conversation.created_at,
-        "metadata": conversation.metadata,
-    }
+def _shown(one: Conversation) -> dict[str, Any]:
+    return {"id": one.id, "object": "conversation", "created_at": one.created_at, "metadata": one.metadata}

@@ -23,11 +23,11 @@ import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, RequestTimeout, Unavailable, UpstreamError
+from ..errors import APIError, BadRequest, MethodNotAllowed, NotFound, Unavailable, UpstreamError
 from ..http import BodyFraming, InvalidFraming, body_framing, check_upgrade
 from ..upstream.errors import from_transport
 from .http_responses import ErrorResponse
-from .requests import BODY_TIMEOUT
+from .requests import BODY_TIMEOUT, next_message
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -130,7 +130,7 @@ class ReverseProxy:
         except InvalidFraming as error:
             message = f"The framing of the request is invalid: {error}."
             raise BadRequest(message, code="invalid_framing", headers=_CLOSE) from None
-        first = await _next_message(receive, self._body_timeout if framing.has_body else None)
+        first = await next_message(receive, self._body_timeout if framing.has_body else None)
         if first["type"] == "http.disconnect":
             return None
         body = _RequestBody(first, receive, framing, self._body_timeout)
@@ -224,7 +224,7 @@ class _RequestBody(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self.over.is_set():
             raise StopAsyncIteration
-        message, self._next = self._next or await _next_message(self._receive, self._timeout), None
+        message, self._next = self._next or await next_message(self._receive, self._timeout), None
         self.aborted = message["type"] == "http.disconnect"
         more: bool = message.get("more_body", False)
         if not more:
@@ -238,17 +238,6 @@ class _RequestBody(httpx.AsyncByteStream):
                 fault = "The length of the request body does not match its Content-Length."
                 raise BadRequest(fault, code="invalid_framing", headers=_CLOSE)
         return chunk
-
-
-async def _next_message(receive: Receive, seconds: float | None) -> Message:
-    """Return the next message from the client. Raises `RequestTimeout` after `seconds`."""
-    if seconds is None:
-        return await receive()
-    try:
-        with anyio.fail_after(seconds):
-            return await receive()
-    except TimeoutError:
-        raise RequestTimeout(f"No data of the request body arrived for {seconds:g} s.") from None
 
 
 def _framed(scope: Scope, body: bytes | _RequestBody) -> tuple[httpx.ByteStream | _RequestBody, Headers]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.types import Message, Receive
 
 from ..auth import has_key, key_in, owner_in
 from ..engine.prompt_templates import Prompts
@@ -120,10 +121,8 @@ class Reader:
                 headers[name] = f"{headers[name]}, {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
         owner = owner_in(request.scope, self._auth)
         annotate(owner=owner, key=key_in(request.scope))
-        is_known = has_key(request.scope)
-        return Caller(
-            owner, headers, request.scope.get(HOST_SCOPE, request.scope), Standing(is_known=is_known, is_accepted=is_known)
-        )
+        standing = Standing(is_known=has_key(request.scope), is_accepted=has_key(request.scope))
+        return Caller(owner, headers, request.scope.get(HOST_SCOPE, request.scope), standing)
 
     async def read(self, request: Request, parse: Callable[[Any, int], T]) -> T:
         """Return what `parse` returns for the decoded body and its size in bytes. Raises `APIError`."""
@@ -134,31 +133,29 @@ class Reader:
     async def _body(self, request: Request, receiving: Receiving) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise BadRequest(
-                f"The content-encoding '{encoding}' of the request body is not supported.", code="unsupported_encoding"
-            )
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT) as waiting:
-                return await self._whole(request, receiving, waiting)
-        except TimeoutError:
-            raise RequestTimeout(f"No data of the request body arrived for {BODY_TIMEOUT:g} s.") from None
-
-    async def _whole(self, request: Request, receiving: Receiving, waiting: asyncio.Timeout) -> bytes:
-        """Return the whole body. Each piece restarts the timeout."""
-        chunks, size, is_whole = [], 0, False
-        while not is_whole:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
+            message = f"The content-encoding '{encoding}' of the request body is not supported."
+            raise BadRequest(message, code="unsupported_encoding")
+        chunks, size, more = [], 0, True
+        while more:
+            received = await next_message(request.receive, BODY_TIMEOUT)
+            if received["type"] == "http.disconnect":
                 raise ClientDisconnect
-            chunk, is_whole = message.get("body", b""), not message.get("more_body")
+            chunk, more = received.get("body", b""), received.get("more_body", False)
             size += len(chunk)
             if size > self._max_bytes:
                 raise TooLarge(f"The request body is larger than {self._max_bytes} bytes.")
             receiving.add(len(chunk))
             chunks.append(chunk)
-            if not is_whole:
-                waiting.reschedule(asyncio.get_running_loop().time() + BODY_TIMEOUT)
         return b"".join(chunks)
+
+
+async def next_message(receive: Receive, seconds: float | None) -> Message:
+    """Return the client's next message. Raises `RequestTimeout` after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await receive()
+    except TimeoutError:
+        raise RequestTimeout(f"No data of the request body arrived for {seconds:g} s.") from None
 
 
 def paging(request: Request) -> dict[str, Any]:
@@ -221,10 +218,10 @@ def shown(item: Item, include: frozenset[str]) -> Item:
     parts = item.get(member)
     if not isinstance(parts, list):
         return item
-    kind = (
-        "reasoning_text" if item["type"] == "reasoning" else "output_text" if item.get("role") == "assistant" else "input_text"
-    )
-    return {**item, member: [_shown_part(part, kind) for part in parts]}
+    text = "output_text" if item.get("role") == "assistant" else "input_text"
+    if item["type"] == "reasoning":
+        text = "reasoning_text"
+    return {**item, member: [_shown_part(part, text) for part in parts]}
 
 
 def _shown_part(part: Part, text_kind: str) -> Part:

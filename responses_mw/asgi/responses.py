@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from ..cache import Cache
 from ..cache.policy import HEADER as CACHE_HEADER
@@ -23,13 +23,14 @@ from ..protocol.request import checks
 from ..protocol.request.create import CreateResponse
 from ..protocol.response.compaction import create_body
 from ..protocol.response.document import whole
+from ..protocol.response.events import Event
 from ..protocol.types import Document
 from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry.context import annotate
 from ..upstream import Caller, Upstream
 from .access import allowance_of
-from .http_responses import EventResponse, EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
+from .http_responses import EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, once
 from .requests import Reader, flag, included, listed, number, paging, shown
 from .telemetry import add_headers
@@ -80,9 +81,8 @@ class ResponseRoutes:
         self, parsed: CreateResponse, body: dict[str, Any], caller: Caller, guard: OnceOnly | None
     ) -> ASGIApp:
         if self.jobs is None:
-            raise NotSupported(
-                "'background' needs stored state, but this server has none: configure Redis.", param="background"
-            )
+            message = "'background' needs stored state, but this server has none: configure Redis."
+            raise NotSupported(message, param="background")
         await self.upstream.verify(caller)
         await self.jobs.check_secrets()
         earlier = await guard.earlier(wait=True) if guard is not None else None
@@ -165,11 +165,12 @@ class ResponseRoutes:
         caller = self.reader.caller(request)
         await allowance_of(request.scope).request(caller.owner, partial(self.upstream.verify, caller))
 
-        async def documents() -> AsyncGenerator[Document, None]:
+        async def events() -> AsyncGenerator[list[Event], None]:
             compacted = await self.runner.compact(parsed, caller)
-            yield {**compacted, "output": [shown(item, frozenset()) for item in compacted["output"]]}
+            output = [shown(item, frozenset()) for item in compacted["output"]]
+            yield [Event("response.completed", {"response": {**compacted, "output": output}})]
 
-        return CompactionResponse(documents(), self.settings)
+        return RunJSONResponse(events(), self.settings)
 
     async def count_tokens(self, request: Request) -> ASGIApp:
         """``POST /v1/responses/input_tokens``: count the tokens of the chat request that ``create`` would send."""
@@ -207,11 +208,3 @@ def _starting_after(request: Request) -> int:
     if "starting_after" not in request.query_params:
         return -1
     return checks.integer(number(request, "starting_after", 0), "starting_after", minimum=0, maximum=_MAX_SEQUENCE_NUMBER)
-
-
-class CompactionResponse(EventResponse):
-    """Answer with the compaction that the run yields."""
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for compacted in self._run:
-            await JSONResponse(compacted)(scope, receive, send)

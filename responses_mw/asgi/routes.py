@@ -163,7 +163,7 @@ class Routes:
             settings.server,
             settings.limits,
             settings.cache,
-            storage_required=settings.state.required,
+            settings.state.required,
         )
         responses = ResponseRoutes(runner, upstream, state, jobs, reader, settings.server, settings.cache, cache)
         conversations = ConversationRoutes(upstream, state, reader)

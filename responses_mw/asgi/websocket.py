@@ -66,32 +66,22 @@ _CREATE, _STEER = "response.create", "response.steer"
 _GOING_AWAY, _BROKEN, _SERVICE_RESTART = 1001, 1011, 1012
 
 
+@dataclass(eq=False)
 class WebSockets:
     """An ASGI application that serves the WebSockets of this process."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        upstream: Upstream,
-        state: State | None,
-        reader: Reader,
-        origins: Origins,
-        server: ServerSettings,
-        limits: LimitSettings,
-        caching: CacheSettings,
-        *,
-        storage_required: bool,
-    ) -> None:
-        self._runner = runner
-        self._upstream = upstream
-        self._state = state
-        self._reader = reader
-        self._origins = origins
-        self._max_connections = server.max_websockets
-        self._max_frame_bytes = limits.max_request_bytes
-        self._caching = caching
-        self._storage_required = storage_required
-        self._memory = Memory(owner_bytes=limits.memory_bytes // 4, total_bytes=limits.memory_bytes)
+    runner: Runner
+    upstream: Upstream
+    state: State | None
+    reader: Reader
+    origins: Origins
+    server: ServerSettings
+    limits: LimitSettings
+    caching: CacheSettings
+    storage_required: bool
+
+    def __post_init__(self) -> None:
+        self._memory = Memory(owner_bytes=self.limits.memory_bytes // 4, total_bytes=self.limits.memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = scope.get(HOST_SCOPE, scope)
@@ -106,14 +96,14 @@ class WebSockets:
             try:
                 await WebSocket(scope, receive, send).accept()
                 await WebSocketConnection(
-                    self._runner,
-                    ConnectionHistory(self._state, share, required=self._storage_required),
+                    self.runner,
+                    ConnectionHistory(self.state, share, required=self.storage_required),
                     share,
-                    self._reader.parse,
-                    partial(admitted, scope, self._upstream.verify),
+                    self.reader.parse,
+                    partial(admitted, scope, self.upstream.verify),
                     caller,
-                    self._caching,
-                    self._max_frame_bytes,
+                    self.caching,
+                    self.limits.max_request_bytes,
                     receive,
                     send,
                 ).run()
@@ -122,20 +112,20 @@ class WebSockets:
 
     async def _verified(self, scope: Scope) -> Caller:
         """Return the caller, once the credential is accepted. Raises `APIError`."""
-        self._origins.check(Headers(scope=scope))
+        self.origins.check(Headers(scope=scope))
         # The upstream is always called over HTTP, even if it is an application in this process.
         http_scope = {**scope, "scheme": "https" if scope.get("scheme") == "wss" else "http"}
-        caller = self._reader.caller(HTTPConnection(http_scope))
+        caller = self.reader.caller(HTTPConnection(http_scope))
         # With `generate: false`, a response is created without a call of the upstream that would check the credential.
-        await self._upstream.verify(caller)
+        await self.upstream.verify(caller)
         return caller
 
     def _check_number(self, owner: str) -> None:
         """Raise `APIError` if the owner, or all owners together, have the maximum number of open connections."""
-        shares, maximum = self._memory.shares, max(1, self._max_connections // 5)
+        shares, maximum = self._memory.shares, max(1, self.server.max_websockets // 5)
         if owner in shares and shares[owner].connections >= maximum:
             raise RateLimited(f"You already have {maximum} open WebSocket connections.")
-        if sum(share.connections for share in shares.values()) >= self._max_connections:
+        if sum(share.connections for share in shares.values()) >= self.server.max_websockets:
             raise Unavailable("This server has too many open WebSocket connections.", retry_after=5)
 
 
