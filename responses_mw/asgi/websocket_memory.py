@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import orjson
 
@@ -23,9 +22,8 @@ from ..protocol.request.create import CreateResponse
 from ..protocol.types import Document, Item
 from ..state import Chain, State
 
-ITEM_OVERHEAD = 512
-"""Estimated bytes of memory that an item takes in addition to its JSON."""
-_POINTER = 8
+ITEM_OVERHEAD, _POINTER = 512, 8
+"""Estimated bytes of memory that an item takes in addition to its JSON, and that a list takes for each item."""
 
 
 class Block:
@@ -48,11 +46,6 @@ class UnstoredChain(Chain):
     def own_size(self) -> int:
         """The estimated size in bytes of the chain's own lists, without its blocks."""
         return _POINTER * (len(self.items) + len(self.blocks))
-
-
-class _Held(NamedTuple):
-    chain: UnstoredChain
-    known: set[str]
 
 
 class Memory:
@@ -85,20 +78,21 @@ class Share:
         self.connections = 0
         """The number of the owner's open connections."""
         self._memory = memory
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: OrderedDict[str, tuple[UnstoredChain, set[str]]] = OrderedDict()
+        """The history that ends with each response, and the set that contains its id as long as it is kept."""
         self._size = 0
         self._waiting = 0
 
     def get(self, response_id: str) -> UnstoredChain:
         """Return the history that ends with a response, and mark the response as the most recently used."""
         self._held.move_to_end(response_id)
-        return self._held[response_id].chain
+        return self._held[response_id][0]
 
     def hold(self, response_id: str, chain: UnstoredChain, known: set[str]) -> None:
         """Keep a response if there is room for it. Its id is in `known` as long as it is kept."""
         if not self._fits(chain.own_size + sum(block.size for block in chain.blocks)):
             return
-        self._held[response_id] = _Held(chain, known)
+        self._held[response_id] = chain, known
         known.add(response_id)
         self._grow(chain.own_size)
         for block in chain.blocks:
@@ -199,5 +193,4 @@ class ConnectionHistory(History):
 
 
 def _weight(size: int, items: Sequence[Item]) -> int:
-    """Estimate the bytes of memory that items take."""
     return size + ITEM_OVERHEAD * len(items)
