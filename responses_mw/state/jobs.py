@@ -33,7 +33,7 @@ from .values import Batch, Bounds, Item, Job, Taken
 from .writes import Quota, Write, Writer
 
 _CREATE, _TAKE, _RENEW, _RELEASE = load("state", "job_create", "job_take", "job_renew", "job_release")
-_APPEND, _COMPRESS, _PUBLISH = load("state", "log_append", "log_compress", "publish")
+_APPEND, _COMPRESS = load("state", "log_append", "log_compress")
 _RESERVE, _READY, _CLAIM, _RENEW_LEASES, _DROP, _RESTORE, _DEPTH = load(
     "state", *(f"queue_{name}" for name in ("reserve", "ready", "claim", "renew", "drop", "restore", "depth"))
 )
@@ -169,7 +169,7 @@ class Jobs:
 
     async def tell(self, worker: str, response_id: str) -> None:
         """Tell a worker to check one of its jobs at once."""
-        await self._client.script(_PUBLISH, [stop_channel(worker)], [response_id])
+        await self._client.command("SPUBLISH", stop_channel(worker), response_id)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 

@@ -126,26 +126,24 @@ class Partition:
 
 def response_address(response_id: str) -> Address:
     """Return the address in ``resp_<tag><random>``. Raises Missing if it is not such an id."""
-    match = re.fullmatch(f"resp_{_TAG}{_RANDOM}", response_id)
-    if match is None:
-        raise Missing("Response", response_id)
-    return Address(*match.groups())
+    return Address(*_parts(f"resp_{_TAG}{_RANDOM}", "Response", response_id))
 
 
 def item_address(item_id: str) -> Address:
     """Return the address of the response that made ``<prefix>_<tag><random><n>``. Raises Missing if it is not such an id."""
-    match = re.fullmatch(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", item_id)
-    if match is None:
-        raise Missing("Item", item_id)
-    return Address(*match.groups())
+    return Address(*_parts(f"[a-z]+_{_TAG}{_RANDOM}[0-9]{{1,6}}", "Item", item_id))
 
 
 def conversation_tag(conversation_id: str) -> str:
     """Return the tag in ``conv_<tag>``. Raises Missing if it is not such an id."""
-    match = re.fullmatch(f"conv_{_TAG}", conversation_id)
+    return _parts(f"conv_{_TAG}", "Conversation", conversation_id)[0]
+
+
+def _parts(pattern: str, kind: str, object_id: str) -> tuple[str, ...]:
+    match = re.fullmatch(pattern, object_id)
     if match is None:
-        raise Missing("Conversation", conversation_id)
-    return match[1]
+        raise Missing(kind, object_id)
+    return match.groups()
 
 
 def conversation_key(tag: str) -> str:

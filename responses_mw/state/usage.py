@@ -38,8 +38,7 @@ INTERVAL = 10.0
 BATCH = 500
 """Maximum number of owners in one call of the script, which blocks Redis for a few milliseconds."""
 
-_RATE, _ENTER, _RENEW, _LEAVE = load("state", "limit_rate", "limit_enter", "limit_renew", "limit_leave")
-[_ADD] = load("state", "usage_add")
+_RATE, _ENTER, _RENEW, _ADD = load("state", "limit_rate", "limit_enter", "limit_renew", "usage_add")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Usage:
 
     async def leave(self, kind: Kind, owner: str, name: str) -> None:
         """Stop counting ``name``."""
-        await self._client.script(_LEAVE, [_key(owner, kind)], [name])
+        await self._client.command("ZREM", _key(owner, kind), name)
 
 
 class Ledger:
