@@ -29,38 +29,32 @@ PER_REQUEST_HEADERS = frozenset(
 class Group(BaseModel):
     """A frozen group of settings that rejects unknown names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class UpstreamSettings(Group):
     """The Chat Completions server behind the middleware."""
 
-    url: BaseURL | None = Field(
-        None, description="URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"
-    )
-    api_key: SecretStr | None = Field(
-        None,
-        description="API key for the upstream, instead of the caller's; proxied requests get it only if callers need API keys",
-    )
-    dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = Field(
-        "auto", description="type of the upstream server; auto detects it"
-    )
-    api: Literal["chat", "responses"] = Field(
-        "chat", description="upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state is stored here)"
-    )
-    think_tag: str | None = Field(None, description="tag that encloses reasoning in the model's text, e.g. think")
+    url: BaseURL | None = None
+    """URL of the Chat Completions server, e.g. http://vllm:8000 (unset: the wrapped app)"""
+    api_key: SecretStr | None = None
+    """API key for the upstream, instead of the caller's; proxied requests get it only if callers need API keys"""
+    dialect: Literal["auto", "openai", "vllm", "tgi", "sglang", "llamacpp", "ollama", "litellm", "transformers"] = "auto"
+    """type of the upstream server; auto detects it"""
+    api: Literal["chat", "responses"] = "chat"
+    """upstream API: /v1/chat/completions, or the upstream's own /v1/responses (state is stored here)"""
+    think_tag: str | None = None
+    """tag that encloses reasoning in the model's text, e.g. think"""
     forward_headers: Names = Field(
-        ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"],
-        description="request headers forwarded to the upstream, in addition to authorization",
+        ["traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "openai-organization", "openai-project"]
     )
-    timeout: Duration = Field(
-        600.0,
-        gt=0,
-        description="timeout for the first byte of the upstream's answer; a pause may last a fifth of it",
-    )
-    status_grace: Duration = Field(
-        0.05, ge=0, description="time a stream waits for the upstream's status before it sends its own 200"
-    )
+    """request headers forwarded to the upstream, in addition to authorization"""
+    timeout: Duration = Field(600.0, gt=0)
+    """timeout for the first byte of the upstream's answer; a pause may last a fifth of it"""
+    status_grace: Duration = Field(0.05, ge=0)
+    """time a stream waits for the upstream's status before it sends its own 200"""
     overload_timeout: Duration = Field(
         30.0,
         ge=0,
@@ -85,73 +79,65 @@ class UpstreamSettings(Group):
 class ServerSettings(Group):
     """Interface to clients, shutdown, logs and the admin port."""
 
-    base_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field(
-        "", pattern="^(/.*)?$", description="path prefix before /v1, e.g. /openai"
-    )
-    cors_origins: Names = Field([], description="origins allowed to call, in addition to the server's own; * allows all")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum level of log records")
-    log_format: Literal["human", "json"] = Field("human", description="format of log records")
-    admin_port: int = Field(0, ge=0, le=65535, description="port of /livez, /readyz and /metrics; 0 disables it")
-    admin_host: str = Field("127.0.0.1", description="address of the admin port")
-    drain_timeout: Duration = Field(
-        30.0, ge=0, description="time that responses in progress have to finish when the process stops"
-    )
-    prompts_dir: str | None = Field(None, description="directory of prompt templates, one TOML or JSON file each")
-    keep_alive: Literal["comment", "event"] = Field(
-        "comment",
-        description="what a silent stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs "
-        "reject it)",
-    )
-    reasoning_events: Literal["openai", "open_responses"] = Field(
-        "openai", description="names of reasoning events: response.reasoning_text.*, or response.reasoning.*"
-    )
-    unknown_fields: Literal["forward", "refuse"] = Field(
-        "forward", description="unknown fields of a request: forward them to the upstream, or refuse them with a 400"
-    )
-    max_websockets: int = Field(
-        5000,
-        ge=0,
-        description="maximum WebSockets of this process; an owner may have a fifth of them; 0 refuses upgrades with 426",
-    )
+    base_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field("", pattern="^(/.*)?$")
+    """path prefix before /v1, e.g. /openai"""
+    cors_origins: Names = Field([])
+    """origins allowed to call, in addition to the server's own; * allows all"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """minimum level of log records"""
+    log_format: Literal["human", "json"] = "human"
+    """format of log records"""
+    admin_port: int = Field(0, ge=0, le=65535)
+    """port of /livez, /readyz and /metrics; 0 disables it"""
+    admin_host: str = "127.0.0.1"
+    """address of the admin port"""
+    drain_timeout: Duration = Field(30.0, ge=0)
+    """time that responses in progress have to finish when the process stops"""
+    prompts_dir: str | None = None
+    """directory of prompt templates, one TOML or JSON file each"""
+    keep_alive: Literal["comment", "event"] = "comment"
+    """what a silent stream sends every 15 seconds: a comment, or a 'keepalive' event (for Codex; some old SDKs reject it)"""
+    reasoning_events: Literal["openai", "open_responses"] = "openai"
+    """names of reasoning events: response.reasoning_text.*, or response.reasoning.*"""
+    unknown_fields: Literal["forward", "refuse"] = "forward"
+    """unknown fields of a request: forward them to the upstream, or refuse them with a 400"""
+    max_websockets: int = Field(5000, ge=0)
+    """maximum WebSockets of this process; an owner may have a fifth of them; 0 refuses upgrades with 426"""
 
 
 class RedisSettings(Group):
     """Where the state is stored."""
 
-    url: SecretStr | None = Field(
-        None,
-        description="Redis URL: redis://, rediss://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)",
-    )
-    data_dir: str | None = Field(None, description="data directory of the embedded Valkey (unset: in memory only)")
-    allow_eviction: bool = Field(False, description="start even if Redis may evict state (maxmemory-policy is not noeviction)")
-    timeout: Duration = Field(2.0, gt=0, description="timeout of a Redis call")
+    url: SecretStr | None = None
+    """Redis URL: redis://, rediss://, redis+sentinel:// or redis+cluster:// (unset: an embedded Valkey)"""
+    data_dir: str | None = None
+    """data directory of the embedded Valkey (unset: in memory only)"""
+    allow_eviction: bool = False
+    """start even if Redis may evict state (maxmemory-policy is not noeviction)"""
+    timeout: Duration = Field(2.0, gt=0)
+    """timeout of a Redis call"""
 
 
 class StateSettings(Group):
     """Stored responses and conversations."""
 
-    ttl: WholeDuration = Field(
-        7 * 24 * 3600, gt=0, description="lifetime of a stored response; continuing it extends the lifetime of its history"
-    )
-    required: bool = Field(
-        False, description="refuse a request with 503 if its response cannot be stored, instead of answering unstored"
-    )
+    ttl: WholeDuration = Field(7 * 24 * 3600, gt=0)
+    """lifetime of a stored response; continuing it extends the lifetime of its history"""
+    required: bool = False
+    """refuse a request with 503 if its response cannot be stored, instead of answering unstored"""
 
 
 class AuthSettings(Group):
     """Credentials, owners and encryption."""
 
-    secret_keys: Secrets = Field(
-        [], description="secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"
-    )
-    api_keys: Names = Field(
-        [],
-        description="API keys as name:sha256:hash, or @PATH of a file with one per line; requests without one are then refused",
-    )
-    tenant_header: str | None = Field(
-        None, description="header in which a trusted gateway names the owner (unset: the credential is the owner)"
-    )
-    tenant_keys: Names = Field([], description="names of the API keys that may use tenant_header (unset: all)")
+    secret_keys: Secrets = Field([])
+    """secrets of at least 32 characters, equal on all replicas; the first encrypts, all decrypt"""
+    api_keys: Names = Field([])
+    """API keys as name:sha256:hash, or @PATH of a file with one per line; requests without one are then refused"""
+    tenant_header: str | None = None
+    """header in which a trusted gateway names the owner (unset: the credential is the owner)"""
+    tenant_keys: Names = Field([])
+    """names of the API keys that may use tenant_header (unset: all)"""
     proxy_paths: Annotated[list[Annotated[str, Field(pattern=r"^([A-Z]+ )?/[!-~]*$")]], *LIST] = Field(
         ["/v1/", "GET /health", "GET /ping", "GET /version"],
         description="paths proxied to the upstream when there are API keys: a final slash includes all paths below; "
@@ -175,34 +161,37 @@ class AuthSettings(Group):
 class JobSettings(Group):
     """Background responses."""
 
-    concurrency: int = Field(32, ge=0, description="maximum background responses that run in this process; 0 runs none")
-    lease: Duration = Field(15.0, gt=0, description="time after which the background response of a lost worker is taken over")
+    concurrency: int = Field(32, ge=0)
+    """maximum background responses that run in this process; 0 runs none"""
+    lease: Duration = Field(15.0, gt=0)
+    """time after which the background response of a lost worker is taken over"""
 
 
 class CacheSettings(Group):
     """The response cache."""
 
-    mode: Literal["off", "exact", "semantic"] = Field(
-        "off", description="cache mode: exact serves equal requests, semantic also requests with the same meaning"
-    )
-    ttl: WholeDuration = Field(3600, gt=0, description="maximum lifetime of a cached answer")
-    embedding_model: str | None = Field(None, description="embedding model; required for the semantic cache")
-    embedding_url: BaseURL | None = Field(
-        None, description="URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"
-    )
-    embedding_api_key: SecretStr | None = Field(None, description="API key for embedding_url")
-    threshold: float = Field(0.95, ge=0, le=1, description="minimum cosine similarity of a semantic hit")
-    guard: Literal["strict", "loose"] = Field(
-        "strict", description="how closely the words of a semantic hit must match; loose needs a strong embedding model"
-    )
-    max_mode: Literal["off", "exact", "semantic"] = Field(
-        "semantic", description="highest cache mode that a request may select"
-    )
-    namespace: str = Field("", description="part of every cache key; changing it invalidates the cache")
-    timeout: Duration = Field(
-        0.3, gt=0, description="timeout of the cache's Redis calls and of an embedding; a timeout is a miss"
-    )
-    max_owner_bytes: Size = Field(1024**3, gt=0, description="maximum size of an owner's cached answers")
+    mode: Literal["off", "exact", "semantic"] = "off"
+    """cache mode: exact serves equal requests, semantic also requests with the same meaning"""
+    ttl: WholeDuration = Field(3600, gt=0)
+    """maximum lifetime of a cached answer"""
+    embedding_model: str | None = None
+    """embedding model; required for the semantic cache"""
+    embedding_url: BaseURL | None = None
+    """URL of the server of /v1/embeddings (unset: the upstream, with the caller's credential)"""
+    embedding_api_key: SecretStr | None = None
+    """API key for embedding_url"""
+    threshold: float = Field(0.95, ge=0, le=1)
+    """minimum cosine similarity of a semantic hit"""
+    guard: Literal["strict", "loose"] = "strict"
+    """how closely the words of a semantic hit must match; loose needs a strong embedding model"""
+    max_mode: Literal["off", "exact", "semantic"] = "semantic"
+    """highest cache mode that a request may select"""
+    namespace: str = ""
+    """part of every cache key; changing it invalidates the cache"""
+    timeout: Duration = Field(0.3, gt=0)
+    """timeout of the cache's Redis calls and of an embedding; a timeout is a miss"""
+    max_owner_bytes: Size = Field(1024**3, gt=0)
+    """maximum size of an owner's cached answers"""
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> Self:
@@ -214,19 +203,16 @@ class CacheSettings(Group):
 class ToolSettings(Group):
     """Tools that the server runs: MCP servers and the code interpreter."""
 
-    mcp_servers: ToolServers = Field(
-        {},
-        description="MCP servers by label or connector_id, as JSON: "
-        '{"label": {"url", "headers", "authorization", "allowed_tools", ...}}',
-    )
-    allow_private_urls: bool = Field(
-        False, description="allow requests to name MCP servers at private addresses; every caller can then reach them"
-    )
-    sandbox_url: Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/mcp") + "/mcp")] | None = Field(
-        None, description="URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"
-    )
-    sandbox_token: SecretStr | None = Field(None, description="bearer token of the sandbox")
-    timeout: Duration = Field(60.0, gt=0, description="timeout of a tool call or a web search")
+    mcp_servers: ToolServers = Field({})
+    """MCP servers by label or connector_id, as JSON: {"label": {"url", "headers", "authorization", "allowed_tools", ...}}"""
+    allow_private_urls: bool = False
+    """allow requests to name MCP servers at private addresses; every caller can then reach them"""
+    sandbox_url: Annotated[ServerURL, AfterValidator(lambda url: url.removesuffix("/mcp") + "/mcp")] | None = None
+    """URL of the code interpreter's sandbox (responses-mw sandbox), e.g. http://sandbox:8090"""
+    sandbox_token: SecretStr | None = None
+    """bearer token of the sandbox"""
+    timeout: Duration = Field(60.0, gt=0)
+    """timeout of a tool call or a web search"""
 
 
 SEARCH_PROVIDERS = {"none": None, "searxng": "url", "tavily": "api_key", "brave": "api_key"}
@@ -241,8 +227,10 @@ class SearchSettings(Group):
         pattern=f"^({'|'.join(SEARCH_PROVIDERS)}|[^/]+/.+)$",
         description=f"provider of web_search: {', '.join(SEARCH_PROVIDERS)}, or label/tool for a tool in tools.mcp_servers",
     )
-    url: ServerURL | None = Field(None, description="URL of SearXNG, or of another server with the provider's API")
-    api_key: SecretStr | None = Field(None, description="API key for the search provider")
+    url: ServerURL | None = None
+    """URL of SearXNG, or of another server with the provider's API"""
+    api_key: SecretStr | None = None
+    """API key for the search provider"""
 
     @model_validator(mode="after")
     def _check_complete(self) -> Self:
@@ -256,28 +244,25 @@ class SearchSettings(Group):
 class CompactionSettings(Group):
     """Compaction of histories."""
 
-    prompt: str | None = Field(None, description="instruction to summarize a history (unset: a built-in one)")
-    threshold: int = Field(
-        100_000, gt=0, description="tokens above which context_management compacts if it has no compact_threshold"
-    )
+    prompt: str | None = None
+    """instruction to summarize a history (unset: a built-in one)"""
+    threshold: int = Field(100_000, gt=0)
+    """tokens above which context_management compacts if it has no compact_threshold"""
 
 
 class LimitSettings(Group):
     """Limits of a request, of a response and of an owner."""
 
-    requests_per_minute: int = Field(
-        0, ge=0, description="maximum responses that an owner may request per minute on all replicas; 0 is unlimited"
-    )
-    streams: int = Field(0, ge=0, description="maximum open streams of an owner; 0 is unlimited")
-    background: int = Field(0, ge=0, description="maximum unfinished background responses of an owner; 0 is unlimited")
-    stored_bytes: Size = Field(
-        0, ge=0, description="maximum size of an owner's stored responses and conversations; 0 is unlimited"
-    )
-    max_request_bytes: Size = Field(
-        32 * 1024**2,
-        gt=0,
-        description="maximum size of a request body and of a stored response; a history may have twice as much",
-    )
+    requests_per_minute: int = Field(0, ge=0)
+    """maximum responses that an owner may request per minute on all replicas; 0 is unlimited"""
+    streams: int = Field(0, ge=0)
+    """maximum open streams of an owner; 0 is unlimited"""
+    background: int = Field(0, ge=0)
+    """maximum unfinished background responses of an owner; 0 is unlimited"""
+    stored_bytes: Size = Field(0, ge=0)
+    """maximum size of an owner's stored responses and conversations; 0 is unlimited"""
+    max_request_bytes: Size = Field(32 * 1024**2, gt=0)
+    """maximum size of a request body and of a stored response; a history may have twice as much"""
     memory_bytes: Size = Field(
         256 * 1024**2,
         gt=0,
