@@ -172,14 +172,13 @@ async def open_core(app: ASGIApp, settings: Settings, transport: httpx.AsyncBase
             await stack.enter_async_context(state.ledger.recording())
         secrets = [secret.get_secret_value() for secret in settings.auth.secret_keys]
         sealer = Sealer(secrets, default=state.client.shared_secret if state is not None else None)
-        cache = await stack.enter_async_context(open_cache(upstream, state, sealer, settings))
+        cache = await _open_cache(stack, upstream, state, sealer, settings) if state is not None else None
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=system_tls()))
-        history = History(state, required=settings.state.required)
         backend, tools = _backend_and_tools(upstream, sealer, settings, http)
         runner = Runner(
             upstream,
             backend,
-            history,
+            History(state, required=settings.state.required),
             tools,
             sealer,
             settings.compaction,
@@ -209,33 +208,23 @@ def _backend_and_tools(
     return ChatBackend(upstream, sealer, settings.upstream, open_reasoning=is_open), Tools(config, http, sealer)
 
 
-@asynccontextmanager
-async def open_cache(
-    upstream: Upstream, state: State | None, sealer: Sealer, settings: Settings
-) -> AsyncIterator[Cache | None]:
-    """Open the cache in the state's Redis, or yield None without state. Raises `StartupError` if numpy is needed but missing.
+async def _open_cache(stack: AsyncExitStack, upstream: Upstream, state: State, sealer: Sealer, settings: Settings) -> Cache:
+    """Open the cache in the state's Redis. Raises `StartupError` if numpy is needed but missing.
 
     Embeddings use the upstream's transport, unless it calls the wrapped application and `cache.embedding_url` names a server.
     """
-    async with AsyncExitStack() as stack:
-        if state is None:
-            yield None
-            return
-        transport = upstream.transport
-        if settings.upstream.url is None and settings.cache.embedding_url is not None:
-            transport = await stack.enter_async_context(network_transport())
-        cache = Cache(
-            state.client,
-            _embeddings(transport, upstream.base, settings),
-            sealer,
-            settings.cache,
-            deployment=f"{settings.upstream.url}\0{settings.upstream.think_tag}",
-            memory_bytes=settings.limits.memory_bytes,
-        )
-        try:
-            yield cache
-        finally:
-            await cache.aclose()
+    transport = upstream.transport
+    if settings.upstream.url is None and settings.cache.embedding_url is not None:
+        transport = await stack.enter_async_context(network_transport())
+    cache = Cache(
+        state.client,
+        _embeddings(transport, upstream.base, settings),
+        sealer,
+        settings.cache,
+        deployment=f"{settings.upstream.url}\0{settings.upstream.think_tag}",
+        memory_bytes=settings.limits.memory_bytes,
+    )
+    return await stack.enter_async_context(aclosing(cache))
 
 
 @asynccontextmanager
@@ -271,26 +260,23 @@ async def open_application(
         limits = RateLimits(state.usage if state is not None else None, settings.limits)
         if limits.are_set:
             await stack.enter_async_context(limits.renewing())
-        jobs = _jobs(core, settings, scope)
-        is_working = None
-        if jobs is not None:
+        jobs = is_working = None
+        if state is not None:
+            worker = create_worker(core, settings, scope) if settings.jobs.concurrency else None
+            jobs = JobService(state, core.sealer, settings.jobs, settings.redis, worker)
             await stack.enter_async_context(aclosing(jobs))
             jobs.start()
-            is_working = (lambda: jobs.is_working) if settings.jobs.concurrency else None
+            is_working = jobs.is_working if worker is not None else None
         await stack.enter_async_context(open_admin(settings.server, checks(upstream, state, is_working, runner.drain), state))
         routes = Routes(runner, upstream, state, jobs, settings, cache)
         yield Application(_around(routes, limits, settings), runner.drain, jobs, upstream)
 
 
-def _jobs(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None) -> JobService | None:
-    """Return the job service, or None without state. It has no worker if only other processes run jobs."""
-    if core.state is None:
-        return None
-    worker = None
-    if settings.jobs.concurrency:
-        drain_timeout = settings.server.drain_timeout
-        worker = Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
-    return JobService(core.state, core.sealer, settings.jobs, settings.redis, worker)
+def create_worker(core: Core, settings: Settings, scope: MutableMapping[str, Any] | None = None) -> Worker:
+    """Create a worker, which needs the state."""
+    assert core.state is not None
+    drain_timeout = settings.server.drain_timeout
+    return Worker(core.runner, core.state, core.sealer, settings.jobs, settings.redis, scope, drain_timeout=drain_timeout)
 
 
 def _around(routes: ASGIApp, limits: RateLimits, settings: Settings) -> ASGIApp:

@@ -12,11 +12,10 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from .. import sandbox
-from ..app import open_core, open_embeddings, open_state
+from ..app import create_worker, open_core, open_embeddings, open_state
 from ..asgi.admin import checks, open_admin
 from ..cache import Entries, explain
 from ..errors import APIError, StartupError
-from ..jobs import Worker
 from ..sandbox import SandboxSettings
 from ..settings import Settings, unknown_variables, variables
 from ..telemetry.setup import set_up_logs, set_up_sdk
@@ -193,9 +192,8 @@ async def work(settings: Settings) -> None:
     """Run background responses until a signal stops the process."""
     set_up_sdk()
     stopping = asyncio.Event()
-    async with open_core(no_app, settings) as (upstream, state, sealer, runner, _):
-        assert state is not None
-        worker = Worker(runner, state, sealer, settings.jobs, settings.redis, drain_timeout=settings.server.drain_timeout)
+    async with open_core(no_app, settings) as core:
+        upstream, state, worker = core.upstream, core.state, create_worker(core, settings)
 
         def stop() -> None:
             if worker.running and not stopping.is_set():

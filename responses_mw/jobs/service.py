@@ -167,7 +167,6 @@ class JobService:
         if self._worker is not None and not self._stopped:
             self._working = self._working or asyncio.create_task(self._worker.run())
 
-    @property
     def is_working(self) -> bool:
         """Whether this process claims jobs now."""
         return self._working is not None and not self._working.done() and not self._stopped
