@@ -16,9 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
-
-import anyio
+from typing import TYPE_CHECKING, Any
 
 from ..auth import Gate
 from ..crypto import Sealer
@@ -81,7 +79,8 @@ class Cache:
             self._scan = Scan(self.entries, embeddings.space, memory_bytes)
         self._sealer = sealer
         self._settings = settings
-        self._releases: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[Any]] = set()
+        """Tasks that release flights, and embeddings that were cancelled."""
         self._deployment = hashlib.sha256(f"{settings.namespace}\0{deployment}".encode()).hexdigest()
 
     def key(
@@ -95,8 +94,8 @@ class Cache:
 
     async def aclose(self) -> None:
         """Wait until all flights are released."""
-        if self._releases:
-            await asyncio.wait(self._releases)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     # -- lookup ---------------------------------------------------------------------------------------------------
 
@@ -125,13 +124,13 @@ class Cache:
             hit = None  # the answer is still stored if only the search timed out
             miss.because("failed")
         except BaseException:
-            await self._end(miss)  # release the waiting requests
+            self._end(miss)  # release the waiting requests
             raise
         CACHE_LOOKUPS.add(1, {"result": hit.kind if hit else "miss"})
         if hit is None:
             _report_miss(miss)
             return miss
-        self._end_soon(miss)
+        self._end(miss)
         annotate(cache=hit.kind)
         return hit
 
@@ -220,7 +219,7 @@ class Cache:
         finally:
             if renewing is not None:
                 renewing.cancel()
-            await self._end(miss)
+            self._end(miss)
 
     async def keep(self, miss: Miss, document: Document, *, summary: bool | None = None) -> bool:
         """Cache a finished ``document``, if it is cacheable; return whether it was cached.
@@ -231,7 +230,7 @@ class Cache:
         if not miss.policy.write or miss.generation is None:
             return False
         if texts is None:
-            await self._end(miss, mark=LEASE)
+            self._end(miss, mark=LEASE)
             return False
         try:
             return await self._keep(miss, document, texts, miss.generation)
@@ -244,7 +243,7 @@ class Cache:
         signature = _signature(miss) if miss.vector is not None else None
         data = pack(Entry(key.owner, key.exact, texts, document["usage"], ttl, signature), self._sealer)
         if len(data) > MAX_ENTRY_BYTES:
-            await self._end(miss, mark=LEASE)
+            self._end(miss, mark=LEASE)
             return False
         vector = await miss.vector if miss.vector is not None else None
         async with asyncio.timeout(self._settings.timeout):
@@ -271,27 +270,26 @@ class Cache:
             except Unavailable:
                 logger.debug("a flight was not renewed")
 
-    async def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
-        """Release the flight and cancel the embedding, even if the request was cancelled."""
+    def _end(self, miss: Miss, *, mark: float = 0.0) -> None:
+        """Release the flight and cancel the embedding. The request does not wait for either."""
         token, embedding = miss.token, miss.vector
         miss.token = miss.vector = None
         if embedding is not None:
             embedding.cancel()
-        with anyio.move_on_after(self._settings.timeout, shield=True):
-            if token is not None:  # first: others wait for it
-                try:
-                    await self.entries.release(miss.key, token, mark=mark)
-                except Unavailable:
-                    logger.debug("a flight was not released; it expires")
-            if embedding is not None:
-                await asyncio.wait({embedding})
+            self._watch(embedding)
+        if token is not None:
+            self._watch(asyncio.create_task(self._release(miss.key, token, mark)))
 
-    def _end_soon(self, miss: Miss) -> None:
-        """Call ``_end`` in the background: waiting for it would cost a hit a round trip."""
-        if miss.token is not None or not (miss.vector is None or miss.vector.done()):
-            task = asyncio.create_task(self._end(miss))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+    def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _release(self, key: Key, token: str, mark: float) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                await self.entries.release(key, token, mark=mark)
+        except (Unavailable, TimeoutError):
+            logger.debug("a flight was not released; it expires")
 
 
 def _signature(miss: Miss) -> guard.Signature:

@@ -129,6 +129,7 @@ async def test_a_flight_is_renewed_while_the_answer_is_made(cache: Cache, server
         async with asyncio.timeout(60):
             while server.pttl(flight) < 3000:
                 await asyncio.sleep(0.05)
+    await cache.aclose()
     assert server.keys("*:f:*") == []
 
 
@@ -185,21 +186,20 @@ async def test_a_flight_is_over_before_its_embedding_is(cache: Cache, server: Pl
             await go.wait()
         return None
 
-    async def fly(miss: Miss) -> None:
-        async with cache.flight(miss):
-            pass
-
     miss = await begun(cache)
     miss.vector = asyncio.create_task(lingering())
     await asyncio.sleep(0)
     server.persist(server.keys("*:f:*")[0])  # else it would end by itself
-    flying = asyncio.create_task(fly(miss))
+    async with cache.flight(miss):
+        pass
     async with asyncio.timeout(15):  # less than the cache's
         while server.keys("*:f:*"):
             await asyncio.sleep(0.01)
-    assert not flying.done()
+    closing = asyncio.create_task(cache.aclose())
+    await asyncio.sleep(0)
+    assert not closing.done()
     go.set()
-    await flying
+    await closing
 
 
 async def test_a_look_up_that_is_cancelled_leaves_no_flight(
@@ -221,4 +221,5 @@ async def test_a_look_up_that_is_cancelled_leaves_no_flight(
     looking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await looking
+    await cache.aclose()
     assert server.keys("*:f:*") == []
