@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -52,8 +51,8 @@ class Scan:
         self._store = store
         self._space = space
         self._max_bytes = max_bytes
-        self._partitions: OrderedDict[tuple[str, str], _Partition] = OrderedDict()
-        """By partition and space."""
+        self._partitions: dict[tuple[str, str], _Partition] = {}
+        """By partition and space; the least recently used one is first."""
         self._latest: str | None = None
         """Space of the last vector; None before the first."""
 
@@ -77,15 +76,14 @@ class Scan:
         """
         self._latest = self._space_of(vector)
         place = key.partition, self._latest
-        partition = self._partitions.setdefault(place, _Partition(self._latest, len(vector)))
+        partition = self._partitions.pop(place, None) or _Partition(self._latest, len(vector))
+        self._partitions[place] = partition  # now the most recently used one
         if page is None or not partition.update(page):
             async with partition.reading:
                 while not partition.update(await self._store.since(key, partition.space, partition.last, PAGE)):
                     pass
-        if place in self._partitions:
-            self._partitions.move_to_end(place)
         while len(self._partitions) > 1 and sum(one.nbytes for one in self._partitions.values()) > self._max_bytes:
-            self._partitions.popitem(last=False)
+            del self._partitions[next(iter(self._partitions))]
         now = _now()
         near = partition.vectors.nearest(vector, threshold, count, now)
         records = await self._records(key, partition, [entry for entry, _ in near], now)
