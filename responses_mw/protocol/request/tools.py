@@ -26,7 +26,7 @@ from . import checks
 
 BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 """Types of the items that hold tools."""
-_NUMBER_LENGTH = 8
+_MAX_SUFFIX = 8
 """Length of the longest suffix of a numbered name."""
 NOT_SERVED = frozenset(
     {"computer", "computer_use", "computer_use_preview", "container", "file_search", "image_generation"}
@@ -166,14 +166,13 @@ def distinct(functions: Iterable[OfferedFunction]) -> list[OfferedFunction]:
     taken = {one.name for one in listed}
     seen: set[str] = set()
     # Each number is tried only once, even for long names with the same beginning, so this is linear.
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
+    suffixes: defaultdict[str, Iterator[str]] = defaultdict(lambda: (f"_{number}" for number in count(2)))
     result = []
     for one in listed:
         name = one.name
         if name in seen:
-            name = next(
-                new for n in numbers[name[: MAX_NAME - _NUMBER_LENGTH]] if (new := _add_number(one.name, n)) not in taken
-            )
+            numbered = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes[name[: MAX_NAME - _MAX_SUFFIX]])
+            name = next(new for new in numbered if new not in taken)
         taken.add(name)
         seen.add(name)
         result.append(_rename(one, name))
@@ -187,11 +186,6 @@ def _with_label(one: OfferedFunction) -> OfferedFunction:
 
 def _rename(one: OfferedFunction, name: str) -> OfferedFunction:
     return one if one.name == name else replace(one, function={**one.function, "name": name})
-
-
-def _add_number(name: str, number: int) -> str:
-    suffix = f"_{number}"
-    return name[: MAX_NAME - len(suffix)] + suffix
 
 
 def history_name(item: Item) -> str:
@@ -210,7 +204,11 @@ def namer(functions: Sequence[OfferedFunction]) -> Callable[[Item], str]:
 # so that checking many choices against many tools takes linear time.
 
 MODES = frozenset({"none", "auto", "required"})
-_CHOICES = TOOL_KINDS.keys() | {"namespace"}
+_CHOICES = {
+    "namespace": ("namespace", ("name",)),
+    **{type_: (kind.types[0], kind.chosen_by) for type_, kind in TOOL_KINDS.items()},
+}
+"""The first part of the key, and the members, for each type of choice."""
 _KIND_OF_CALL = {type_: kind for kind in TOOL_KINDS.values() for type_, item in kind.items.items() if item.arguments}
 
 _Key = tuple[Any, ...]
@@ -245,9 +243,9 @@ def choice_names(choice: Any, functions: Sequence[OfferedFunction]) -> frozenset
 def _choice_object(choice: Any, known: Collection[_Key], max_length: int | None) -> dict[str, Any]:
     checked = checks.mapping(choice, "tool_choice")
     if checks.required(checked, "type", "tool_choice", checks.string) != "allowed_tools":
-        return _one_choice(checked, "tool_choice", known, _CHOICES | {"allowed_tools"})
+        return _one_choice(checked, "tool_choice", known, _CHOICES.keys() | {"allowed_tools"})
     listed = checks.required(checked, "tools", "tool_choice", partial(checks.array, max_length=max_length))
-    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known, _CHOICES) for index, one in enumerate(listed)]
+    allowed = [_one_choice(one, f"tool_choice.tools[{index}]", known, _CHOICES.keys()) for index, one in enumerate(listed)]
     mode = checks.one_of(checked.get("mode", "auto"), "tool_choice.mode", {"auto", "required"})
     return {**checked, "mode": mode, "tools": allowed}
 
@@ -257,7 +255,7 @@ def _one_choice(choice: Any, path: str, known: Collection[_Key], supported: Coll
     kind = checks.required(checked, "type", path, checks.string)
     _refuse_not_served(kind, path)
     checks.one_of(kind, f"{path}.type", supported)
-    members = _chosen_by(kind)
+    _, members = _CHOICES[kind]
     for name in members:
         if name in checked or name == members[0]:
             checks.required(checked, name, path, checks.string)
@@ -268,20 +266,15 @@ def _one_choice(choice: Any, path: str, known: Collection[_Key], supported: Coll
     return checked
 
 
-def _chosen_by(kind: str) -> tuple[str, ...]:
-    return ("name",) if kind == "namespace" else TOOL_KINDS[kind].chosen_by
-
-
 def _choice_key(choice: Mapping[str, Any]) -> _Key:
-    kind = choice["type"]
-    name = kind if kind == "namespace" else TOOL_KINDS[kind].types[0]
-    return name, *(choice[member] for member in _chosen_by(kind) if member in choice)
+    kind, members = _CHOICES[choice["type"]]
+    return kind, *(choice[name] for name in members if name in choice)
 
 
 def _served_key(tool: Tool) -> _Key:
     """The key of a server-side tool, whose members have not been checked yet."""
-    kind = TOOL_KINDS[tool["type"]]
-    return kind.types[0], *(str(tool.get(name)) for name in kind.chosen_by[:1])
+    kind, members = _CHOICES[tool["type"]]
+    return kind, *(str(tool.get(name)) for name in members[:1])
 
 
 def _by_choice(functions: Sequence[OfferedFunction]) -> Mapping[_Key, list[str]]:
