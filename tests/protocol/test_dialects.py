@@ -9,7 +9,7 @@ import pytest
 
 from responses_mw.errors import BadRequest, NotSupported
 from responses_mw.protocol.chat.dialects import DIALECTS, VLLM
-from responses_mw.protocol.chat.request import to_chat
+from responses_mw.protocol.chat.request import Prefill, to_chat
 from responses_mw.protocol.request.create import parse
 from responses_mw.protocol.request.tools import offered
 
@@ -146,6 +146,14 @@ def test_verbosity_goes_where_it_can() -> None:
     assert chat("vllm", text={"verbosity": "low"})["chat_template_kwargs"] == {"verbosity": "low"}
     assert chat("tgi", text={"verbosity": "medium"}) == chat("tgi")
     refused("ollama", "text.verbosity", text={"verbosity": "low"})
+
+
+@pytest.mark.parametrize("given", [5, "x", ["x"]])
+def test_what_is_no_object_of_template_arguments_is_replaced(given: Any) -> None:
+    request = parse({"input": "Hi", "chat_template_kwargs": given})
+    body = to_chat(request, request.items, VLLM, model="m", prefill=Prefill(without_thinking=True))
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert chat("vllm", text={"verbosity": "low"}, chat_template_kwargs=given)["chat_template_kwargs"] == {"verbosity": "low"}
 
 
 def test_tgi_gets_no_default_that_means_something_else_there() -> None:

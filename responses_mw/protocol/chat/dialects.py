@@ -46,7 +46,6 @@ class Dialect:
     stream_usage: bool = True
     # Parameters that do not affect the answer and that the server accepts. For other servers they are only echoed.
     hints: frozenset[str] = frozenset()
-    service_tier: bool = False
     top_p_one: bool = True  # whether top_p: 1 is valid. TGI rejects it, although it is the default
     stop_is_list: bool = False
     any_model: bool = False  # whether the server has one model and ignores the name
@@ -55,6 +54,11 @@ class Dialect:
     def unsupported(self, path: str, why: str) -> NoReturn:
         """Refuse a request whose value at ``path`` the upstream does not support."""
         checks.unsupported(path, f"the upstream ({self.name}) {why}.")
+
+    def check(self, path: str) -> None:
+        """Refuse a request that sets the parameter at ``path`` if the upstream cannot honour it."""
+        if path in self.refuses:
+            checks.unsupported(path, self.refuses[path])
 
 
 OPENAI = Dialect(
@@ -66,8 +70,7 @@ OPENAI = Dialect(
     parse_arguments=False,
     audio=True,
     pdf=True,
-    hints=_HINTS | {"prompt_cache_retention", "prompt_cache_options"},
-    service_tier=True,
+    hints=_HINTS | {"prompt_cache_retention", "prompt_cache_options", "service_tier"},
 )
 VLLM = Dialect(
     name="vllm",
@@ -129,8 +132,7 @@ LITELLM = Dialect(
     parse_arguments=False,
     audio=True,
     pdf=True,
-    hints=_HINTS,
-    service_tier=True,
+    hints=_HINTS | {"service_tier"},
 )
 TRANSFORMERS = Dialect(
     name="transformers",

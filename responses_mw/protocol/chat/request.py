@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest
-from ..request import checks
 from ..request.create import CreateResponse
 from ..request.tools import choice_names, namer
 from ..tool_kinds.form import OfferedFunction
@@ -73,7 +72,7 @@ def to_chat(
         all_reasoning=request.reasoning.get("context") == "all_turns",
         offset=own,
         names=namer(offered),
-        results=results or {},
+        results=results,
     )
     if not messages:
         message = "There is nothing to answer: 'input' is empty, and so are the history and the instructions."
@@ -85,7 +84,9 @@ def to_chat(
     _add_text(body, request, dialect)
     _add_tools(body, request, offered, dialect, first_turn=first_turn)
     _add_hints(body, request, dialect)
-    if dialect.prefill and (prefill or _is_unfinished(items)):
+    last = items[-1] if items else {}
+    is_unfinished = last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
+    if dialect.prefill and (prefill or is_unfinished):
         body |= {dialect.prefill: True, "add_generation_prompt": False}
     if prefill:
         _deduct(body, prefill)
@@ -102,18 +103,13 @@ def _deduct(body: ChatRequest, prefill: Prefill) -> None:
         if isinstance(body.get(name), int):
             body[name] = max(body[name] - prefill.tokens, 1 if name.startswith("max") else 0)
     if prefill.without_thinking:
-        body["chat_template_kwargs"] = {**(body.get("chat_template_kwargs") or {}), "enable_thinking": False}
+        body["chat_template_kwargs"] = {**_template_arguments(body), "enable_thinking": False}
 
 
-def _is_unfinished(items: Sequence[Item]) -> bool:
-    last = items[-1] if items else {}
-    return last.get("role") == "assistant" and last.get("status") in ("incomplete", "in_progress")
-
-
-def _template_argument(body: ChatRequest, name: str, value: Any) -> None:
-    """Set an argument of the chat template, unless the client has set it."""
+def _template_arguments(body: ChatRequest, **defaults: Any) -> dict[str, Any]:
+    """The arguments of the chat template: what the client has set, otherwise the ``defaults``."""
     given = body.get("chat_template_kwargs")
-    body["chat_template_kwargs"] = {name: value, **(given if isinstance(given, dict) else {})}
+    return {**defaults, **(given if isinstance(given, dict) else {})}
 
 
 def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
@@ -121,11 +117,10 @@ def _add_sampling(body: ChatRequest, request: CreateResponse, dialect: Dialect) 
         value = getattr(request, name)
         if value is None or (name == "top_p" and value == 1 and not dialect.top_p_one):
             continue
-        if name in dialect.refuses:
-            if value:
-                checks.unsupported(name, dialect.refuses[name])
-            continue
-        body[name] = value
+        if value:
+            dialect.check(name)
+        if name not in dialect.refuses:
+            body[name] = value
     if dialect.stop_is_list and isinstance(body.get("stop"), str):
         body["stop"] = [body["stop"]]
 
@@ -134,8 +129,7 @@ def _add_output_limits(body: ChatRequest, request: CreateResponse, dialect: Dial
     if request.max_output_tokens is not None:
         body[dialect.max_tokens] = request.max_output_tokens
     if request.wants_logprobs:
-        if "top_logprobs" in dialect.refuses:
-            checks.unsupported("top_logprobs", dialect.refuses["top_logprobs"])
+        dialect.check("top_logprobs")
         body["logprobs"] = True
         if request.top_logprobs:
             body["top_logprobs"] = request.top_logprobs
@@ -149,7 +143,7 @@ def _add_reasoning(body: ChatRequest, request: CreateResponse, dialect: Dialect)
         dialect.unsupported("reasoning.effort", "has no such setting")
     body["reasoning_effort"] = effort
     if dialect.reasoning_effort == "template":
-        _template_argument(body, "enable_thinking", effort != "none")
+        body["chat_template_kwargs"] = _template_arguments(body, enable_thinking=effort != "none")
 
 
 def _add_text(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
@@ -158,7 +152,7 @@ def _add_text(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> N
         if dialect.verbosity == "field":
             body["verbosity"] = verbosity
         elif dialect.verbosity == "template":
-            _template_argument(body, "verbosity", verbosity)
+            body["chat_template_kwargs"] = _template_arguments(body, verbosity=verbosity)
         elif verbosity != "medium":
             dialect.unsupported("text.verbosity", "has no such setting")
     wanted = request.text.get("format", {"type": "text"})
@@ -222,13 +216,10 @@ def _chat_tool(tool: Tool, dialect: Dialect) -> dict[str, Any]:
 
 def _add_hints(body: ChatRequest, request: CreateResponse, dialect: Dialect) -> None:
     """Add the hints that the dialect supports. Others are dropped, but cache retention and cache options get a 400."""
-    for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"):
+    hints = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier")
+    for name in hints:
         value = getattr(request, name)
-        if value is None:
-            continue
-        if name in dialect.hints:
+        if value is not None and name in dialect.hints:
             body[name] = value
-        elif name in ("prompt_cache_retention", "prompt_cache_options"):
+        elif value is not None and name in ("prompt_cache_retention", "prompt_cache_options"):
             dialect.unsupported(name, "has no such setting")
-    if request.service_tier is not None and dialect.service_tier:
-        body["service_tier"] = request.service_tier
