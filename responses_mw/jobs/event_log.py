@@ -88,6 +88,12 @@ class ClaimedJob:
         self._pending, self._count = [], 0
         return batch
 
+    def next_batch(self) -> Batch | None:
+        """Return the batch to send, which may have been sent without an answer; None if there is none."""
+        if self.sending is None and not self.ending:
+            self.sending = self.batch()
+        return self.sending if self.stopped != LOST else None
+
     def stop(self, why: str) -> None:
         """Cancel the run, and with it the request to the upstream. Only the first reason counts."""
         if self.stopped is None:
@@ -136,7 +142,7 @@ class EventLogWriter:
             await asyncio.sleep(max(0.0, began + INTERVAL - loop.time()))
 
     async def _flush(self, dirty: Iterable[ClaimedJob], began: float) -> None:
-        sending = self._sending(dirty)
+        sending = {claimed: batch for claimed in dirty if (batch := claimed.next_batch()) is not None}
         if not sending:
             return
         batches = [(claimed.job.response_id, claimed.job.token, batch) for claimed, batch in sending.items()]
@@ -157,16 +163,6 @@ class EventLogWriter:
                 EVENTS_APPENDED.add(batch.last - batch.first + 1)
             else:
                 claimed.stop(LOST)
-
-    def _sending(self, dirty: Iterable[ClaimedJob]) -> dict[ClaimedJob, Batch]:
-        """Return the batch to send for each job."""
-        sending = {}
-        for claimed in dirty:
-            if claimed.sending is None and not claimed.ending:
-                claimed.sending = claimed.batch()
-            if claimed.sending is not None and claimed.stopped != LOST:
-                sending[claimed] = claimed.sending
-        return sending
 
 
 # -- the log of a job that this process holds, but does not run ----------------------------------------------------

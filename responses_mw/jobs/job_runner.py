@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import MutableMapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -120,9 +120,10 @@ class JobRunner:
             run.fail(Unavailable("The server was stopped before the response was complete."))
             return False
         await self._flush(claimed)
-        await self._state.jobs.release(_counted(claimed.job, run.continuations))
+        job = claimed.job
+        await self._state.jobs.release(replace(job, continuations=job.continuations + run.continuations))
         annotate(outcome="requeued")
-        await self._state.queue.ready(claimed.job.response_id, first=True)
+        await self._state.queue.ready(job.response_id, first=True)
         return True
 
     async def _resume(self, claimed: ClaimedJob) -> Run:
@@ -246,12 +247,10 @@ class JobRunner:
             return False
         assert isinstance(error, UpstreamError)
         if why != "429":  # a 429 is about this caller's limit, not about the upstream
-            if await self._answers(run):
-                self.breaker.succeed()
-            else:
-                self.breaker.fail(claimed.began, error)
-        is_broken = why == "broken"
-        job = _counted(claimed.job, run.continuations + is_broken if run is not None else 0)
+            await self._report(claimed, error, run)
+        job, is_broken = claimed.job, why == "broken"
+        if run is not None:
+            job = replace(job, continuations=job.continuations + run.continuations + is_broken)
         if claimed.has_begun and job.continuations > MAX_CONTINUATIONS:
             return False
         elapsed = asyncio.get_running_loop().time() - claimed.began
@@ -272,30 +271,24 @@ class JobRunner:
             logger.info("response %s waits %.1f s for the upstream: %s", job.response_id, pause, why)
         return True
 
-    async def _answers(self, run: Run | None) -> bool:
-        """Return whether the upstream answers a cheap request although a run failed.
+    async def _report(self, claimed: ClaimedJob, error: UpstreamError, run: Run | None) -> None:
+        """Report a failure to the circuit breaker if the upstream does not answer a cheap request either.
 
         The error of one run may concern its model or its prompt, and must not stop the jobs of other owners. A job that failed
         before it had a run (None) has sent only cheap requests.
         """
-        if run is None:
-            return False
-        try:
-            await self._runner.probe(run.caller)
-        except UpstreamError:
-            return False
-        return True
+        if run is not None:
+            with suppress(UpstreamError):
+                await self._runner.probe(run.caller)
+                self.breaker.succeed()
+                return
+        self.breaker.fail(claimed.began, error)
 
     async def _flush(self, claimed: ClaimedJob) -> None:
         """Write the events that clients would otherwise not see, then stop writing."""
         if claimed.has_grown:
             await self._log_writer.written(claimed)
         await self._log_writer.last(claimed)
-
-
-def _counted(job: Job, continuations: int) -> Job:
-    """Return the job with the interruptions of one more run."""
-    return replace(job, continuations=job.continuations + continuations)
 
 
 def secrets_purpose(response_id: str) -> str:

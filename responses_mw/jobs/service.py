@@ -49,8 +49,7 @@ class JobService:
         self._worker = worker
         self._followers = Followers(state)
         self._lease = settings.lease
-        self._is_embedded = redis.url is None
-        self._keys_agree = self._is_embedded  # an embedded store has no other replicas
+        self._keys_agree = redis.url is None  # an embedded store has no other replicas
         self._following: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._stopped = False
@@ -60,20 +59,16 @@ class JobService:
 
         Raises `NotSupported` if they cannot, and `Unavailable` if Redis, which is needed to compare their keys, is unavailable.
         """
-        if not self._is_embedded and not self._sealer.is_shared:
-            raise NotSupported(
-                "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS), the same on every replica: "
-                "the credential that a job runs with is stored encrypted.",
-                param="background",
-            )
+        if self._keys_agree:
+            return
+        need = "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS)"
+        if not self._sealer.is_shared:
+            message = f"{need}, the same on every replica: the credential that a job runs with is stored encrypted."
+            raise NotSupported(message, param="background")
+        self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
         if not self._keys_agree:
-            self._keys_agree = await self._state.check_keys(self._sealer.key_ids)
-        if not self._keys_agree:
-            raise NotSupported(
-                "Background responses need 'auth.secret_keys' (RESPONSES_MW_AUTH_SECRET_KEYS) that are the same on every "
-                "replica: the keys of this replica differ.",
-                param="background",
-            )
+            message = f"{need} that are the same on every replica: the keys of this replica differ."
+            raise NotSupported(message, param="background")
 
     async def create(self, run: Run, body: dict[str, Any], gate: Gate) -> Document:
         """Store `run`, prepared from the request `body`, as a job, and return its queued document."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from ..crypto import InvalidEnvelope, Sealer
@@ -52,7 +53,7 @@ class Worker:
         drain_timeout: float,
     ) -> None:
         self._state = state
-        self._settings = settings
+        self._concurrency = settings.concurrency
         self._drain_timeout = drain_timeout
         self._lease = settings.lease
         self._name = random_part()
@@ -64,7 +65,7 @@ class Worker:
         self._change = asyncio.Event()
         self._suspicion = asyncio.Event()
         self._suspected: set[str] = set()
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
         self._sweeps_from = 0.0
         self._warnings = WarningLimit()
 
@@ -73,7 +74,7 @@ class Worker:
         with ExitStack() as stack:
             stack.enter_context(self._state.wakeups.on(stop_channel(self._name), self._on_stop_message))
             for partition in self._state.queue.partitions:
-                stack.enter_context(self._state.wakeups.on(partition.events, self._on_job_message(partition)))
+                stack.enter_context(self._state.wakeups.on(partition.events, partial(self._on_job_message, partition)))
             loops = [asyncio.create_task(loop()) for loop in (self._log_writer.run, self._beat, self._watch)]
             try:
                 await self._claim()
@@ -90,7 +91,7 @@ class Worker:
 
     def stop(self) -> None:
         """Stop claiming jobs. `run` returns when the claimed ones are finished or returned to the queue."""
-        self._stopping.set()
+        self._is_stopping = True
         self._change.set()
 
     # -- claiming ----------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Worker:
     async def _claim(self) -> None:
         loop, pause = asyncio.get_running_loop(), min(POLL, self._lease / 3)
         look = loop.time()
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             self._change.clear()
             try:
                 if loop.time() >= look:  # even while messages keep arriving
@@ -116,8 +117,7 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        is_full = len(self._tasks) >= self._settings.concurrency
-        return not is_full and not self._stopping.is_set() and self._jobs.breaker.admits
+        return len(self._tasks) < self._concurrency and not self._is_stopping and self._jobs.breaker.admits
 
     @property
     def _sweeps(self) -> bool:
@@ -127,38 +127,32 @@ class Worker:
         while self._due and self._has_room:
             partition = next(iter(self._due))
             del self._due[partition]
-            job = await self._claimed_from(partition, sweep=self._sweeps)
+            job = await self._claim_from(partition, sweep=self._sweeps)
             if job is not None:
                 self._due[partition] = None
-                self._begin(job)
+                self._jobs.breaker.begin()
+                task = asyncio.create_task(self._work(job))
+                self._tasks[task] = job
+                task.add_done_callback(self._done)
 
     async def _sweep(self) -> None:
         """Handle lost jobs even when this worker is full: finalize them, or put them first in the queue."""
         for partition in self._state.queue.partitions:
-            while self._sweeps and not self._has_room and not self._stopping.is_set():
-                job = await self._claimed_from(partition, sweep=True, fresh=False)
+            while self._sweeps and not self._has_room and not self._is_stopping:
+                job = await self._claim_from(partition, sweep=True, fresh=False)
                 if job is None:
                     break
                 await self._work(job, "settle")
 
-    async def _claimed_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
+    async def _claim_from(self, partition: Partition, *, sweep: bool, fresh: bool = True) -> str | None:
         """Claim a job. Return None if there is none, or if the partition is damaged: it must not delay the others."""
         with suppress(Damaged):
             return await self._state.queue.claim(partition, self._lease, sweep=sweep, fresh=fresh)
         return None
 
-    def _on_job_message(self, partition: Partition) -> Callable[[bytes], None]:
-        def wake(_: bytes) -> None:
-            self._due[partition] = None
-            self._change.set()
-
-        return wake
-
-    def _begin(self, job: str) -> None:
-        self._jobs.breaker.begin()
-        task = asyncio.create_task(self._work(job))
-        self._tasks[task] = job
-        task.add_done_callback(self._done)
+    def _on_job_message(self, partition: Partition, _: bytes) -> None:
+        self._due[partition] = None
+        self._change.set()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
@@ -170,18 +164,15 @@ class Worker:
             await self._take(response_id, why)
         except Damaged as error:
             logger.warning("removing response %s from the queue: %s", response_id, error.message)
-            await self._abandon(response_id)
+            with suppress(StateUnavailable):  # its lease expires, and a worker picks it up again
+                await self._state.jobs.abandon(response_id)
+                await self._state.queue.drop(response_id)
         except StateUnavailable as error:
             logger.warning("response %s will be retried when its lease expires: %s", response_id, error.message)
         except (Deleted, Fenced):
             logger.info("response %s was deleted, or another process has claimed it", response_id)
         except Exception:
             logger.exception("response %s failed", response_id)
-
-    async def _abandon(self, response_id: str) -> None:
-        with suppress(StateUnavailable):  # its lease expires, and a worker picks it up again
-            await self._state.jobs.abandon(response_id)
-            await self._state.queue.drop(response_id)
 
     async def _take(self, response_id: str, why: str) -> None:
         asked = asyncio.get_running_loop().time()
@@ -202,7 +193,7 @@ class Worker:
         if job.response_id in self._suspected:
             self._suspicion.set()
         try:
-            if self._stopping.is_set():
+            if self._is_stopping:
                 claimed.stop(DRAINED)
             with self._observed(claimed):
                 await self._jobs.run(claimed)
@@ -261,19 +252,21 @@ class Worker:
                     await self._suspicion.wait()
             self._suspicion.clear()
             now = loop.time()
-            late = [claimed for claimed in self._claimed.values() if now - claimed.renewed > self._lease / 3]
-            late += [self._claimed[job] for job in self._suspected if job in self._claimed]
+            late = [
+                claimed
+                for job, claimed in self._claimed.items()
+                if job in self._suspected or now - claimed.renewed > self._lease / 3
+            ]
             # The message that this worker took a job may arrive before the reply of the script that takes it.
             self._suspected &= set(self._tasks.values()) - self._claimed.keys()
             with suppress(StateUnavailable):  # _watch stops the runs if this lasts
-                await self._renew(late, now)
+                if late:
+                    await self._renew(late, now)
                 if self._claimed and now - queue_renewed > self._lease / 3:
                     await self._state.queue.renew(list(self._claimed), self._lease)
                     queue_renewed = now
 
     async def _renew(self, late: list[ClaimedJob], now: float) -> None:
-        if not late:
-            return
         answers = await self._state.jobs.renew([(claimed.job.response_id, claimed.job.token) for claimed in late], self._lease)
         for claimed, renewed in zip(late, answers, strict=True):
             if renewed:
