@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 STREAM_COUNTS = 60.0
 JOB_COUNTS = 3600.0
 
-_KEY = "responses_mw.allowance"
+_LIMITS, _STREAMS = "responses_mw.limits", "responses_mw.streams"
+"""Members of a scope: the limits, and the owner and the name of each stream that the request counts."""
 _REFUSED: dict[Kind, tuple[str, int]] = {"streams": ("open streams", 1), "background": ("unfinished background responses", 5)}
 """What there are too many of, and after how many seconds to retry."""
 
@@ -116,50 +117,98 @@ def _host(origin: str) -> str | None:
 
 
 class RateLimits:
-    """The configured limits, and the open streams of this process. Without `usage`, nothing is limited."""
+    """The configured limits, and the open streams of this process. Without `usage`, nothing is limited.
+
+    Only accepted callers are counted, so that an invented credential leaves no trace in Redis. All methods that count raise
+    `RateLimited` and the errors of the `gate`.
+    """
 
     def __init__(self, usage: Usage | None, settings: LimitSettings) -> None:
-        self.per_minute = settings.requests_per_minute
-        self.maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
-        self.usage = usage
+        self._per_minute = settings.requests_per_minute
+        self._maximums: dict[Kind, int] = {"streams": settings.streams, "background": settings.background}
+        self._usage = usage
         self._open: dict[str, set[str]] = {}
+        self.are_set = bool(self._per_minute or settings.streams or settings.background)
         if usage is None and self.are_set:
             logger.warning("limits are not enforced, because they need stored state: configure Redis")
 
-    @property
-    def are_set(self) -> bool:
-        return bool(self.per_minute or any(self.maximums.values()))
+    async def request(self, scope: Scope, owner: str, gate: Gate) -> None:
+        """Count a request for a response, and add the owner's rate to the headers of its answer."""
+        if not self.are_set:
+            return
+        await gate()
+        if not self._per_minute or self._usage is None:
+            return
+        try:
+            rate = await self._usage.request(owner, self._per_minute)
+        except StateUnavailable:
+            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
+            return
+        headers = {  # as OpenAI's API sends them
+            "x-ratelimit-limit-requests": str(self._per_minute),
+            "x-ratelimit-remaining-requests": str(rate.remaining),
+            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
+        }
+        if not rate.passes:
+            LIMITS_REFUSED.add(1, {"limit": "requests"})
+            limit = f"Rate limit reached: {self._per_minute} requests per minute."
+            message = f"{limit} Please try again in {rate.retry_after:.3g} s."
+            raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=headers)
+        if scope["type"] == "http":
+            add_headers(scope, headers)
 
-    async def enter(self, kind: Kind, owner: str, name: str) -> bool:
-        """Start counting a stream or background response. Return whether it is counted. Raises `RateLimited`."""
-        if not self.maximums[kind] or self.usage is None:
+    async def stream(self, scope: Scope, owner: str, gate: Gate) -> None:
+        """Count a streamed response until the request with this ASGI `scope` has been answered."""
+        if self.are_set and not scope[_STREAMS]:
+            await gate()
+            name = random_part()
+            if await self._enter("streams", owner, name):
+                scope[_STREAMS].append((owner, name))
+                self._open.setdefault(owner, set()).add(name)
+
+    async def end_stream(self, owner: str, name: str) -> None:
+        """Stop counting a stream."""
+        self._open[owner].discard(name)
+        if not self._open[owner]:
+            del self._open[owner]
+        await self._leave("streams", owner, name)
+
+    @asynccontextmanager
+    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
+        """Count the background response that the body creates, until it ends or its creation fails."""
+        await gate()
+        is_counted = await self._enter("background", owner, response_id)
+        try:
+            yield
+        except BaseException:
+            if is_counted:
+                await self._leave("background", owner, response_id)
+            raise
+
+    async def _enter(self, kind: Kind, owner: str, name: str) -> bool:
+        """Start counting a stream or background response. Return whether it is counted."""
+        maximum = self._maximums[kind]
+        if not maximum or self._usage is None:
             return False
         seconds = STREAM_COUNTS if kind == "streams" else JOB_COUNTS
         try:
-            entered = await self.usage.enter(kind, owner, name, maximum=self.maximums[kind], seconds=seconds)
+            entered = await self._usage.enter(kind, owner, name, maximum=maximum, seconds=seconds)
         except StateUnavailable:
             LIMITS_UNCHECKED.add(1, {"limit": kind})
             return False
         if not entered:
             LIMITS_REFUSED.add(1, {"limit": kind})
             noun, retry_after = _REFUSED[kind]
-            message = f"Limit reached: {self.maximums[kind]} {noun}. Please try again when one has ended."
-            rates = {f"x-ratelimit-limit-{kind}": str(self.maximums[kind]), f"x-ratelimit-remaining-{kind}": "0"}
+            message = f"Limit reached: {maximum} {noun}. Please try again when one has ended."
+            rates = {f"x-ratelimit-limit-{kind}": str(maximum), f"x-ratelimit-remaining-{kind}": "0"}
             raise RateLimited(message, retry_after=retry_after, headers=rates)
-        if kind == "streams":
-            self._open.setdefault(owner, set()).add(name)
         return True
 
-    async def leave(self, kind: Kind, owner: str, name: str) -> None:
-        """Stop counting a stream or background response. If Redis is unavailable, its count expires."""
-        if kind == "streams":
-            names = self._open.get(owner, set())
-            names.discard(name)
-            if not names:
-                self._open.pop(owner, None)
-        if self.usage is not None:
-            with suppress(StateUnavailable), anyio.CancelScope(shield=True):
-                await self.usage.leave(kind, owner, name)
+    async def _leave(self, kind: Kind, owner: str, name: str) -> None:
+        """Stop counting. If Redis is unavailable, the count expires."""
+        assert self._usage is not None
+        with suppress(StateUnavailable), anyio.CancelScope(shield=True):
+            await self._usage.leave(kind, owner, name)
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[None]:
@@ -175,97 +224,38 @@ class RateLimits:
         while True:
             await asyncio.sleep(STREAM_COUNTS / 3)
             names = {owner: list(some) for owner, some in self._open.items()}
-            if names and self.usage is not None:
+            if names and self._usage is not None:
                 with suppress(StateUnavailable):
-                    await self.usage.renew("streams", names, STREAM_COUNTS)
+                    await self._usage.renew("streams", names, STREAM_COUNTS)
 
 
-class Allowance:
-    """The limits as they apply to one request. `aclose` stops counting the request's stream.
-
-    Only accepted callers are counted, so that an invented credential leaves no trace in Redis.
-    """
-
-    def __init__(self, limits: RateLimits | None, scope: Scope) -> None:
-        """Without `limits`, everything is allowed. `scope` belongs to the request whose response reports the rate."""
-        self._limits = limits
-        self._scope = scope
-        self._stream: tuple[str, str] | None = None
-        """The owner and the name of the counted stream."""
-
-    async def request(self, owner: str, gate: Gate) -> None:
-        """Count a request for a response. Raises `RateLimited` and the errors of the `gate`."""
-        limits = self._limits
-        if limits is None:
-            return
-        await gate()
-        if not limits.per_minute or limits.usage is None:
-            return
-        try:
-            rate = await limits.usage.request(owner, limits.per_minute)
-        except StateUnavailable:
-            LIMITS_UNCHECKED.add(1, {"limit": "requests"})
-            return
-        headers = {  # as OpenAI's API sends them
-            "x-ratelimit-limit-requests": str(limits.per_minute),
-            "x-ratelimit-remaining-requests": str(rate.remaining),
-            "x-ratelimit-reset-requests": f"{rate.reset:.3f}".rstrip("0").rstrip(".") + "s",
-        }
-        if not rate.passes:
-            LIMITS_REFUSED.add(1, {"limit": "requests"})
-            message = (
-                f"Rate limit reached: {limits.per_minute} requests per minute. Please try again in {rate.retry_after:.3g} s."
-            )
-            raise RateLimited(message, retry_after=math.ceil(rate.retry_after), headers=headers)
-        if self._scope["type"] == "http":
-            add_headers(self._scope, headers)
-
-    async def stream(self, owner: str, gate: Gate) -> None:
-        """Count a streamed response. Raises the same errors as `request`."""
-        if self._limits is not None and self._stream is None:
-            await gate()
-            name = random_part()
-            if await self._limits.enter("streams", owner, name):
-                self._stream = (owner, name)
-
-    @asynccontextmanager
-    async def background(self, response_id: str, owner: str, gate: Gate) -> AsyncIterator[None]:
-        """Count the background response that the body creates, until it ends or its creation fails.
-
-        Raises the same errors as `request`.
-        """
-        await gate()
-        if self._limits is None or not await self._limits.enter("background", owner, response_id):
-            yield
-            return
-        try:
-            yield
-        except BaseException:
-            await self._limits.leave("background", owner, response_id)
-            raise
-
-    async def aclose(self) -> None:
-        if self._limits is not None and self._stream is not None:
-            await self._limits.leave("streams", *self._stream)
+_UNLIMITED = RateLimits(None, LimitSettings())
 
 
 class RateLimitMiddleware:
-    """Give each request an allowance, which `app` gets from `allowance_of`."""
+    """Apply `limits` to the requests to `app`, which gets them from `limits_of`."""
 
     def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        allowance = scope[_KEY] = Allowance(self._limits, scope)
+        scope[_LIMITS], scope[_STREAMS] = self._limits, []
         try:
             await self._app(scope, receive, send)
         finally:
-            await allowance.aclose()
+            for owner, name in scope[_STREAMS]:
+                await self._limits.end_stream(owner, name)
+
+
+def limits_of(scope: Mapping[str, Any] | None) -> RateLimits:
+    """Return the limits of the request with this ASGI `scope`."""
+    limits: RateLimits = (scope or {}).get(_LIMITS, _UNLIMITED)
+    return limits
 
 
 @asynccontextmanager
-async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
+async def admitted(scope: Scope, verify: Callable[[Caller], Awaitable[None]], caller: Caller) -> AsyncIterator[None]:
     """Observe a response on the WebSocket with this ASGI `scope`, and count it as a request.
 
     The credential is verified again, because it may have expired since the upgrade. Raises `RateLimited` and the errors of
@@ -273,11 +263,5 @@ async def admitted(scope: Any, verify: Callable[[Caller], Awaitable[None]], call
     """
     with websocket_request_span("response.create", caller.headers, caller.owner, key_in(scope)):
         await verify(caller)
-        await allowance_of(scope).request(caller.owner, partial(verify, caller))
+        await limits_of(scope).request(scope, caller.owner, partial(verify, caller))
         yield
-
-
-def allowance_of(scope: Any) -> Allowance:
-    """Return the allowance of the request with this ASGI `scope`. It allows everything if no limits are set."""
-    allowance: Allowance | None = scope.get(_KEY)
-    return allowance or Allowance(None, scope)

@@ -29,7 +29,7 @@ from ..settings import CacheSettings, ServerSettings
 from ..state import State, StateUnavailable
 from ..telemetry.context import annotate
 from ..upstream import Caller, Upstream
-from .access import allowance_of
+from .access import limits_of
 from .http_responses import EventStreamResponse, JSONResponse, LogStreamResponse, RunJSONResponse
 from .idempotency import OnceOnly, once
 from .requests import Reader, flag, included, listed, number, paging, shown
@@ -58,10 +58,10 @@ class ResponseRoutes:
         """``POST /v1/responses``"""
         body, parsed = await self.reader.read(request, self.reader.resolve_and_parse)
         caller = self.reader.caller(request)
-        allowance, gate = allowance_of(request.scope), partial(self.upstream.verify, caller)
-        await allowance.request(caller.owner, gate)
+        limits, gate = limits_of(request.scope), partial(self.upstream.verify, caller)
+        await limits.request(request.scope, caller.owner, gate)
         if parsed.stream:
-            await allowance.stream(caller.owner, gate)
+            await limits.stream(request.scope, caller.owner, gate)
         for header, names in ((_FORWARDED, parsed.extra), (_NOT_OFFERED, self.runner.not_offered(parsed))):
             if names:
                 add_headers(request.scope, {header: _listed_names(names)})
@@ -104,7 +104,7 @@ class ResponseRoutes:
         run = await self.runner.prepare(parsed, caller)
         await self.runner.check(run)
         response_id = run.document["id"]
-        async with allowance_of(caller.scope).background(response_id, caller.owner, gate):
+        async with limits_of(caller.scope).background(response_id, caller.owner, gate):
             if guard is not None:
                 await guard.name(response_id)
             document = await jobs.create(run, body, gate)
@@ -135,7 +135,7 @@ class ResponseRoutes:
         if not stored.document["background"]:
             message = f"Response with id '{response_id}' cannot be streamed again: it was not created with background=true."
             raise BadRequest(message, param="stream", code="not_a_background_response")
-        await allowance_of(request.scope).stream(caller.owner, partial(self.upstream.verify, caller))
+        await limits_of(request.scope).stream(request.scope, caller.owner, partial(self.upstream.verify, caller))
         return LogStreamResponse(jobs.follow(stored.document, after=after), self.settings)
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -163,7 +163,7 @@ class ResponseRoutes:
         """``POST /v1/responses/compact``. Nothing is stored."""
         parsed = await self.reader.read(request, lambda body, size: self.reader.parse(create_body(body), size))
         caller = self.reader.caller(request)
-        await allowance_of(request.scope).request(caller.owner, partial(self.upstream.verify, caller))
+        await limits_of(request.scope).request(request.scope, caller.owner, partial(self.upstream.verify, caller))
 
         async def events() -> AsyncGenerator[list[Event], None]:
             compacted = await self.runner.compact(parsed, caller)
