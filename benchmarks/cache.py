@@ -74,12 +74,12 @@ class Searched:
 
 
 @contextlib.contextmanager
-def servers(delay: float) -> Iterator[tuple[str, Server, Server, Server]]:
+def servers() -> Iterator[tuple[str, Server, Server, Server]]:
     """Yield the URL of a Valkey, and an upstream, an embeddings server and our server."""
     with contextlib.ExitStack() as stack:
         _, redis = stack.enter_context(valkey())
         upstream = stack.enter_context(running("benchmarks.upstream", "--tokens-per-second=2000"))
-        embeddings = stack.enter_context(running("benchmarks.embeddings", f"--delay={delay}"))
+        embeddings = stack.enter_context(running("benchmarks.embeddings"))
         embedding = (
             f"--cache.embedding-url={embeddings.url}",
             "--cache.embedding-model=hashing",
@@ -235,10 +235,9 @@ def report(costs: dict[str, Cost], entries: int, alone: Searched) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description="Measure the cache over HTTP.")
     parser.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that an embedding model would take")
     options = parser.parse_args()
     repeats, entries = (5, 500) if options.quick else (100, ENTRIES)
-    with servers(options.delay) as (redis, upstream, embeddings, ours):
+    with servers() as (redis, upstream, embeddings, ours):
         alone = asyncio.run(fill(redis, upstream, embeddings, entries))
         costs = asyncio.run(measure(ours, embeddings, repeats))
     report(costs, entries, alone)

@@ -7,16 +7,16 @@ similar vectors, whatever they mean, which is the hardest case for a cache.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import functools
 import hashlib
 import re
 
 import numpy as np
 import orjson
 import uvicorn
+from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
+from starlette.routing import Route
 
 DIMENSIONS = 384
 _RUNS = (3, 4)
@@ -28,41 +28,35 @@ def features(text: str) -> list[str]:
     return words + [padded[at : at + size] for size in _RUNS for at in range(len(padded) - size + 1)]
 
 
-def embed(text: str, dimensions: int = DIMENSIONS) -> list[float]:
+def embed(text: str) -> list[float]:
     """Return the unit vector of ``text``."""
-    vector = np.zeros(dimensions)
+    vector = np.zeros(DIMENSIONS)
     for feature in features(text):
         digest = int.from_bytes(hashlib.blake2b(feature.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-        vector[digest % dimensions] += 1 if digest >> 63 else -1
+        vector[digest % DIMENSIONS] += 1 if digest >> 63 else -1
     vector[0] += not vector.any()
     numbers: list[float] = (vector / np.linalg.norm(vector)).round(6).tolist()
     return numbers
 
 
-async def app(scope: Scope, receive: Receive, send: Send, *, delay: float = 0.0) -> None:
-    """Answer ``POST /v1/embeddings`` for one text or a list of texts, after ``delay`` seconds."""
-    if scope["type"] != "http":
-        return
-    asked = orjson.loads(await Request(scope, receive).body() or b"{}")
-    texts = asked.get("input", [])
-    texts = [texts] if isinstance(texts, str) else texts
-    dimensions = asked.get("dimensions") or DIMENSIONS
-    rows = [{"object": "embedding", "index": n, "embedding": embed(text, dimensions)} for n, text in enumerate(texts)]
-    await asyncio.sleep(delay)
+async def embeddings(request: Request) -> Response:
+    """Answer ``POST /v1/embeddings`` for one text."""
+    asked = orjson.loads(await request.body())
+    row = {"object": "embedding", "index": 0, "embedding": embed(asked["input"])}
     usage = {"prompt_tokens": 0, "total_tokens": 0}
-    body = orjson.dumps({"object": "list", "data": rows, "model": asked.get("model"), "usage": usage})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    answer = {"object": "list", "data": [row], "model": asked["model"], "usage": usage}
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def models(request: Request) -> Response:
+    return Response(b"{}", media_type="application/json")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.embeddings", description="An embeddings server.")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a model would take per request")
-    options = parser.parse_args()
-    application = functools.partial(app, delay=options.delay)
-    uvicorn.run(application, port=options.port, interface="asgi3", log_level="warning", access_log=False, lifespan="off")
+    app = Starlette(routes=[Route("/v1/models", models), Route("/v1/embeddings", embeddings, methods=["POST"])])
+    uvicorn.run(app, port=parser.parse_args().port, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":
