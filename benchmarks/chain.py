@@ -17,7 +17,7 @@ import orjson
 import uvloop
 
 from responses_mw.ids import RANDOM_LENGTH, RunIds, random_part
-from responses_mw.state import Bounds, Chain, Client, State, connect, embedded
+from responses_mw.state import Chain, Client, State, StateOptions, connect, embedded
 from responses_mw.state.schema import response_address
 
 from .processes import free_port
@@ -53,7 +53,7 @@ async def _ms(call: Callable[[], Awaitable[object]]) -> float:
 
 async def _reads(client: Client, tips: list[str]) -> dict[str, float]:
     """Return the median time of each kind of read in ms. They alternate, so that changes on the machine affect all equally."""
-    cold = State(client, bounds=Bounds(recent_bytes=0))
+    cold = State(client, StateOptions(recent_bytes=0))
     address = response_address(tips[0])
     command = ("LRANGE", address.segment(address.random), 0, TURNS - 1)
     times: dict[str, list[float]] = {name: [] for name in ("short", "cold", "warm", "bytes", "json")}

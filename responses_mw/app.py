@@ -30,7 +30,7 @@ from .errors import APIError, StartupError
 from .jobs import JobService, Worker
 from .network import system_tls
 from .settings import Settings
-from .state import Bounds, Client, State, StateUnavailable, connect, embedded
+from .state import Client, State, StateOptions, StateUnavailable, connect, embedded
 from .tools import ToolConfig
 from .tools.toolbox import ForwardedTools, Tools
 from .upstream import Caller, Upstream
@@ -103,18 +103,15 @@ async def open_state(settings: Settings) -> AsyncIterator[State | None]:
         if client is None:
             yield None
             return
-        bounds = Bounds(
+        options = StateOptions(
+            ttl_seconds=settings.state.ttl,
             response_bytes=settings.limits.max_request_bytes,
             chain_bytes=2 * settings.limits.max_request_bytes,
             recent_bytes=settings.limits.memory_bytes // 4,
-        )
-        state = State(
-            client,
-            ttl_seconds=settings.state.ttl,
-            bounds=bounds,
-            patience=COMMIT_TIMEOUTS * settings.redis.timeout,
             owner_bytes=settings.limits.stored_bytes,
+            patience=COMMIT_TIMEOUTS * settings.redis.timeout,
         )
+        state = State(client, options)
         stack.push_async_callback(state.end)
         if settings.redis.url is not None:
             await _check_fitness(state, settings)

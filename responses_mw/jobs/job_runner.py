@@ -85,7 +85,7 @@ class JobRunner:
         self._scope = scope
         self._is_embedded = redis.url is None
         # Each token of the response is an event of a few hundred bytes in the log.
-        self._max_log_bytes = 8 * state.bounds.response_bytes
+        self._max_log_bytes = 8 * state.options.response_bytes
 
     async def run(self, claimed: ClaimedJob) -> None:
         """Run the job to its end or until it is stopped. Raises `InvalidEnvelope` if another replica may have the key."""

@@ -21,11 +21,10 @@ from .errors import (
 from .idempotency import Reservation
 from .jobs import Jobs
 from .store import State
-from .values import Batch, Bounds, Chain, Conversation, Item, Job, Page, Stored, Taken
+from .values import Batch, Chain, Conversation, Item, Job, Page, StateOptions, Stored, Taken
 
 __all__ = [
     "Batch",
-    "Bounds",
     "Chain",
     "Client",
     "Conversation",
@@ -45,6 +44,7 @@ __all__ = [
     "Reservation",
     "State",
     "StateFull",
+    "StateOptions",
     "StateUnavailable",
     "Stored",
     "Taken",

@@ -12,8 +12,8 @@ from ..lua import Script, load
 from .client import Args, Client
 from .errors import Missing, OverBound, check_answer
 from .schema import Address, check_version, conversation_key, conversation_tag, item_blobs, json_size, unpack
-from .values import Bounds, Chain, Conversation, Item, Page, no_such_cursor
-from .writes import UNDONE_SECONDS, Quota, Write, Writer, own_items
+from .values import Chain, Conversation, Item, Page, StateOptions, no_such_cursor
+from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
 _CREATE, _UPDATE, _DELETE, _APPEND, _ITEMS, _DELETE_ITEM, _UNDO = load(
     "state", *(f"conversation_{name}" for name in ("create", "update", "delete", "append", "items", "item_delete", "undo"))
@@ -29,13 +29,11 @@ class Conversations:
     Methods raise StateUnavailable, and Missing if the owner has no such conversation.
     """
 
-    def __init__(self, client: Client, quota: Quota, writer: Writer, *, ttl_seconds: int, bounds: Bounds) -> None:
-        """``ttl_seconds`` is the lifetime of a conversation after its last change."""
+    def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
         self._client = client
-        self._quota = quota
         self._writer = writer
-        self._ttl = ttl_seconds * 1000
-        self._bounds = bounds
+        self._ttl = options.ttl_seconds * 1000
+        self._limits = options.chain_items, options.chain_bytes
 
     async def create(self, conversation: Conversation, items: Sequence[Item], owner: str) -> None:
         """Store a new conversation with its first ``items``, whose ids must contain the conversation's tag.
@@ -61,13 +59,13 @@ class Conversations:
     async def update(self, conversation_id: str, metadata: dict[str, str], owner: str) -> Conversation:
         """Replace the metadata and return the conversation."""
         created_at, *report = await self._run(_UPDATE, conversation_id, [owner, orjson.dumps(metadata), self._ttl])
-        await self._quota.settle(owner, conversation_tag(conversation_id), report)
+        await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), metadata)
 
     async def delete(self, conversation_id: str, owner: str) -> None:
         """Delete the conversation and its items. Responses made in it remain, but cannot be continued."""
         report = await self._run(_DELETE, conversation_id, [owner])
-        await self._quota.settle(owner, conversation_tag(conversation_id), report)
+        await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
 
     async def chain(self, conversation_id: str, owner: str) -> Chain:
         """Return the conversation's items as a history. The commit of a response that continues it appends to them."""
@@ -76,11 +74,10 @@ class Conversations:
 
     def check_room(self, chain: Chain, items: int) -> None:
         """Raise OverBound if the conversation read as ``chain`` has no room for this number of new ``items`` and an answer."""
-        if len(chain.items) + items >= self._bounds.chain_items or chain.size >= self._bounds.chain_bytes:
-            raise OverBound(
-                f"Conversation with id '{chain.conversation}' is full: the maximum is {self._bounds.chain_items} items "
-                f"and {self._bounds.chain_bytes} bytes."
-            )
+        max_items, max_bytes = self._limits
+        if len(chain.items) + items >= max_items or chain.size >= max_bytes:
+            maximum = f"the maximum is {max_items} items and {max_bytes} bytes"
+            raise OverBound(f"Conversation with id '{chain.conversation}' is full: {maximum}.")
 
     async def until(self, tag: str, owner: str, seen: int) -> list[Item] | None:
         """Return the items of the conversation with ``tag`` up to the counter ``seen``; None if it has been deleted."""
@@ -128,7 +125,7 @@ class Conversations:
         if found is None:
             raise Missing("Item", item_id)
         created_at, metadata, *report = found
-        await self._quota.settle(owner, conversation_tag(conversation_id), report)
+        await self._writer.quota.settle(owner, conversation_tag(conversation_id), report)
         return Conversation(conversation_id, int(created_at), orjson.loads(metadata))
 
     async def _read(self, conversation_id: str, owner: str, upto: str = "+inf") -> tuple[int, list[Item], int]:
@@ -141,10 +138,6 @@ class Conversations:
         answer, *rest = await self._client.script(script, [_key(conversation_id)], args)
         check_answer(answer, "Conversation", conversation_id)
         return None if answer == b"cursor" else rest
-
-    @property
-    def _limits(self) -> tuple[int, int]:
-        return self._bounds.chain_items, self._bounds.chain_bytes
 
 
 def _key(conversation_id: str) -> str:

@@ -29,8 +29,8 @@ from .schema import (
     unpack_events,
 )
 from .usage import Usage
-from .values import Batch, Bounds, Item, Job, Taken
-from .writes import Quota, Write, Writer
+from .values import Batch, Item, Job, StateOptions, Taken
+from .writes import Write, Writer
 
 _CREATE, _TAKE, _RENEW, _RELEASE = load("state", "job_create", "job_take", "job_renew", "job_release")
 _APPEND, _COMPRESS = load("state", "log_append", "log_compress")
@@ -65,13 +65,12 @@ class Jobs:
     Every method raises StateUnavailable.
     """
 
-    def __init__(self, client: Client, quota: Quota, writer: Writer, *, ttl_seconds: int, bounds: Bounds) -> None:
-        """``ttl_seconds``: maximum time for which a job may wait and run, at least a day."""
+    def __init__(self, client: Client, writer: Writer, options: StateOptions) -> None:
+        """A job may wait and run for the lifetime of a response, but for at least a day."""
         self._client = client
-        self._quota = quota
         self._writer = writer
-        self._ttl = max(ttl_seconds, TOMBSTONE_SECONDS) * 1000
-        self._bounds = bounds
+        self._ttl = max(options.ttl_seconds, TOMBSTONE_SECONDS) * 1000
+        self._max_bytes = options.response_bytes
 
     async def create(
         self, document: dict[str, Any], body: dict[str, Any], items: list[Item], owner: str, credential: str, start: Batch
@@ -83,9 +82,9 @@ class Jobs:
         """
         address = response_address(document["id"])
         head, job = orjson.dumps({**document, "output": None}), orjson.dumps({"body": body, "input": items})
-        size, most = len(head) + len(job), self._bounds.response_bytes
-        if size > most:
-            raise OverBound(f"The request takes {size} bytes to store; the maximum is {most}.")
+        size = len(head) + len(job)
+        if size > self._max_bytes:
+            raise OverBound(f"The request takes {size} bytes to store; the maximum is {self._max_bytes}.")
         keys, packed = [address.record, address.tombstone], await by_size(len(job), pack, job)
         args: Args = [owner, random_part(), self._ttl, pack(head), packed, credential, start.data, start.last + 1]
         size += len(credential) + len(start.data)
@@ -95,7 +94,7 @@ class Jobs:
 
     async def count_log(self, job: Job, size: int) -> None:
         """Count the log of a running job, which has grown to ``size`` bytes, towards its owner's quota. Raises OverQuota."""
-        await self._quota.log(job.owner, response_address(job.response_id), size, self._ttl)
+        await self._writer.quota.log(job.owner, response_address(job.response_id), size, self._ttl)
 
     async def take(
         self, response_id: str, why: str, *, worker: str, lease: float, max_attempts: int = MAX_ATTEMPTS, owner: str = ""

@@ -16,14 +16,16 @@ from .conversations import Conversations
 from .errors import Deleted, Fenced, Missing, NotChainable, OverBound, check_answer
 from .schema import Address, check_version, item_blobs, pack, pack_turn, response_address, turn_text, unpack, unpack_turns
 from .turns import Segments, resolve
-from .values import Batch, Bounds, Chain, Item, Page, Pointer, Stored, Turn, page
-from .writes import UNDONE_SECONDS, Quota, Write, Writer, own_items
+from .values import Batch, Chain, Item, Page, Pointer, StateOptions, Stored, Turn, page
+from .writes import UNDONE_SECONDS, Write, Writer, own_items
 
 logger = logging.getLogger(__name__)
 
 CHAINABLE = ("completed", "incomplete")
 # Lifetime of the tombstone of a deleted response. A run that takes longer could store the response again.
 TOMBSTONE_SECONDS = 24 * 60 * 60
+# Lifetime of a background response's event log after its end.
+LOG_TTL_SECONDS = 24 * 60 * 60
 # Replaces a response's random part in the first turn of a new root, which holds the items of its conversation.
 BASE = "0" * RANDOM_LENGTH
 
@@ -33,27 +35,13 @@ _COMMIT, _GET, _DELETE = load("state", "commit", "get", "delete")
 class Responses:
     """The stored responses of all owners. Each call can access only responses of its ``owner``."""
 
-    def __init__(
-        self,
-        client: Client,
-        conversations: Conversations,
-        quota: Quota,
-        writer: Writer,
-        *,
-        ttl_seconds: int,
-        log_ttl_seconds: int,
-        bounds: Bounds,
-    ) -> None:
-        """``ttl_seconds``: lifetime of a response. ``log_ttl_seconds``: lifetime of a background response's log after its
-        end."""
+    def __init__(self, client: Client, conversations: Conversations, writer: Writer, options: StateOptions) -> None:
         self._client = client
         self._conversations = conversations
-        self._quota = quota
         self._writer = writer
-        self._segments = Segments(client, recent_bytes=bounds.recent_bytes)
-        self._ttl = ttl_seconds * 1000
-        self._log_ttl = log_ttl_seconds * 1000
-        self._bounds = bounds
+        self._options = options
+        self._ttl = options.ttl_seconds * 1000
+        self._segments = Segments(client, recent_bytes=options.recent_bytes)
 
     # -- read --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +105,7 @@ class Responses:
 
         Raises Missing for an unknown item, and OverBound if their turns have more bytes than a history may have.
         """
-        return await resolve(self._client, item_ids, owner, max_bytes=self._bounds.chain_bytes)
+        return await resolve(self._client, item_ids, owner, max_bytes=self._options.chain_bytes)
 
     async def _record(self, address: Address, response_id: str, owner: str) -> dict[str, bytes]:
         """Return the fields of the response's record that locate its history."""
@@ -198,7 +186,7 @@ class Responses:
             appended = own_items(made, address.random) if chain.conversation is not None else []
             undo = _DELETE, [owner, token, UNDONE_SECONDS * 1000, token, *appended]
         else:
-            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": self._log_ttl}
+            facts["job"] = {"first": last.first, "last": last.last, "log_ttl": LOG_TTL_SECONDS * 1000}
             blobs.append(last.data)
         keys, size = [address.record, address.tombstone], len(head) + len(text) if last is None else None
         name = f"r{address.random}"
@@ -218,18 +206,18 @@ class Responses:
             "status": status,
             "aside": status not in CHAINABLE,
             "ttl": self._ttl,
-            "counts": self._quota.is_set,
-            "max_items": self._bounds.chain_items,
-            "max_bytes": self._bounds.chain_bytes,
+            "counts": self._writer.quota.is_set,
+            "max_items": self._options.chain_items,
+            "max_bytes": self._options.chain_bytes,
         }
 
     def _check_bounds(self, chain: Chain, response_bytes: int, turn_bytes: int, items: int) -> None:
         """Raise OverBound if the response, or the chain with it, exceeds a maximum."""
-        bounds = self._bounds
-        if response_bytes > bounds.response_bytes:
-            raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {bounds.response_bytes}.")
-        if chain.size + turn_bytes > bounds.chain_bytes or len(chain.items) + items > bounds.chain_items:
-            raise OverBound(f"The history exceeds the maximum of {bounds.chain_bytes} bytes or {bounds.chain_items} items.")
+        options = self._options
+        if response_bytes > options.response_bytes:
+            raise OverBound(f"The response takes {response_bytes} bytes; the maximum is {options.response_bytes}.")
+        if chain.size + turn_bytes > options.chain_bytes or len(chain.items) + items > options.chain_items:
+            raise OverBound(f"The history exceeds the maximum of {options.chain_bytes} bytes or {options.chain_items} items.")
 
     async def _place(self, write: Write, facts: dict[str, Any], chain: Chain, items: Sequence[Item], turn_bytes: int) -> bytes:
         """Commit as a branch of the parent, or with the whole history as a new root if the parent is gone."""
@@ -258,4 +246,4 @@ class Responses:
         answer, *report = await self._client.script(_DELETE, [address.record, address.tombstone], args)
         check_answer(answer, "Response", response_id)
         self._segments.forget(address.tag)
-        await self._quota.settle(owner, address.tag, report)
+        await self._writer.quota.settle(owner, address.tag, report)

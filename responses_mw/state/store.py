@@ -22,15 +22,13 @@ from .pubsub import PubSub
 from .responses import Responses
 from .schema import KEY_CHECK
 from .usage import Ledger, Usage
-from .values import Bounds
-from .writes import Quota, Writer
+from .values import StateOptions
+from .writes import Writer
 
 logger = logging.getLogger(__name__)
 
 [_CHECK_KEYS] = load("state", "keys_check")
 
-DAY = 24 * 60 * 60
-WEEK = 7 * DAY
 OLDEST = (7, 0)
 NEARLY_FULL = 0.9
 """Fraction of maxmemory above which no new responses are stored. The rest is for responses in progress, and for deletes."""
@@ -65,40 +63,18 @@ class State:
     other processes have written.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        ttl_seconds: int = WEEK,
-        log_ttl_seconds: int = DAY,
-        bounds: Bounds | None = None,
-        patience: float = 10.0,
-        partitions: int = 8,
-        owner_bytes: int = 0,
-    ) -> None:
-        """``ttl_seconds``: lifetime of stored objects. ``log_ttl_seconds``: lifetime of a background response's event log after
-        its end. ``patience``: seconds for which an idempotent write is retried while Redis is unavailable. ``partitions``:
-        number of parts of the queue. ``owner_bytes``: quota of an owner (0: none)."""
+    def __init__(self, client: Client, options: StateOptions | None = None) -> None:
         self.client = client
-        self.bounds = bounds = bounds or Bounds()
-        self.quota = quota = Quota(client, owner_bytes=owner_bytes)
-        self.writer = writer = Writer(client, quota, patience=patience)
-        self.conversations = Conversations(client, quota, writer, ttl_seconds=ttl_seconds, bounds=bounds)
-        self.responses = Responses(
-            client,
-            self.conversations,
-            quota,
-            writer,
-            ttl_seconds=ttl_seconds,
-            log_ttl_seconds=log_ttl_seconds,
-            bounds=bounds,
-        )
-        self.jobs = Jobs(client, quota, writer, ttl_seconds=ttl_seconds, bounds=bounds)
+        self.options = options = options or StateOptions()
+        self.writer = Writer(client, options)
+        self.quota = self.writer.quota
+        self.conversations = Conversations(client, self.writer, options)
+        self.responses = Responses(client, self.conversations, self.writer, options)
+        self.jobs = Jobs(client, self.writer, options)
         self.usage = Usage(client)
         self.ledger = Ledger(client)
-        self.queue = Queue(client, self.usage, partitions=partitions)
+        self.queue = Queue(client, self.usage, partitions=options.partitions)
         self.wakeups = PubSub(client)
-        self._ttl = ttl_seconds * 1000
         self._memory_checked_at = float("-inf")
         self._memory_fault = ""
         self._memory_warnings = WarningLimit()
@@ -146,7 +122,7 @@ class State:
         If they agree, the first value is stored. Stored values expire if they are not checked for the lifetime of a response.
         Raises StateUnavailable.
         """
-        agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self._ttl, *values])
+        agree: int = await self.client.script(_CHECK_KEYS, [KEY_CHECK], [self.options.ttl_seconds * 1000, *values])
         return agree == 1
 
     async def aclose(self) -> None:

@@ -13,16 +13,24 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Maximum sizes of stored objects, as JSON before compression. A conversation has the same maximums as a chain.
+class StateOptions:
+    """Sizes are of JSON before compression. A conversation has the same maximums as a chain.
 
-    ``recent_bytes`` is the maximum size of the chains that a process keeps in memory after reading them; 0 keeps none.
+    ttl_seconds    lifetime of stored objects
+    recent_bytes   maximum size of the chains that a process keeps in memory after reading them; 0 keeps none
+    owner_bytes    quota of an owner; 0 sets none
+    patience       seconds for which an idempotent write is retried while Redis is unavailable
+    partitions     number of parts of the queue
     """
 
+    ttl_seconds: int = 7 * 24 * 60 * 60
     response_bytes: int = 32 * 1024 * 1024
     chain_bytes: int = 64 * 1024 * 1024
     chain_items: int = 10_000
     recent_bytes: int = 64 * 1024 * 1024
+    owner_bytes: int = 0
+    patience: float = 10.0
+    partitions: int = 8
 
 
 @dataclass(frozen=True, slots=True)

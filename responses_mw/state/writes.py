@@ -29,7 +29,7 @@ from ..telemetry.metrics import LIMITS_REFUSED, LIMITS_UNCHECKED
 from .client import Args, Client, Value
 from .errors import Damaged, OverQuota, StateUnavailable
 from .schema import Address
-from .values import Item
+from .values import Item, StateOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0
 class Quota:
     """The accounts of all owners, and the quota of each."""
 
-    def __init__(self, client: Client, *, owner_bytes: int = 0) -> None:
+    def __init__(self, client: Client, owner_bytes: int) -> None:
         """``owner_bytes`` is the maximum number of bytes that an owner may store; 0 disables the quota and the account."""
         self._client = client
         self._maximum = owner_bytes
@@ -142,17 +142,16 @@ class Write(NamedTuple):
 class Writer:
     """Writes objects, and undoes writes that were given up."""
 
-    def __init__(self, client: Client, quota: Quota, *, patience: float) -> None:
-        """``patience``: seconds for which a write is retried while Redis is unavailable."""
+    def __init__(self, client: Client, options: StateOptions) -> None:
+        self.quota = Quota(client, options.owner_bytes)
         self._client = client
-        self._quota = quota
-        self._patience = patience
+        self._patience = options.patience
         self._pending: dict[Address, Write] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, write: Write) -> bytes:
         """Run the script and return its verdict. Raises OverQuota and StateUnavailable."""
-        await self._quota.reserve(write)
+        await self.quota.reserve(write)
         verdict: bytes
         try:
             verdict, *report = await self._client.persistently(write.script, write.keys, write.args, patience=self._patience)
@@ -160,7 +159,7 @@ class Writer:
             if error.passing and write.undo is not None:
                 self.undo(write)
             raise
-        await self._quota.settle(write.owner, write.address.tag, report, write.name)
+        await self.quota.settle(write.owner, write.address.tag, report, write.name)
         return verdict
 
     def undo(self, write: Write) -> None:
@@ -199,7 +198,7 @@ class Writer:
         assert write.undo is not None
         script, args = write.undo
         _, *report = await self._client.script(script, write.keys, args)
-        await self._quota.settle(write.owner, write.address.tag, report, write.name)
+        await self.quota.settle(write.owner, write.address.tag, report, write.name)
 
 
 def own_items(items: Iterable[Item], random: str) -> list[str]:

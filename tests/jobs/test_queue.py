@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Damaged, State, connect
+from responses_mw.state import Damaged, State, StateOptions, connect
 from responses_mw.state.jobs import Backlog, Queue
 
 LEASE = 60.0
@@ -18,7 +18,7 @@ LEASE = 60.0
 @pytest.fixture
 async def state(redis_url: str) -> AsyncIterator[State]:
     """An empty state whose queue has one partition."""
-    state = State(connect(redis_url), partitions=1)
+    state = State(connect(redis_url), StateOptions(partitions=1))
     yield state
     await state.aclose()
 

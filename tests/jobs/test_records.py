@@ -13,7 +13,21 @@ import pytest
 from fakeredis import FakeAsyncRedis
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, Chain, Client, Damaged, Deleted, Fenced, Job, Missing, NotChainable, State, Taken, connect
+from responses_mw.state import (
+    Batch,
+    Chain,
+    Client,
+    Damaged,
+    Deleted,
+    Fenced,
+    Job,
+    Missing,
+    NotChainable,
+    State,
+    StateOptions,
+    Taken,
+    connect,
+)
 from responses_mw.state.jobs import announced
 from responses_mw.state.schema import Address, kind_of, response_address, stop_channel
 from tests.support.cluster import cluster_url
@@ -310,7 +324,7 @@ async def test_a_creation_whose_reply_is_lost_is_repeated_and_makes_one_job(tmp_
     server = Server(tmp_path)
     server.start()
     try:
-        async with wire(server.port) as line, aclosing(State(connect(line.url), patience=20)) as distant:
+        async with wire(server.port) as line, aclosing(State(connect(line.url), StateOptions(patience=20))) as distant:
             with pytest.raises(Missing):
                 await distant.jobs.end(RunIds().response)  # it is connected
             line.cut_replies = 1

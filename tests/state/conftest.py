@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from responses_mw.state import State, connect
+from responses_mw.state import State, StateOptions, connect
 from tests.support.valkey import Server
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def open_state() -> AsyncIterator[OpenState]:
 
         def open_state(url: str, *, patience: float = 2.0, owner_bytes: int = 0, **options: Any) -> State:
             options.setdefault("timeout", 20.0)  # a busy machine takes its time
-            state = State(connect(url, **options), patience=patience, owner_bytes=owner_bytes)
+            state = State(connect(url, **options), StateOptions(patience=patience, owner_bytes=owner_bytes))
             stack.push_async_callback(state.aclose)
             return state
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Batch, Bounds, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State
+from responses_mw.state import Batch, Chain, Deleted, Fenced, Missing, NewerRecord, OverBound, State, StateOptions
 from tests.support.stored import ALICE, address, continued, everything, history, kept, made, respond, turns
 from tests.support.valkey import wire
 
@@ -139,17 +139,17 @@ async def test_a_turn_in_a_form_that_is_not_known_is_not_guessed_at(state: State
 
 
 BOUNDS = [
-    Bounds(response_bytes=1_000),
-    Bounds(chain_bytes=1_500),
-    Bounds(chain_items=3),
+    StateOptions(response_bytes=1_000),
+    StateOptions(chain_bytes=1_500),
+    StateOptions(chain_items=3),
 ]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
 async def test_what_is_beyond_a_bound_is_refused_and_leaves_nothing(
-    valkey: Server, state: State, server: Plain, bounds: Bounds
+    valkey: Server, state: State, server: Plain, bounds: StateOptions
 ) -> None:
-    bounded = State(state.client, bounds=bounds)
+    bounded = State(state.client, bounds)
     first = await respond(bounded, Chain.new(), "x" * 100)
     before = everything(server)
     with pytest.raises(OverBound) as refused:
@@ -159,7 +159,7 @@ async def test_what_is_beyond_a_bound_is_refused_and_leaves_nothing(
 
 
 async def test_bounds_hold_for_the_text_and_not_for_what_it_was_compressed_to(state: State, server: Plain) -> None:
-    bounded = State(state.client, bounds=Bounds(chain_bytes=150_000))
+    bounded = State(state.client, StateOptions(chain_bytes=150_000))
     first = await respond(bounded, Chain.new(), "x" * 50_000)
     assert server.memory_usage(next(iter(turns(server)))) < 5_000
     with pytest.raises(OverBound):
@@ -167,7 +167,7 @@ async def test_bounds_hold_for_the_text_and_not_for_what_it_was_compressed_to(st
 
 
 async def test_everything_that_is_stored_goes_by_itself(state: State, server: Plain) -> None:
-    short = State(state.client, ttl_seconds=100)
+    short = State(state.client, StateOptions(ttl_seconds=100))
     parent = await respond(short, Chain.new(), "one")
     for text in ("two", "three"):
         await continued(short, parent, text)
@@ -178,7 +178,7 @@ async def test_everything_that_is_stored_goes_by_itself(state: State, server: Pl
 
 
 async def test_a_chain_keeps_alive_the_texts_that_it_stands_on_but_not_their_responses(state: State, server: Plain) -> None:
-    short, long = State(state.client, ttl_seconds=2), State(state.client, ttl_seconds=1000)
+    short, long = State(state.client, StateOptions(ttl_seconds=2)), State(state.client, StateOptions(ttl_seconds=1000))
     root = await respond(short, Chain.new(), "root")
     middle = await continued(short, root, "middle")
     await continued(short, root, "fork")
@@ -191,7 +191,7 @@ async def test_a_chain_keeps_alive_the_texts_that_it_stands_on_but_not_their_res
 
 
 async def test_a_later_commit_never_shortens_a_life(state: State, server: Plain) -> None:
-    short, long = State(state.client, ttl_seconds=2), State(state.client, ttl_seconds=1000)
+    short, long = State(state.client, StateOptions(ttl_seconds=2)), State(state.client, StateOptions(ttl_seconds=1000))
     root = await respond(long, Chain.new(), "root")
     await continued(short, root, "child")
     assert all(server.ttl(key) > 100 for key in turns(server))

@@ -9,7 +9,7 @@ import pytest
 
 from responses_mw.errors import BadRequest
 from responses_mw.ids import TAG_LENGTH, RunIds, new_tag, random_part
-from responses_mw.state import Bounds, Conversation, Missing, NewerRecord, OverBound, State
+from responses_mw.state import Conversation, Missing, NewerRecord, OverBound, State, StateOptions
 from tests.support.stored import ALICE, BOB, continued, everything, history, kept, made, message, respond, texts
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def test_a_conversation_comes_back_as_it_was_created(state: State) -> None
 async def test_a_repeated_create_changes_nothing(state: State, server: Plain) -> None:
     conversation = Conversation(f"conv_{new_tag()}", 1, {})
     items = some_items(conversation.id, "one", "two")
-    bounded = State(state.client, bounds=Bounds(chain_items=2))
+    bounded = State(state.client, StateOptions(chain_items=2))
     await bounded.conversations.create(conversation, items, ALICE)
     before = everything(server)
     await bounded.conversations.create(conversation, items, ALICE)
@@ -146,7 +146,7 @@ async def test_an_item_is_found_by_its_id_and_gone_when_deleted(state: State) ->
 
 
 async def test_room_is_free_again_when_an_item_is_deleted(state: State) -> None:
-    bounded = State(state.client, bounds=Bounds(chain_bytes=12_000))
+    bounded = State(state.client, StateOptions(chain_bytes=12_000))
     conversation_id = await converse(bounded, "x" * 10_000)
     (item,) = (await bounded.conversations.items(conversation_id, ALICE)).items
     again = some_items(conversation_id, "y" * 10_000)
@@ -158,7 +158,7 @@ async def test_room_is_free_again_when_an_item_is_deleted(state: State) -> None:
 
 
 async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_is_written(state: State, server: Plain) -> None:
-    bounded = State(state.client, bounds=Bounds(chain_items=2))
+    bounded = State(state.client, StateOptions(chain_items=2))
     with pytest.raises(OverBound):
         await converse(bounded, *"abc")
     assert server.keys("*") == []
@@ -172,7 +172,7 @@ async def test_a_conversation_beyond_its_bound_of_items_is_refused_and_nothing_i
 
 
 async def test_a_conversation_that_is_full_is_known_before_a_run(state: State) -> None:
-    bounded = State(state.client, bounds=Bounds(chain_items=3))
+    bounded = State(state.client, StateOptions(chain_items=3))
     conversation_id = await converse(bounded, "a")
     chain = await bounded.conversations.chain(conversation_id, ALICE)
     bounded.conversations.check_room(chain, 1)
@@ -181,7 +181,7 @@ async def test_a_conversation_that_is_full_is_known_before_a_run(state: State) -
 
 
 async def test_a_conversation_goes_by_itself_and_is_kept_by_writing_to_it(state: State, server: Plain) -> None:
-    conversation_id = await converse(State(state.client, ttl_seconds=100), "a")
+    conversation_id = await converse(State(state.client, StateOptions(ttl_seconds=100)), "a")
     assert {server.ttl(key) for key in server.keys("*")} <= {99, 100}
     await state.conversations.update(conversation_id, {}, ALICE)
     assert all(server.ttl(key) > 1000 for key in server.keys("*"))

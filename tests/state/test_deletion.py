@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from responses_mw.ids import random_part
-from responses_mw.state import Chain, Missing, State
+from responses_mw.state import Chain, Missing, State, StateOptions
 from tests.support.stored import ALICE, continued, everything, history, kept, made, respond, turns
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def test_a_failed_response_is_erased_too(state: State, server: Plain) -> N
 
 
 async def test_texts_of_expired_responses_go_when_a_neighbour_is_deleted(state: State, server: Plain) -> None:
-    short = State(state.client, ttl_seconds=1)
+    short = State(state.client, StateOptions(ttl_seconds=1))
     root = await respond(state, Chain.new(), "root")
     await continued(short, root, "tip")
     await continued(short, root, "fork")
@@ -92,7 +92,7 @@ async def test_texts_of_expired_responses_go_when_a_neighbour_is_deleted(state: 
 
 async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
-    await continued(State(state.client, ttl_seconds=1), root, "tip")
+    await continued(State(state.client, StateOptions(ttl_seconds=1)), root, "tip")
     await asyncio.sleep(1.1)
     other = await continued(state, root, "other")
     assert list(turns(server).values()) == [2]
@@ -101,7 +101,7 @@ async def test_a_commit_takes_the_place_of_an_expired_tip(state: State, server: 
 
 async def test_an_expired_text_does_not_live_on_with_a_branch_that_goes_on(state: State, server: Plain) -> None:
     root = await respond(state, Chain.new(), "root")
-    await continued(State(state.client, ttl_seconds=1), root, "the tip")
+    await continued(State(state.client, StateOptions(ttl_seconds=1)), root, "the tip")
     fork = await continued(state, root, "fork")
     await asyncio.sleep(1.1)
     assert sorted(turns(server).values()) == [1, 2]

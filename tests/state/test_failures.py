@@ -14,7 +14,7 @@ import pytest
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import load
-from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateUnavailable, connect
+from responses_mw.state import Chain, Conversation, Deleted, Missing, State, StateOptions, StateUnavailable, connect
 from responses_mw.state.schema import Address, conversation_key, turn_owner
 from tests.state.test_conversations import converse, listed, some_items
 from tests.support.paths import ROOT
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 async def opened(url: str, *, answers_in: float = 20.0, patience: float | None = 0.0) -> AsyncIterator[State]:
     """A state that waits as long as it does by default if ``patience`` is None."""
     client = connect(url, timeout=answers_in)
-    state = State(client) if patience is None else State(client, patience=patience)
+    state = State(client) if patience is None else State(client, StateOptions(patience=patience))
     try:
         yield state
     finally:

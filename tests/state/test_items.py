@@ -8,7 +8,7 @@ import pytest
 
 from responses_mw.errors import BadRequest
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, Bounds, Chain, Missing, OverBound, State, connect
+from responses_mw.state import Batch, Chain, Missing, OverBound, State, StateOptions, connect
 from responses_mw.state.schema import item_address
 from tests.state.test_conversations import converse
 from tests.support.stored import ALICE, BOB, continued, message, respond, texts
@@ -124,7 +124,7 @@ async def test_a_long_conversations_items_are_all_found(state: State) -> None:
 async def test_references_into_more_bytes_than_a_chain_has_are_refused(open_state: Any, valkey: Server, most: int) -> None:
     roomy = open_state(valkey.url)
     ids = [(await items_of(roomy, await respond(roomy, Chain.new(), "x" * 700)))[0]["id"] for _ in range(20)]
-    bounded = State(connect(valkey.url), bounds=Bounds(chain_bytes=most))
+    bounded = State(connect(valkey.url), StateOptions(chain_bytes=most))
     try:
         assert await bounded.responses.resolve(ids[:1], ALICE)
         with pytest.raises(OverBound, match=f"more than {most} bytes"):

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
-from responses_mw.state import Chain, Missing, NotChainable, State, connect
+from responses_mw.state import Chain, Missing, NotChainable, State, StateOptions, connect
 from responses_mw.state.schema import json_size, turn_owner
 from tests.support.stored import ALICE, BOB, address, history, kept, respond, turn_sizes, turns, used
 
@@ -58,7 +58,7 @@ class Store(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.server = self.valkey.client()
         self.server.flushall()
-        self.replicas = [State(connect(self.valkey.url), owner_bytes=self.owner_bytes) for _ in range(2)]
+        self.replicas = [State(connect(self.valkey.url), StateOptions(owner_bytes=self.owner_bytes)) for _ in range(2)]
         self.living: dict[str, Known] = {}
         self.gone: dict[str, Known] = {}
         self.expired = False

@@ -11,7 +11,7 @@ import pytest
 
 from responses_mw.ids import RunIds, new_tag, random_part
 from responses_mw.lua import Script, load
-from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, connect
+from responses_mw.state import Batch, Chain, Conversation, Missing, OverQuota, State, StateOptions, connect
 from responses_mw.state.client import Args
 from responses_mw.state.writes import Write, Writer
 from tests.support.stored import ALICE, BOB, accounts, address, continued, made, message, respond, turn_sizes, used
@@ -34,7 +34,7 @@ async def limited(valkey: Server, server: Plain) -> AsyncIterator[RateLimitMiddl
     async with AsyncExitStack() as stack:
 
         def limited(owner_bytes: int, *, url: str = valkey.url, **options: Any) -> State:
-            state = State(connect(url), owner_bytes=owner_bytes, **options)
+            state = State(connect(url), StateOptions(owner_bytes=owner_bytes, **options))
             stack.push_async_callback(state.aclose)
             return state
 
@@ -280,7 +280,7 @@ async def test_a_commit_that_was_given_up_and_never_executed_gives_its_reservati
     write = Write(commit, place, keys, [], ALICE, f"r{place.random}", size=500, undo=undo)
     await counting.quota.reserve(write)
     assert await used(counting) > 500
-    writer = Writer(counting.client, counting.quota, patience=0)
+    writer = Writer(counting.client, counting.options)
     writer.undo(write)
     async with asyncio.timeout(60):
         while await used(counting):

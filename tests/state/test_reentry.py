@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from responses_mw.ids import RunIds
-from responses_mw.state import Batch, State, Taken
+from responses_mw.state import Batch, State, StateOptions, Taken
 from tests.support.stored import ALICE, BOB, address
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def test_a_job_that_is_in_the_queue_keeps_its_place(state: State) -> None:
 async def test_a_job_that_is_put_back_waits_behind_those_of_others(
     open_state: OpenState, valkey: Server, server: Plain
 ) -> None:
-    state = State(open_state(valkey.url).client, partitions=1)
+    state = State(open_state(valkey.url).client, StateOptions(partitions=1))
     lost = [await queued(state) for _ in range(3)]
     lose_queue(server)
     waiting = [await queued(state, BOB) for _ in range(2)]
@@ -110,7 +110,7 @@ async def test_jobs_of_partitions_that_are_no_more_are_put_into_those_that_are(
     open_state: OpenState, valkey: Server, server: Plain
 ) -> None:
     client = open_state(valkey.url).client
-    before, after = State(client, partitions=64), State(client, partitions=1)
+    before, after = State(client, StateOptions(partitions=64)), State(client, StateOptions(partitions=1))
     jobs = [await queued(before) for _ in range(8)]
     there = await claimed(after)
     for job in set(jobs) - set(there):

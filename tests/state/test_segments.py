@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from responses_mw.state import Bounds, Chain, Missing, State
+from responses_mw.state import Chain, Missing, State, StateOptions
 from responses_mw.state.turns import TURN_OVERHEAD
 from tests.support.stored import ALICE, BOB, continued, history, respond, turns
 
@@ -120,7 +120,7 @@ async def test_another_owner_gets_nothing_of_what_was_read_before(state: State) 
 
 @pytest.mark.parametrize("room", [0, TURN_OVERHEAD, 12 * (TURN_OVERHEAD + 5000)])
 async def test_no_more_is_kept_than_is_set(state: State, server: Plain, room: int) -> None:
-    bounded = State(state.client, bounds=Bounds(recent_bytes=room))
+    bounded = State(state.client, StateOptions(recent_bytes=room))
     tips = [await grow(bounded, await respond(bounded, Chain.new(), LONG), 4) for _ in range(5)]
     for _ in range(3):
         assert [len(await history(bounded, tip)) for tip in tips] == [10] * 5

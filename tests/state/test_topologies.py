@@ -19,7 +19,18 @@ from redis.crc import key_slot
 
 from benchmarks.processes import free_port
 from responses_mw.ids import RunIds, new_tag
-from responses_mw.state import Batch, Chain, Client, Conversation, Missing, OverQuota, State, StateUnavailable, connect
+from responses_mw.state import (
+    Batch,
+    Chain,
+    Client,
+    Conversation,
+    Missing,
+    OverQuota,
+    State,
+    StateOptions,
+    StateUnavailable,
+    connect,
+)
 from responses_mw.state.schema import stop_channel
 from tests.state.hearing import assert_heard
 from tests.support.cluster import SLOTS, cluster_url, running_cluster, wait_until_whole
@@ -408,7 +419,7 @@ async def test_everything_works_over_a_unix_socket(open_state: OpenState, start:
 async def test_everything_works_in_fakeredis() -> None:
     from fakeredis import FakeAsyncRedis
 
-    state = State(Client(FakeAsyncRedis(), timeout=2, max_connections=10), owner_bytes=10**9)
+    state = State(Client(FakeAsyncRedis(), timeout=2, max_connections=10), StateOptions(owner_bytes=10**9))
     await assert_works(state)
     assert await used(state) > 0
     assert (await state.check()).server == "unknown"

@@ -11,7 +11,7 @@ import pytest
 from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
-from responses_mw.state import Bounds
+from responses_mw.state import StateOptions
 from tests.asgi.stored.test_responses import EVERY_KIND, respond
 from tests.support import oracle
 from tests.support.echo import said, text_of
@@ -277,7 +277,7 @@ async def test_a_response_that_is_not_stored_adds_nothing(on_a: AsyncOpenAI, ups
 async def test_a_conversation_that_is_full_is_told_before_the_model_is_asked(
     start_at: Start, keys: Plain, upstream: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("responses_mw.app.Bounds", partial(Bounds, chain_items=4))
+    monkeypatch.setattr("responses_mw.app.StateOptions", partial(StateOptions, chain_items=4))
     client = start_at("proxy").client
     conversation = await client.conversations.create(items=asked("zero"))
     await respond_in(client, "one", conversation.id)
