@@ -20,8 +20,7 @@ from responses_mw.protocol.response.response_messages import (
     harmony_input,
     harmony_output,
     is_harmony,
-    raw_input,
-    raw_output,
+    raw_messages,
 )
 from responses_mw.protocol.tool_kinds.form import CallForm, OfferedFunction
 from tests.support import oracle, scripted
@@ -261,15 +260,17 @@ def test_vllm_tells_the_prompt_and_the_tokens() -> None:
     for number, chunk in enumerate(more):
         chunk["choices"][0]["token_ids"] = [number, number]
     turns = [turn(first, *more, scripted.usage())]
-    assert raw_input(turns) == [{"message": "<|im_start|>Hi", "tokens": [7, 8], "type": "raw_message_tokens"}]
-    assert raw_output(turns) == [{"message": "Hm. Hello", "tokens": [0, 0, 1, 1, 2, 2], "type": "raw_message_tokens"}]
+    prompt, answer = raw_messages(turns)
+    assert prompt == [{"message": "<|im_start|>Hi", "tokens": [7, 8], "type": "raw_message_tokens"}]
+    assert answer == [{"message": "Hm. Hello", "tokens": [0, 0, 1, 1, 2, 2], "type": "raw_message_tokens"}]
 
 
 def test_of_any_other_server_there_are_the_messages_that_it_got_and_no_tokens() -> None:
     sent = [{"role": "user", "content": "Hi"}]
     turns = [turn(*scripted.HELLO, messages=sent)]
-    assert raw_input(turns) == [{"message": '[{"role":"user","content":"Hi"}]', "tokens": [], "type": "raw_message_tokens"}]
-    assert raw_output(turns) == [{"message": "Hello", "tokens": [], "type": "raw_message_tokens"}]
+    prompt, answer = raw_messages(turns)
+    assert prompt == [{"message": '[{"role":"user","content":"Hi"}]', "tokens": [], "type": "raw_message_tokens"}]
+    assert answer == [{"message": "Hello", "tokens": [], "type": "raw_message_tokens"}]
 
 
 def test_later_prompts_stand_between_the_answers() -> None:
@@ -277,8 +278,9 @@ def test_later_prompts_stand_between_the_answers() -> None:
         turn({**scripted.call("{}", name="f", call_id="a"), "prompt_text": "one"}),
         turn({**scripted.text("Four"), "prompt_text": "two"}),
     ]
-    assert [one["message"] for one in raw_input(turns)] == ["one"]
-    assert [one["message"] for one in raw_output(turns)] == ["f{}", "two", "Four"]
+    prompt, answer = raw_messages(turns)
+    assert [one["message"] for one in prompt] == ["one"]
+    assert [one["message"] for one in answer] == ["f{}", "two", "Four"]
 
 
 @pytest.mark.parametrize("ids", ["7", {"a": 1}, [1.5], ["7"], [True]])

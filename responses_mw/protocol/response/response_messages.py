@@ -20,7 +20,7 @@ import orjson
 from ..chat.chunks import Text, choices_of
 from ..request.checks import malformed
 from ..request.items import text_of
-from ..tool_kinds.form import CallForm, OfferedFunction, parse_arguments
+from ..tool_kinds.form import OfferedFunction, as_text, parse_arguments
 from ..tool_kinds.registry import arguments_of, is_finished, output_of
 from ..types import ChatRequest, Chunk, Item, Message, Part
 
@@ -69,10 +69,10 @@ class ResponseMessages:
     ) -> dict[str, list[dict[str, Any]]]:
         """Return both members of the document. ``results`` is what the model saw of the calls in ``output``, by item id."""
         if self._chat is not None and is_harmony(model, self._turns):
-            messages = harmony_input(self._chat, self._offered), harmony_output(output, results)
+            given, made = harmony_input(self._chat, self._offered), harmony_output(output, results)
         else:
-            messages = raw_input(self._turns), raw_output(self._turns)
-        return dict(zip(("input_messages", "output_messages"), messages, strict=True))
+            given, made = raw_messages(self._turns)
+        return {"input_messages": given, "output_messages": made}
 
 
 # -- raw_message_tokens ------------------------------------------------------------------------------------------------
@@ -116,27 +116,17 @@ def _texts_of(delta: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def raw_input(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
-    """The prompt of the first turn."""
-    return [_prompt(turn) for turn in turns[:1]]
+def raw_messages(turns: Sequence[RawTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the prompt of the first turn; and the answer of each turn, with the prompts between them."""
+    texts: list[tuple[str, list[int]]] = []
+    for turn in turns:
+        prompt = turn.prompt if turn.prompt is not None else orjson.dumps([*turn.messages]).decode()
+        texts += [(prompt, turn.prompt_tokens), ("".join(turn.pieces), turn.tokens)]
+    messages = [{"message": text, "tokens": tokens, "type": "raw_message_tokens"} for text, tokens in texts]
+    return messages[:1], [one for one in messages[1:] if one["message"] or one["tokens"]]
 
 
-def raw_output(turns: Sequence[RawTurn]) -> list[dict[str, Any]]:
-    """The answer of each turn, and the prompts between them."""
-    messages = [one for turn in turns for one in (_prompt(turn), _raw("".join(turn.pieces), turn.tokens))]
-    return [one for one in messages[1:] if one["message"] or one["tokens"]]
-
-
-def _prompt(turn: RawTurn) -> dict[str, Any]:
-    sent = turn.prompt if turn.prompt is not None else orjson.dumps([*turn.messages]).decode()
-    return _raw(sent, turn.prompt_tokens)
-
-
-def _raw(message: str, tokens: list[int]) -> dict[str, Any]:
-    return {"message": message, "tokens": tokens, "type": "raw_message_tokens"}
-
-
-# -- Harmony: what was sent ----------------------------------------------------------------------------------------------
+# -- Harmony -------------------------------------------------------------------------------------------------------------
 
 
 def harmony_input(chat: ChatRequest, offered: Sequence[OfferedFunction] = ()) -> list[dict[str, Any]]:
@@ -148,39 +138,26 @@ def harmony_input(chat: ChatRequest, offered: Sequence[OfferedFunction] = ()) ->
     messages: list[Message] = list(chat["messages"])
     first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     instructions = "\n\n".join(filter(None, (_flat(one.get("content")) for one in messages[:first])))
-    recipients = {one.name: recipient(one.form) for one in offered}
+    recipients = {one.name: _recipient(one.form.item, one.form.members) for one in offered}
     tools = [tool["function"] for tool in chat.get("tools", ())]
     clients = [tool for tool in tools if recipients.get(tool["name"], "functions.").startswith("functions.")]
     is_built_in = bool(tools) and not clients
-    made = [_system(chat.get("reasoning_effort"), instructions if is_built_in else "")]
+    effort = _EFFORTS.get(chat.get("reasoning_effort", ""))
+    made = [_content("system", reasoning_effort=effort, model_identity=instructions if is_built_in else "")]
     if clients or (instructions and not is_built_in):
-        made.append(_developer(instructions, clients))
+        made.append(_content("developer", instructions=instructions, tools=_functions(clients)))
     names: dict[str, str] = {}
     for message in messages[first:]:
         made += _from_chat(message, recipients, names)
     return made
 
 
-def _system(effort: Any, instructions: str) -> dict[str, Any]:
-    content = {"type": "system_content"}
-    if effort in _EFFORTS:
-        content["reasoning_effort"] = _EFFORTS[effort]
-    if instructions:
-        content["model_identity"] = instructions
-    return _message("system", [content])
-
-
-def _developer(instructions: str, functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {"type": "developer_content"}
-    if instructions:
-        content["instructions"] = instructions
+def _functions(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     tools = [
         {"name": one["name"], "description": one.get("description") or "", "parameters": one.get("parameters")}
         for one in functions
     ]
-    if tools:
-        content["tools"] = {"functions": {"name": "functions", "tools": tools}}
-    return _message("developer", [content])
+    return {"functions": {"name": "functions", "tools": tools}} if tools else None
 
 
 def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str, str]) -> list[dict[str, Any]]:
@@ -190,7 +167,7 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
         call_id = message["tool_call_id"]
         return [_tool(names.get(call_id, "functions."), text, call_id)]
     if role != "assistant":
-        return [_message(role, text) if role == "user" else _developer(text, ())]
+        return [_message(role, text) if role == "user" else _content("developer", instructions=text)]
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     calls = message.get("tool_calls") or []
     made = [_message("assistant", reasoning, channel="analysis")] if reasoning else []
@@ -199,20 +176,8 @@ def _from_chat(message: Message, recipients: Mapping[str, str], names: dict[str,
     for call in calls:
         function = call["function"]
         names[call["id"]] = recipients.get(function["name"], f"functions.{function['name']}")
-        arguments = function["arguments"]
-        written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-        made.append(_call(names[call["id"]], written, call["id"]))
+        made.append(_call(names[call["id"]], as_text(function["arguments"]), call["id"]))
     return made
-
-
-def _flat(content: Any) -> str:
-    """The text of a chat message's content. Images are left out: Harmony has none."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content or () if part.get("type") == "text")
-
-
-# -- Harmony: what was answered ------------------------------------------------------------------------------------------
 
 
 def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]] | None = None) -> list[dict[str, Any]]:
@@ -227,8 +192,7 @@ def harmony_output(items: Sequence[Item], results: Mapping[str, str | list[Part]
             made.append(_message("assistant", text_of(item), channel="analysis"))
         elif item["type"] == "message":
             texts = [part.get("text") or part.get("refusal") or "" for part in item["content"]]
-            parts = [{"type": "text", "text": text} for text in texts]
-            made.append(_message("assistant", parts, channel="commentary" if at < last_call else "final"))
+            made.append(_message("assistant", *texts, channel="commentary" if at < last_call else "final"))
         elif _is_call(item):
             made += _from_call(item, (results or {}).get(item["id"]))
     return made
@@ -246,21 +210,11 @@ def _from_call(item: Item, result: str | list[Part] | None) -> list[dict[str, An
         return made  # executed by the client
     if result is None and is_finished(item):
         result = output_of(item)
-    if result is not None:
-        made.append(_tool(to, result if isinstance(result, str) else _flat_parts(result), call_id))
-    return made
-
-
-def _flat_parts(parts: Iterable[Part]) -> str:
-    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-
-
-def recipient(form: CallForm) -> str:
-    """The Harmony recipient of a call with this form."""
-    return _recipient(form.item, form.members)
+    return made if result is None else [*made, _tool(to, _flat(result), call_id)]
 
 
 def _recipient(kind: str, members: Mapping[str, Any]) -> str:
+    """The Harmony recipient of a call whose item has this type and these members."""
     if kind == "web_search_call":
         return _BROWSER
     if kind == "code_interpreter_call" or members.get("server_label") == _BUILT_IN_LABEL:
@@ -269,20 +223,31 @@ def _recipient(kind: str, members: Mapping[str, Any]) -> str:
     return f"{members['server_label']}.{name}" if "server_label" in members else f"functions.{name}"
 
 
-# -- Harmony's own shape -------------------------------------------------------------------------------------------------
+def _flat(content: str | list[Part] | None) -> str:
+    """The text of a message or a result. Images are left out: Harmony has none."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or () if isinstance(part.get("text"), str))
 
 
-def _message(role: str, content: str | list[dict[str, Any]], *, name: str | None = None, **members: str) -> dict[str, Any]:
+def _content(role: str, **members: Any) -> dict[str, Any]:
+    """A message of the system or the developer, with the members that are not empty."""
+    return _of(role, [{"type": f"{role}_content", **{name: value for name, value in members.items() if value}}])
+
+
+def _message(role: str, *texts: str, name: str | None = None, **members: str) -> dict[str, Any]:
+    return _of(role, [{"type": "text", "text": text} for text in texts], name, **members)
+
+
+def _of(role: str, content: list[dict[str, Any]], name: str | None = None, **members: str) -> dict[str, Any]:
     author = {"role": role, **({"name": name} if name else {})}
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**author, "author": author, "content": parts, **members}
+    return {**author, "author": author, "content": content, **members}
 
 
 def _call(to: str, arguments: str, call_id: str) -> dict[str, Any]:
     """A message with a call. ``call_id`` is not part of Harmony: it links a later result to its call."""
     if to == _PYTHON:  # it receives the plain code
-        parsed = parse_arguments(arguments) or {}
-        code = parsed.get("code")
+        code = (parse_arguments(arguments) or {}).get("code")
         text = code if isinstance(code, str) else arguments
         return _message("assistant", text, channel="analysis", recipient=to, call_id=call_id)
     channel = "analysis" if to == _BROWSER else "commentary"
