@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
@@ -25,24 +25,14 @@ from ..request.create import CreateResponse
 from ..request.items import user_message
 from ..types import Document, Item
 
-Open = Callable[[str], bytes | None]
-"""Opens an envelope. Returns None if it was not sealed with our keys."""
-
 TRIGGER = "compaction_trigger"
 SUMMARY = "What follows is a summary of the conversation so far, which itself is no longer shown:"
 
 _HINTS = frozenset({"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
 COMPACT_MEMBERS = _HINTS | {"model", "input", "instructions", "previous_response_id"}
-_SUMMARY_MEMBERS = _HINTS | {
-    "instructions",
-    "model",
-    "safety_identifier",
-    "stream",
-    "temperature",
-    "top_p",
-    "truncation",
-    "user",
-}
+_SUMMARY_MEMBERS = (
+    _HINTS | {"instructions", "model", "stream", "temperature", "top_p", "truncation"} | {"safety_identifier", "user"}
+)
 # Members passed on to the upstream that would shape the summary or end it early.
 _ANSWER_OPTIONS = frozenset(
     {"bad_words", "ebnf", "grammar", "ignore_eos", "json_schema", "logit_bias", "min_tokens", "prompt_logprobs", "regex"}
@@ -100,9 +90,7 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     If there is nothing else to summarize, summarize these messages too. Raise ``BadRequest`` if there is nothing at all.
     """
     seen = [item for item in items if item["type"] != TRIGGER]
-    end = len(seen)
-    while end and seen[end - 1].get("role") == "user":
-        end -= 1
+    end = _answered(seen)
     if not _can_summarize(seen[:end]):
         end = len(seen)
     if not _can_summarize(seen[:end]):
@@ -112,8 +100,12 @@ def split_history(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
 
 def can_shrink(items: Sequence[Item]) -> bool:
     """Whether a summary could replace anything before the last user messages."""
-    last = max((position for position, item in enumerate(items) if item.get("role") != "user"), default=-1)
-    return _can_summarize(items[: last + 1])
+    return _can_summarize(items[: _answered(items)])
+
+
+def _answered(items: Sequence[Item]) -> int:
+    """The number of items before the user messages at the end."""
+    return max((number for number, item in enumerate(items, 1) if item.get("role") != "user"), default=0)
 
 
 def _can_summarize(items: Sequence[Item]) -> bool:
@@ -151,23 +143,27 @@ def document(run: Document, user_messages: Sequence[Item]) -> Document:
 # -- what the model sees of it -----------------------------------------------------------------------------------------------
 
 
-def open_last(items: Sequence[Item], open_: Open, *, offset: int = 0, keeps_foreign: bool = False) -> list[Item]:
+def open_last(
+    items: Sequence[Item], open_: Callable[[str], bytes | None], *, offset: int = 0, keeps_foreign: bool = False
+) -> list[Item]:
     """Open the last compaction and drop the items that it replaces.
 
-    Raise ``BadRequest`` for an envelope that cannot be opened; paths count from ``offset``, where the request's own input
-    begins. With ``keeps_foreign``, return the items unchanged instead, because the upstream may be able to open it.
+    ``open_`` returns None for an envelope that was not sealed with our keys. Then raise ``BadRequest``; paths count from
+    ``offset``, where the request's own input begins. With ``keeps_foreign``, return the items unchanged instead, because the
+    upstream may be able to open it.
     """
-    positions = [position for position, item in enumerate(items) if item["type"] == "compaction"]
-    if not positions:
-        return list(items)
-    last = positions[-1]
-    content = open_(items[last]["encrypted_content"])
-    if content is None and keeps_foreign:
+    last = max((position for position, item in enumerate(items) if item["type"] == "compaction"), default=-1)
+    content = open_(items[last]["encrypted_content"]) if last >= 0 else None
+    if last < 0 or (content is None and keeps_foreign):
         return list(items)
     if content is None:
-        _refuse(items[last], last - offset)
+        if last < offset:
+            checks.foreign_envelope(f"encrypted_content of '{items[last].get('id')}'", "input")
+        path = f"input[{last - offset}].encrypted_content"
+        checks.foreign_envelope(path, path)
     contents = orjson.loads(content)
-    before = _kept(items[:last])
+    is_selected = all(is_kept(item) or item.get("role") == "user" for item in items[:last])
+    before = [item for item in items[:last] if (is_selected or is_kept(item)) and item["type"] != "compaction"]
     seen = {_hashable(item.get("content")) for item in before}
     waiting = [item for item in contents["waiting"] if _hashable(item["content"]) not in seen]
     summary = user_message(f"{SUMMARY}\n\n{contents['summary']}")["content"]
@@ -175,17 +171,4 @@ def open_last(items: Sequence[Item], open_: Open, *, offset: int = 0, keeps_fore
 
 
 def _hashable(content: Any) -> bytes:
-    """A hashable form of a content."""
     return orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-
-
-def _kept(items: Sequence[Item]) -> list[Item]:
-    """The items before a compaction that the model still sees."""
-    is_selected = all(is_kept(item) or item.get("role") == "user" for item in items)
-    return [item for item in items if (is_selected or is_kept(item)) and item["type"] != "compaction"]
-
-
-def _refuse(item: Item, index: int) -> NoReturn:
-    if index < 0:
-        checks.foreign_envelope(f"encrypted_content of '{item.get('id')}'", "input")
-    checks.foreign_envelope(f"input[{index}].encrypted_content", f"input[{index}].encrypted_content")
