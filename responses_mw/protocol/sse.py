@@ -57,7 +57,8 @@ class SSEDecoder:
         if data and (self._after_cr or b"\r" in data):
             data = self._unify(data)
         if self._pending:
-            if not self._is_ended_by(data):
+            # The blank line that ends a frame may begin with the frame's last byte.
+            if b"\n\n" not in data and not (data.startswith(b"\n") and self._pending[-1].endswith(b"\n")):
                 self._hold(data)
                 return []
             data = self._take_pending(data)
@@ -69,10 +70,6 @@ class SSEDecoder:
         """Return the data of an unterminated frame at the end of the stream, if any."""
         payload = _payload(self._take_pending(b""))
         return [payload] if payload else []
-
-    def _is_ended_by(self, data: bytes) -> bool:
-        """Whether ``data`` ends the pending frame. The blank line may begin with the frame's last byte."""
-        return b"\n\n" in data or (data.startswith(b"\n") and self._pending[-1].endswith(b"\n"))
 
     def _hold(self, data: bytes) -> None:
         if not data:
