@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from .. import sandbox
 from ..app import create_worker, open_core, open_embeddings, open_state
 from ..asgi.admin import checks, open_admin
 from ..cache import Entries, explain
@@ -161,8 +160,10 @@ class SandboxCommand(SandboxSettings):
     model_config = SettingsConfigDict(cli_prog_name="responses-mw sandbox", **FLAGS)
 
     def cli_cmd(self) -> None:
+        from ..sandbox.app import serve  # the package mcp loads slowly
+
         _warn_of_unknown_variables()
-        sandbox.serve(self)
+        serve(self)
 
 
 COMMANDS: dict[str, type[BaseSettings]] = {

@@ -76,10 +76,3 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def serve(settings: SandboxSettings) -> None:
-    """Run the service until a signal stops it. Raises ``ModuleNotFoundError`` without the extra ``sandbox``."""
-    from .app import serve as run  # the package mcp loads slowly
-
-    run(settings)

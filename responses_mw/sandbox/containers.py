@@ -85,7 +85,7 @@ class Containers:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._live: dict[str, Container] = {}  # the least recently used comes first
+        self._live: dict[str, Container] = {}
         self._slots = set(range(settings.max_containers))
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -106,26 +106,20 @@ class Containers:
         The memory of a new container is limited to ``memory_bytes`` or the setting, whichever is lower. Raises
         ``SandboxError``, also for another owner's container.
         """
-        container = await self._create(memory_bytes, owner) if container_id is None else self._find(container_id, owner)
+        if container_id is None:
+            container = await self._create(memory_bytes, owner)
+        elif container_id in self._live and self._live[container_id].owner == owner and not self._live[container_id].ended:
+            container = self._live[container_id]
+        else:
+            raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
         container.calls += 1
         try:
             return await container.run(code)
         finally:
             container.calls -= 1
-            self._used(container)
-
-    def _find(self, container_id: str, owner: str) -> Container:
-        container = self._live.get(container_id)
-        if container is None or container.ended or container.owner != owner:
-            raise SandboxError(f"Container with id '{container_id}' not found: it expired, ended, or never existed.")
-        return container
-
-    def _used(self, container: Container) -> None:
-        if container.ended:
-            self._discard(container)
-        elif container.id in self._live:
             container.last_used = asyncio.get_running_loop().time()
-            self._live[container.id] = self._live.pop(container.id)
+            if container.ended:
+                self._discard(container)
 
     async def _create(self, memory_bytes: int | None, owner: str) -> Container:
         settings = self._settings
@@ -146,9 +140,8 @@ class Containers:
     async def _free_slot(self) -> int:
         """Return a free slot. If there is none, end the container idle for longest. Raises ``SandboxError``."""
         while not self._slots:
-            idle = next((container for container in self._live.values() if not container.calls), None)
-            if idle is not None:
-                self._discard(idle)
+            if idle := [container for container in self._live.values() if not container.calls]:
+                self._discard(min(idle, key=lambda container: container.last_used))
             if not self._ending:
                 raise SandboxError(f"All {self._settings.max_containers} containers are in use. Try again later.")
             await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)

@@ -72,6 +72,8 @@ class ServerTool:
 
     types: ClassVar[frozenset[str]]
     """The values of ``type`` that select this kind of tool."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """The sources that the answer may cite."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         """``tool`` has passed ``check``."""
@@ -86,11 +88,6 @@ class ServerTool:
     def echo(tool: Tool) -> Tool:
         """Remove secrets from an entry before it is shown or stored."""
         return tool
-
-    @property
-    def sources(self) -> Sequence[Mapping[str, Any]]:
-        """The sources that the answer may cite."""
-        return ()
 
     async def open(self) -> list[ServedFunction]:
         """Return the functions of this entry. Raises ``APIError`` if it cannot be used."""

@@ -111,46 +111,33 @@ class CodeInterpreter(ServerTool):
 
         async with self._turn:
             try:
-                return await self._run(code)
+                returned = await self._invoke(code)
+                is_lost = returned.is_error and f"Container with id '{self.container_id}' not found" in _text(returned)
+                if is_lost:
+                    self.container_id = None
+                    returned = await self._invoke(code)
             except MCPFailure as error:
-                reason = f"The tool failed: {error.message}"
-                return ToolResult(reason, {**self._shown(), "outputs": _logs(reason)}, failed=True)
-
-    async def _run(self, code: str) -> ToolResult:
-        remark = ""
-        returned = await self._invoke(code)
-        if returned.structured_content is None and _is_lost(returned, self.container_id):
-            self.container_id, remark = None, _LOST
-            returned = await self._invoke(code)
-        return self._result(returned, remark)
+                text = f"The tool failed: {error.message}"
+                return ToolResult(text, self._members(text), failed=True)
+            outcome = returned.structured_content or {}
+            self.container_id = outcome.get("container_id", self.container_id)
+            text = cut(_text(returned), self._connection.target.output_bytes)
+            result = ToolResult((_LOST if is_lost else "") + text, self._members(text), failed=returned.is_error)
+            if outcome.get("ended") is not None:
+                self.container_id = None
+            return result
 
     async def _invoke(self, code: str) -> CallToolResult:
         arguments = {"code": code, "container_id": self.container_id or _AUTO, **self._memory}
         return await self._connection.invoke("python", arguments)
 
-    def _result(self, returned: CallToolResult, remark: str) -> ToolResult:
-        outcome = returned.structured_content or {}
-        text = cut(_text(returned), self._connection.target.output_bytes)
-        self.container_id = outcome.get("container_id", self.container_id)
-        members = {**self._shown(), "outputs": [] if text == _NO_OUTPUT else _logs(text)}
-        if outcome.get("ended") is not None:
-            self.container_id = None
-        return ToolResult(remark + text, members, failed=returned.is_error)
-
-    def _shown(self) -> dict[str, Any]:
-        return {} if self.container_id is None else {"container_id": self.container_id}
-
-
-def _is_lost(returned: CallToolResult, container_id: str | None) -> bool:
-    return returned.is_error and container_id is not None and f"Container with id '{container_id}' not found" in _text(returned)
+    def _members(self, text: str) -> dict[str, Any]:
+        container = {} if self.container_id is None else {"container_id": self.container_id}
+        return {**container, "outputs": [] if text == _NO_OUTPUT else [{"type": "logs", "logs": text}]}
 
 
 def _text(returned: CallToolResult) -> str:
     return "\n".join(block.text for block in returned.content if block.type == "text")
-
-
-def _logs(text: str) -> list[dict[str, str]]:
-    return [{"type": "logs", "logs": text}]
 
 
 def _target(context: ToolContext) -> MCPTarget:

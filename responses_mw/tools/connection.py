@@ -201,20 +201,16 @@ _IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 def _to_result(returned: CallToolResult, max_bytes: int) -> ToolResult:
     """Convert what a tool ``returned``, up to ``max_bytes`` of text and images. The item's ``output`` describes the images."""
-    parts = list(_bounded(_parts(returned), max_bytes))
+    parts = [_part(block) for block in returned.content]
+    if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
+        parts.append(_text(orjson.dumps(returned.structured_content).decode()))
+    parts = list(_bounded(parts, max_bytes))
     text = "\n".join(part["text"] if part["type"] == "input_text" else _described(part) for part in parts)
     if returned.is_error:
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
         return ToolResult(f"The tool failed: {text}" if text else "The tool failed.", {"error": error}, failed=True)
     pictured = any(part["type"] == "input_image" for part in parts)
     return ToolResult(parts if pictured else text, {"output": text})
-
-
-def _parts(returned: CallToolResult) -> Iterator[Part]:
-    parts = [_part(block) for block in returned.content]
-    if returned.structured_content is not None and not any(isinstance(block, TextContent) for block in returned.content):
-        parts.append(_text(orjson.dumps(returned.structured_content).decode()))
-    yield from parts
 
 
 def _part(block: ContentBlock) -> Part:
@@ -255,7 +251,7 @@ def _decoded_size(data: str) -> int:
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
-def _bounded(parts: Iterator[Part], max_bytes: int) -> Iterator[Part]:
+def _bounded(parts: list[Part], max_bytes: int) -> Iterator[Part]:
     left = max_bytes
     for part in parts:
         if part["type"] == "input_image":

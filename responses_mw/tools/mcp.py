@@ -243,7 +243,10 @@ class MCPServer(ServerTool):
         function = {"type": "function", "name": name, "parameters": tool["input_schema"]}
         if tool.get("description"):
             function["description"] = tool["description"]
-        form = self._approval_form(name) if self.needs_approval(tool) else self._form(name)
+        form = self._form(name)
+        if self.needs_approval(tool):
+            members = {"name": name, "server_label": self.label}
+            form = CallForm("mcp_approval_request", members, made=lambda text: {"arguments": text or "{}"})
         return self._function(function, form, name, approved=False)
 
     def approved(self, request: Item, name: str) -> ServedFunction | None:
@@ -281,10 +284,6 @@ class MCPServer(ServerTool):
             ends=("mcp_call.completed", "mcp_call.failed"),
             served=True,
         )
-
-    def _approval_form(self, name: str) -> CallForm:
-        members = {"name": name, "server_label": self.label}
-        return CallForm("mcp_approval_request", members, made=lambda text: {"arguments": text or "{}"})
 
     # -- signed lists of tools
 

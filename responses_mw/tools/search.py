@@ -8,7 +8,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -39,16 +39,6 @@ class SearchFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The user's approximate location. ``country`` is a two-letter ISO code in capitals."""
-
-    country: str | None = None
-    region: str | None = None
-    city: str | None = None
-    timezone: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SearchHit:
     """One result. Without a ``url``, it is the provider's own text, which cannot be cited."""
 
@@ -62,14 +52,15 @@ class Query:
     """One search.
 
     ``count`` is the maximum number of results, and ``characters`` the maximum length of each one's text. ``allowed`` and
-    ``blocked`` are domains, including their subdomains. A ``thorough`` search may be slower or more expensive.
+    ``blocked`` are domains, including their subdomains. ``place`` is the ``user_location`` of the tool, with the country in
+    capitals. A ``thorough`` search may be slower or more expensive.
     """
 
     text: str
     count: int = 10
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
-    place: Place = Place()
+    place: Mapping[str, str] = field(default_factory=dict)
     thorough: bool = False
     characters: int = 1_000
 
@@ -116,17 +107,18 @@ class SearchProvider:
     async def aclose(self) -> None:
         """End all searches."""
 
-    async def fetch(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+    async def fetch(self, method: str, path: str, *, headers: Mapping[str, str], **request: Any) -> dict[str, Any]:
         """Send a request and return the JSON object in the answer. Raises ``SearchFailed``.
 
-        ``request`` is as for httpx: ``params``, ``json``, ``headers``. The whole answer must arrive within the timeout,
-        uncompressed, and have at most ``MAX_ANSWER_BYTES``.
+        ``request`` is as for httpx: ``params`` or ``json``. The whole answer must arrive within the timeout, uncompressed, and
+        have at most ``MAX_ANSWER_BYTES``.
         """
+        url, headers = f"{self.url}{path}", {**headers, "accept-encoding": "identity"}
+        sent = self._http.stream(method, url, headers=headers, timeout=self._timeout, **request)
         try:
-            outgoing = self._http.build_request(method, f"{self.url}{path}", timeout=self._timeout, **request)
-            outgoing.headers["accept-encoding"] = "identity"
-            async with asyncio.timeout(self._timeout):
-                status, body = await _exchange(self._http, outgoing)
+            async with asyncio.timeout(self._timeout), sent as response:
+                status = response.status_code
+                body = await read_body(response, MAX_ANSWER_BYTES) if status == 200 else b""
         except BodyRefused as error:
             raise self._failed("sent an answer that is compressed or too large", str(error)) from None
         except (TimeoutError, httpx.TimeoutException):
@@ -146,15 +138,6 @@ class SearchProvider:
     def _failed(self, what: str, detail: str | None = None) -> SearchFailed:
         logger.warning("web search: %s %s%s", self.name, what, f" ({detail})" if detail else "")
         return SearchFailed(f"The search provider {what}.")
-
-
-async def _exchange(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes]:
-    """Return status and body. The body of an error is not read. Raises ``BodyRefused``."""
-    response = await http.send(request, stream=True)
-    try:
-        return response.status_code, await read_body(response, MAX_ANSWER_BYTES) if response.status_code == 200 else b""
-    finally:
-        await response.aclose()
 
 
 def _rows(answer: Any, *path: str) -> list[dict[str, Any]]:
@@ -186,8 +169,8 @@ class SearXNG(SearchProvider):
 
     async def search(self, query: Query) -> list[SearchHit]:
         params = {"q": self._with_sites(query), "format": "json"}
-        if query.place.country in _COUNTRIES:
-            params["language"] = f"{_COUNTRIES[query.place.country][1]}-{query.place.country}"
+        if (country := query.place.get("country", "")) in _COUNTRIES:
+            params["language"] = f"{_COUNTRIES[country][1]}-{country}"
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         answer = await self.fetch("GET", "/search", params=params, headers=headers)
         results = _rows(answer, "results")
@@ -221,8 +204,8 @@ class Tavily(SearchProvider):
             body["include_domains"] = query.allowed[: self._MAX_ALLOWED]
         if query.blocked:
             body["exclude_domains"] = query.blocked[: self._MAX_BLOCKED]
-        if query.place.country in _COUNTRIES:
-            body["country"] = _COUNTRIES[query.place.country][0]
+        if (country := query.place.get("country", "")) in _COUNTRIES:
+            body["country"] = _COUNTRIES[country][0]
         answer = await self.fetch("POST", "/search", json=body, headers={"authorization": f"Bearer {self.key}"})
         return [SearchHit(_text(row, "title"), _text(row, "url"), _text(row, "content")) for row in _rows(answer, "results")]
 
@@ -246,8 +229,9 @@ class Brave(SearchProvider):
         }
         if query.allowed or query.blocked:
             params["goggles"] = _goggles(query)
-        if query.place.country and query.place.country in self._PLACES:  # Brave rejects any other
-            params["country"] = query.place.country
+        country = query.place.get("country")
+        if country and country in self._PLACES:  # Brave rejects any other
+            params["country"] = country
         if query.thorough:
             params["extra_snippets"] = "true"
         headers = {"accept": "application/json", "x-subscription-token": self.key, **_place_headers(query.place)}
@@ -261,15 +245,10 @@ def _goggles(query: Query) -> str:
     return "\n".join([*allowed, *(f"$discard,site={domain}" for domain in query.blocked)])
 
 
-def _place_headers(place: Place) -> dict[str, str]:
-    region = place.region or ""
-    headers = {
-        "x-loc-country": place.country,
-        "x-loc-state" if len(region) <= 3 else "x-loc-state-name": region,
-        "x-loc-city": place.city,
-        "x-loc-timezone": place.timezone,
-    }
-    return {name: plain for name, value in headers.items() if value and (plain := _unaccented(value))}
+def _place_headers(place: Mapping[str, str]) -> dict[str, str]:
+    state = "x-loc-state" if len(place.get("region", "")) <= 3 else "x-loc-state-name"
+    headers = {"country": "x-loc-country", "region": state, "city": "x-loc-city", "timezone": "x-loc-timezone"}
+    return {header: plain for name, header in headers.items() if (plain := _unaccented(place.get(name, "")))}
 
 
 def _unaccented(name: str) -> str:
@@ -376,6 +355,6 @@ NO norway no|NZ new zealand en|PE peru es|PH philippines en|PK pakistan en|PL po
 RS serbia sr|RU russia ru|SA saudi arabia ar|SE sweden sv|SG singapore en|SI slovenia sl|SK slovakia sk|TH thailand th
 TR turkey tr|TW taiwan zh|UA ukraine uk|US united states en|UY uruguay es|VN vietnam vi|ZA south africa en
 """
-_COUNTRIES: Mapping[str | None, tuple[str, str]] = {
+_COUNTRIES: Mapping[str, tuple[str, str]] = {
     entry[:2]: (entry[3:-3], entry[-2:]) for entry in _COUNTRY_TABLE.strip().replace("\n", "|").split("|")
 }

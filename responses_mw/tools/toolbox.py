@@ -44,7 +44,13 @@ class Tools:
             _KIND_OF[tool["type"]].check(tool, f"tools[{index}]", self._config) if tool["type"] in _KIND_OF else tool
             for index, tool in enumerate(tools)
         ]
-        _check_servers([tool["server_label"] for tool in checked if tool["type"] == "mcp"])
+        labels = [tool["server_label"] for tool in checked if tool["type"] == "mcp"]
+        if len(labels) > _MAX_SERVERS:  # all of them are asked for their tools
+            message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
+            raise BadRequest(message, param="tools", code="array_above_max_length")
+        if len(set(labels)) < len(labels):
+            message = "Invalid 'tools': two MCP servers have the same 'server_label'."
+            raise BadRequest(message, param="tools", code="invalid_value")
         web_search.check_choice(choice, checked, self._config.search)
         if not self._has_logged_search and self.not_offered(checked):
             self._has_logged_search = True
@@ -104,12 +110,13 @@ class Toolbox:
         self._entries = entries
         self._requests = approved
         self._gate = gate
-        self._served: list[ServedFunction] = []
-        self._approved: list[ServedFunction] = []
         self._serving: dict[int, ServedFunction] = {}
+        self.offered: list[OfferedFunction] = []
+        """The functions to offer to the model, under their original names."""
         self.approved: Chunk | None = None
-        """The approved calls as a chunk, as if the model had made them. Their functions are never offered to the model: an
-        approval is for one call with the arguments that were shown."""
+        """The approved calls as a chunk, as if the model had made them."""
+        self.approved_functions: list[OfferedFunction] = []
+        """Their functions, which are never offered to the model: an approval is for one call with the arguments shown."""
 
     async def open(self) -> None:
         """Open all entries concurrently. Raises ``APIError`` if one cannot be used or the gate refuses the caller."""
@@ -119,19 +126,12 @@ class Toolbox:
                 opening = [group.create_task(entry.open()) for entry in self._entries]
         except ExceptionGroup as faults:  # raise one of them, preferably one that the client caused
             raise min(faults.exceptions, key=lambda fault: fault.status if isinstance(fault, APIError) else 600) from None
-        self._served = [served for task in opening for served in task.result()]
+        self.offered = [self._add(served) for task in opening for served in task.result()]
         self._add_approved()
-        self._serving = {id(served.offered.form): served for served in (*self._served, *self._approved)}
 
-    @property
-    def offered(self) -> list[OfferedFunction]:
-        """The functions to offer to the model, under their original names."""
-        return [served.offered for served in self._served]
-
-    @property
-    def approved_functions(self) -> list[OfferedFunction]:
-        """The functions of the calls in ``approved``."""
-        return [served.offered for served in self._approved]
+    def _add(self, served: ServedFunction) -> OfferedFunction:
+        self._serving[id(served.offered.form)] = served
+        return served.offered
 
     @property
     def listings(self) -> list[Item]:
@@ -172,7 +172,7 @@ class Toolbox:
                     f"'{request['name'][:64]}', or it is not allowed."
                 )
                 raise BadRequest(message, param=where, code="invalid_value")
-            self._approved.append(served)
+            self.approved_functions.append(self._add(served))
             calls.append({"index": len(calls), "id": request["id"], "function": function})
         if calls:
             self.approved = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
@@ -199,13 +199,3 @@ def _approved(items: Sequence[Item], own: Sequence[Item]) -> dict[str, Item]:
         called.add(asked)
         approved[where] = requests[asked]
     return approved
-
-
-def _check_servers(labels: Sequence[str]) -> None:
-    """Limit the number of MCP servers, all of which are asked for their tools, and refuse duplicate labels."""
-    if len(labels) > _MAX_SERVERS:
-        message = f"Invalid 'tools': more than {_MAX_SERVERS} MCP servers."
-        raise BadRequest(message, param="tools", code="array_above_max_length")
-    if len(set(labels)) < len(labels):
-        message = "Invalid 'tools': two MCP servers have the same 'server_label'."
-        raise BadRequest(message, param="tools", code="invalid_value")

@@ -12,7 +12,7 @@ from ..protocol.tool_kinds.form import CallForm, OfferedFunction, as_function, p
 from ..protocol.types import Tool
 from ..settings import SearchSettings
 from . import ServedFunction, ServerTool, ToolConfig, ToolContext, ToolResult
-from .search import Place, Query, SearchFailed, SearchHit, open_provider, plain_host
+from .search import Query, SearchFailed, SearchHit, open_provider, plain_host
 
 _TYPES = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 _SIZES: Mapping[str, tuple[int, int]] = {"low": (3, 500), "medium": (6, 1_000), "high": (10, 3_000)}
@@ -94,18 +94,13 @@ class WebSearch(ServerTool):
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         self.provider = open_provider(context) if tool.get("external_web_access", True) else None
         self._options = _options(tool)
-        self._sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
-        self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self._sources}
+        self.sources: list[dict[str, Any]] = sources_of(context.earlier) if self.provider else []
+        self._numbers: dict[str, int] = {source["url"]: source["number"] for source in self.sources}
         self._last = max(self._numbers.values(), default=0)
 
     @staticmethod
     def check(tool: Tool, path: str, config: ToolConfig) -> Tool:
-        checked: Tool = _definition(tool, path)
-        return checked
-
-    @property
-    def sources(self) -> Sequence[Mapping[str, Any]]:
-        return self._sources
+        return _definition(tool, path)
 
     async def open(self) -> list[ServedFunction]:
         if self.provider is None:
@@ -155,7 +150,7 @@ class WebSearch(ServerTool):
         self._last += 1
         if hit.url:
             self._numbers[hit.url] = self._last
-            self._sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
+            self.sources.append({"number": self._last, "url": hit.url, "title": _title(hit)})
         return self._last
 
 
@@ -163,16 +158,13 @@ def _options(tool: Tool) -> dict[str, Any]:
     """Return the members that all queries of a run share."""
     filters, location = tool.get("filters", {}), tool.get("user_location", {})
     size = tool.get("search_context_size", "medium")
-    country = location.get("country")
     count, characters = _SIZES[size]
     return {
         "count": count,
         "characters": characters,
         "allowed": tuple(plain_host(domain) for domain in filters.get("allowed_domains", ())),
         "blocked": tuple(plain_host(domain) for domain in filters.get("blocked_domains", ())),
-        "place": Place(
-            country.upper() if country else None, location.get("region"), location.get("city"), location.get("timezone")
-        ),
+        "place": {**location, "country": location.get("country", "").upper()},
         "thorough": size == "high",
     }
 

@@ -20,7 +20,7 @@ from benchmarks.processes import free_port
 from tests.support.paths import ROOT
 
 CONFINE = Path(__file__).with_name("confine.py")
-SERVE = "from responses_mw.sandbox import SandboxSettings, serve; serve(SandboxSettings())"
+SERVE = "from responses_mw.sandbox.app import SandboxSettings, serve; serve(SandboxSettings())"
 SECRET = "a-secret-of-the-service"
 STRONG = ("root", "user")
 WEAK = ("weak", "weak-users", "restricted")

@@ -17,7 +17,7 @@ from responses_mw.errors import APIError
 from responses_mw.protocol.types import Part
 from responses_mw.settings import SEARCH_PROVIDERS
 from responses_mw.tools import ToolResult, search
-from responses_mw.tools.search import MAX_ANSWER_BYTES, MCPSearch, Place, Query, SearchFailed, SearchHit, SearchProvider
+from responses_mw.tools.search import MAX_ANSWER_BYTES, MCPSearch, Query, SearchFailed, SearchHit, SearchProvider
 from responses_mw.tools.web_search import WebSearch
 from tests.support.configured import make_settings
 from tests.support.paths import ROOT
@@ -100,7 +100,7 @@ async def test_the_results_of_every_provider_are_read(provider: Open, name: str)
 
 
 async def test_searxng_is_asked_for_json_in_the_language_of_the_place(provider: Open, server: SearchServer) -> None:
-    await provider("searxng").search(Query("wetter", place=Place("AT", city="Wien")))
+    await provider("searxng").search(Query("wetter", place={"country": "AT", "city": "Wien"}))
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("GET", "/search")
     assert asked.parameters == {"q": "wetter", "format": "json", "language": "de-AT"}
@@ -128,7 +128,7 @@ async def test_searxng_whose_engines_are_all_away_has_failed(provider: Open, ser
 
 
 async def test_tavily_filters_by_itself_and_knows_countries_by_name(provider: Open, server: SearchServer) -> None:
-    query = Query("a", 50, ("x.com",), ("y.com",), Place("GB", timezone="Europe/London"), thorough=True)
+    query = Query("a", 50, ("x.com",), ("y.com",), {"country": "GB", "timezone": "Europe/London"}, thorough=True)
     await provider("tavily").search(query)
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("POST", "/search")
@@ -144,12 +144,12 @@ async def test_tavily_filters_by_itself_and_knows_countries_by_name(provider: Op
 
 
 async def test_tavily_is_asked_for_no_more_than_is_wanted(provider: Open, server: SearchServer) -> None:
-    await provider("tavily").search(Query("a", 3, place=Place("XK")))
+    await provider("tavily").search(Query("a", 3, place={"country": "XK"}))
     assert server.asked[0].json == {"query": "a", "max_results": 3, "search_depth": "basic"}
 
 
 async def test_brave_gets_the_place_as_headers_and_the_filters_as_a_goggle(provider: Open, server: SearchServer) -> None:
-    place = Place("CH", "Kanton Zürich", "Zürich", "Europe/Zurich")
+    place = {"country": "CH", "region": "Kanton Zürich", "city": "Zürich", "timezone": "Europe/Zurich"}
     found = await provider("brave").search(Query("a", 50, ("x.com", "y.com"), ("z.com",), place, thorough=True))
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("GET", "/res/v1/web/search")
@@ -178,7 +178,7 @@ async def test_brave_gets_the_place_as_headers_and_the_filters_as_a_goggle(provi
 
 async def test_brave_is_not_asked_what_it_would_refuse(provider: Open, server: SearchServer) -> None:
     brave = provider("brave")
-    await brave.search(Query("word " * 80, place=Place("IS", "CA", "東京")))
+    await brave.search(Query("word " * 80, place={"country": "IS", "region": "CA", "city": "東京"}))
     await brave.search(Query("x" * 500))
     first, second = server.asked
     assert "country" not in first.parameters

@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn, TypedDict
+from typing import NoReturn, TypedDict
 
 from . import isolation, seccomp
 
@@ -207,9 +207,9 @@ def _serve(channel: int, directory: str, output_bytes: int) -> None:
     os.set_inheritable(channel, False)
     process = os.getpid()
     notebook = _Notebook(output_bytes)
-    with open(channel, "rb", buffering=0) as requests:
-        while True:
-            request = json.loads(_exactly(requests, int.from_bytes(_exactly(requests, _LENGTH), "big")))
+    with open(channel, "rb") as requests, open(channel, "wb", closefd=False) as replies:
+        while size := int.from_bytes(requests.read(_LENGTH), "big"):
+            request = json.loads(requests.read(size))
             before = dict(_files(directory))
             result, error = notebook.run(request["code"])
             if os.getpid() != process:  # a child forked by the code has reached the end of the cell
@@ -217,27 +217,14 @@ def _serve(channel: int, directory: str, output_bytes: int) -> None:
             files = [(_clean(name), seen[0]) for name, seen in _files(directory) if before.get(name) != seen]
             reply = {"nonce": request["nonce"], "result": _clean(result), "error": _clean(error), "files": files[:MAX_FILES]}
             frame = json.dumps(reply).encode("ascii")
-            _write_all(channel, len(frame).to_bytes(_LENGTH, "big") + frame)
+            replies.write(len(frame).to_bytes(_LENGTH, "big") + frame)
+            replies.flush()
+    os._exit(0)
 
 
 def _clean(text: str | None) -> str | None:
     """Replace lone surrogates, which cannot be sent."""
     return text if text is None else text.encode("utf-8", "replace").decode()
-
-
-def _exactly(requests: Any, size: int) -> bytes:
-    read = b""
-    while len(read) < size:
-        part = requests.read(size - len(read))
-        if not part:
-            os._exit(0)
-        read += part
-    return read
-
-
-def _write_all(channel: int, frame: bytes) -> None:
-    while frame:
-        frame = frame[os.write(channel, frame) :]
 
 
 class _Notebook:
