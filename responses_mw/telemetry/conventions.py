@@ -28,18 +28,11 @@ class GenAI:
     PROVIDER = "gen_ai.provider.name"
     MODALITY = "gen_ai.token.modality"
     # the request
-    FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
-    MAX_TOKENS = "gen_ai.request.max_tokens"
     MODEL = "gen_ai.request.model"
-    PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
     PREVIOUS_RESPONSE_ID = "gen_ai.request.previous_response.id"
     REASONING_LEVEL = "gen_ai.request.reasoning.level"
-    SEED = "gen_ai.request.seed"
     STOP_SEQUENCES = "gen_ai.request.stop_sequences"
     STREAM = "gen_ai.request.stream"
-    TEMPERATURE = "gen_ai.request.temperature"
-    TOP_K = "gen_ai.request.top_k"
-    TOP_P = "gen_ai.request.top_p"
     # the response
     FINISH_REASONS = "gen_ai.response.finish_reasons"
     RESPONSE_ID = "gen_ai.response.id"
@@ -55,6 +48,17 @@ class GenAI:
     TOOL_NAME = "gen_ai.tool.name"
     TOOL_RESULT = "gen_ai.tool.call.result"
     TOOL_TYPE = "gen_ai.tool.type"
+
+
+REQUEST_ATTRIBUTES = {
+    name: f"gen_ai.request.{name}"
+    for name in ("frequency_penalty", "max_tokens", "presence_penalty", "seed", "temperature", "top_k", "top_p")
+} | {
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "reasoning_effort": GenAI.REASONING_LEVEL,
+}
+"""Members of a request for a chat or a response, and their names in the conventions."""
 
 
 class GenAIMetric:

@@ -45,33 +45,28 @@ _LIVE = re.compile(r"gauge_live[a-z]+_([0-9]+)\.db")
 
 
 class Instrument(Generic[Metric]):
-    """A Prometheus metric and the series recorded so far."""
+    """A Prometheus metric and the series recorded so far, by their attributes."""
 
     def __init__(self, metric: Metric, labels: Sequence[str]) -> None:
         """`labels` are the attributes that may be recorded, by their OpenTelemetry names."""
         self._metric = metric
         self._labels = labels
-        self._series: dict[tuple[str, ...], Metric] = {}
-        self._known: dict[tuple[tuple[str, str | int], ...], Metric] = {}  # the same series, by attributes as they are given
+        self._series: dict[tuple[tuple[str, str | int], ...], Metric] = {}
 
     def _series_of(self, attributes: Attributes) -> tuple[Metric, Attributes]:
         """Return the series to record to, and its attributes."""
         if not self._labels:
             return self._metric, attributes
         given = tuple(attributes.items())
-        known = self._known.get(given)
-        if known is not None:
-            return known, attributes
-        values = tuple([str(attributes.get(label, "")) for label in self._labels])
-        series = self._series.get(values)
+        series = self._series.get(given)
         if series is None:
             if unknown := attributes.keys() - set(self._labels):
                 raise ValueError(f"undeclared attributes: {unknown}")
             if len(self._series) >= MAX_SERIES:
                 attributes = dict.fromkeys(self._labels, OTHER)
                 return self._metric.labels(*attributes.values()), attributes
-            series = self._series[values] = self._metric.labels(*values)
-        self._known[given] = series
+            values = (str(attributes.get(label, "")) for label in self._labels)
+            series = self._series[given] = self._metric.labels(*values)
         return series, attributes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.trace import SpanKind
 
 from .context import current_request, kind_of_error
-from .conventions import ERROR_TYPE, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
+from .conventions import ERROR_TYPE, REQUEST_ATTRIBUTES, SERVER_ADDRESS, SERVER_PORT, GenAI, Own
 from .metrics import (
     CACHED_TOKENS,
     INFERENCE_DURATION,
@@ -26,20 +26,6 @@ from .metrics import (
     TURNS_ACTIVE,
 )
 from .tracing import TRACER, captures_content, is_tracing, mark_failed, with_trace_context
-
-# Members of a request for a chat or a response, and their names in the conventions.
-_REQUEST_ATTRIBUTES = {
-    "temperature": GenAI.TEMPERATURE,
-    "top_p": GenAI.TOP_P,
-    "top_k": GenAI.TOP_K,
-    "presence_penalty": GenAI.PRESENCE_PENALTY,
-    "frequency_penalty": GenAI.FREQUENCY_PENALTY,
-    "max_tokens": GenAI.MAX_TOKENS,
-    "max_completion_tokens": GenAI.MAX_TOKENS,
-    "max_output_tokens": GenAI.MAX_TOKENS,
-    "seed": GenAI.SEED,
-    "reasoning_effort": GenAI.REASONING_LEVEL,
-}
 
 
 class TurnSpan:
@@ -180,7 +166,7 @@ def _usage(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _request_attributes(chat: Mapping[str, Any]) -> dict[str, Any]:
-    attributes = {_REQUEST_ATTRIBUTES[name]: chat[name] for name in _REQUEST_ATTRIBUTES.keys() & chat.keys()}
+    attributes = {REQUEST_ATTRIBUTES[name]: chat[name] for name in REQUEST_ATTRIBUTES.keys() & chat.keys()}
     stop, effort = chat.get("stop"), (chat.get("reasoning") or {}).get("effort")
     form = chat.get("response_format") or (chat.get("text") or {}).get("format") or {}
     others = {
