@@ -228,11 +228,11 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
+_OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
+_INTEGER: Schema = {"type": "integer"}
 _FLAG: Schema = {"type": "boolean", "default": False}
 _ITEMS: Schema = {"type": "array", "items": {"type": "object"}}
 _NEW_ITEMS: Schema = {**_ITEMS, "maxItems": MAX_NEW_ITEMS}
-
-
 _QUERY: dict[str, Schema] = {
     "include": {"type": "array", "items": {"type": "string", "enum": sorted(INCLUDABLE)}},
     "stream": _FLAG,
@@ -249,10 +249,9 @@ _HEADERS: dict[str, Schema] = {
 }
 
 
-def _kind(name: str, **members: Schema) -> Schema:
-    """Return the schema of an object whose `object` is `name`, with these members and possibly others."""
-    known = {"object": {"const": name}, **members}
-    return {"type": "object", "properties": known, "required": list(known)}
+def _object(**members: Schema) -> Schema:
+    """Return the schema of an object that has these members and possibly others."""
+    return {"type": "object", "properties": members, "required": list(members)}
 
 
 def _body(required: tuple[str, ...] = (), **members: Schema) -> Schema:
@@ -269,37 +268,21 @@ def _schemas(*, closed: bool) -> dict[str, Schema]:
         "CreateConversation": _body(items={**_NEW_ITEMS, "type": ["array", "null"]}, metadata=METADATA),
         "UpdateConversation": _body(("metadata",), metadata=METADATA),
         "CreateItems": _body(("items",), items=_NEW_ITEMS),
-        "Response": _kind("response", id=_TEXT, status=_TEXT, output=_ITEMS),
-        "Compaction": _kind("response.compaction", id=_TEXT, output=_ITEMS),
-        "InputTokens": _kind("response.input_tokens", input_tokens={"type": "integer"}),
-        "Conversation": _kind("conversation", id=_TEXT, created_at={"type": "integer"}, metadata={"type": "object"}),
-        "Deleted": {
-            "type": "object",
-            "properties": {"id": _TEXT, "object": {"enum": ["response", "conversation.deleted"]}, "deleted": {"const": True}},
-            "required": ["id", "object", "deleted"],
-        },
-        "Item": {"type": "object", "properties": {"type": _TEXT}, "required": ["type"]},
-        "ItemList": _kind(
-            "list",
+        "Response": _object(object={"const": "response"}, id=_TEXT, status=_TEXT, output=_ITEMS),
+        "Compaction": _object(object={"const": "response.compaction"}, id=_TEXT, output=_ITEMS),
+        "InputTokens": _object(object={"const": "response.input_tokens"}, input_tokens=_INTEGER),
+        "Conversation": _object(object={"const": "conversation"}, id=_TEXT, created_at=_INTEGER, metadata={"type": "object"}),
+        "Deleted": _object(id=_TEXT, object={"enum": ["response", "conversation.deleted"]}, deleted={"const": True}),
+        "Item": _object(type=_TEXT),
+        "ItemList": _object(
+            object={"const": "list"},
             data={"type": "array", "items": _reference("Item")},
-            first_id={"type": ["string", "null"]},
-            last_id={"type": ["string", "null"]},
+            first_id=_OPTIONAL_TEXT,
+            last_id=_OPTIONAL_TEXT,
             has_more={"type": "boolean"},
         ),
-        "Error": {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]},
+        "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_OPTIONAL_TEXT, code=_OPTIONAL_TEXT)),
     }
-
-
-_ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "message": _TEXT,
-        "type": _TEXT,
-        "param": {"type": ["string", "null"]},
-        "code": {"type": ["string", "null"]},
-    },
-    "required": ["message", "type", "param", "code"],
-}
 
 
 def _reference(name: str) -> Schema:
@@ -315,12 +298,11 @@ def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = Fal
 
     If `closed`, `CreateResponse` allows no unknown members.
     """
-    security: list[Schema] = [{"key": []}] if needs_key else [{}, {"key": []}]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Responses API", "version": VERSION},
         "servers": [{"url": base_path or "/"}],
-        "security": security,
+        "security": [{"key": []}] if needs_key else [{}, {"key": []}],
         "paths": {
             path: {method.lower(): _operation(path, one) for method, one in operations.items()}
             for path, operations in ROUTES.items()
@@ -334,6 +316,10 @@ def describe(base_path: str = "", *, needs_key: bool = False, closed: bool = Fal
 
 def _operation(path: str, operation: Operation) -> Schema:
     kind = "response" if path in _RESPONSES else "conversation"
+    answer: Schema = {"description": "The connection is a WebSocket."}
+    if operation.answer is not None:
+        content = _content(operation.answer) | ({"text/event-stream": {"schema": _TEXT}} if operation.streams else {})
+        answer = {"description": f"The {operation.answer}{', or its events' if operation.streams else ''}.", "content": content}
     described: Schema = {
         "operationId": f"{kind}_{operation.endpoint.__name__}",
         "summary": operation.summary,
@@ -342,23 +328,14 @@ def _operation(path: str, operation: Operation) -> Schema:
             *({"name": name, "in": "query", "schema": _QUERY[name]} for name in operation.query),
             *({"name": name, "in": "header", "schema": _HEADERS[name]} for name in operation.headers),
         ],
-        "responses": {str(operation.status): _answer(operation), "default": _FAILED},
+        "responses": {
+            str(operation.status): answer,
+            "default": {"description": "An error in OpenAI's format.", "content": _content("Error")},
+        },
     }
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _content(operation.body)}
     return described
-
-
-_FAILED: Schema = {"description": "An error in OpenAI's format.", "content": _content("Error")}
-
-
-def _answer(operation: Operation) -> Schema:
-    if operation.answer is None:
-        return {"description": "The connection is a WebSocket."}
-    content = _content(operation.answer)
-    if operation.streams:
-        content["text/event-stream"] = {"schema": _TEXT}
-    return {"description": f"The {operation.answer}" + (", or its events." if operation.streams else "."), "content": content}
 
 
 class DescriptionMiddleware:
