@@ -1,36 +1,7 @@
 """The names of keys and the ids from which they are derived; how values are encoded.
 
-    rmw:{<tag>}:r:<random>        hash: the record of response resp_<tag><random>
-    rmw:{<tag>}:s:<segment>       list: turns, append-only
-    rmw:{<tag>}:s:<segment>:refs  zset: which objects need how many of the segment's turns
-    rmw:{<tag>}:s:<segment>:bytes string: the size of these turns' JSON, if owners have a quota
-    rmw:{<tag>}:x:<random>        string: tombstone of a deleted response, or of a write that was undone
-    rmw:{<tag>}:e:<random>        stream: the event log of a background response
-    rmw:{<tag>}:z:<random>        stream: the same, compressed, once the response has ended
-    rmw:{<tag>}:k:<random>        string: the encrypted credential that it runs with, until it has ended
-    rmw:{<tag>}:ev:<random>       channel: something was written to that log
-    rmw:{<tag>}:c                 hash: conversation conv_<tag>
-    rmw:{<tag>}:c:items           hash: its items by id
-    rmw:{<tag>}:c:order           zset: its items' ids in order
-
-The tag in braces is the hash tag of Redis Cluster: all keys of a conversation are in one slot. The queue of background
-responses is in other slots; the number after the q is the version of its format.
-
-    rmw:{q1p<n>}:ready            zset: waiting jobs of partition n, by their turn
-    rmw:{q1p<n>}:since            zset: waiting jobs, by the time (ms) since which they wait; for metrics only
-    rmw:{q1p<n>}:leases           zset: leased jobs, by the time (ms) when the lease expires
-    rmw:{q1p<n>}:jobs             hash: the owner of every job
-    rmw:{q1p<n>}:owners           zset: the turn of each owner's last job
-    rmw:{q1p<n>}:turns:<owner>    zset: waiting jobs of an owner, by their turn
-    rmw:{q1p<n>}:clock            string: the turn of the last job that was claimed
-    rmw:{q1p<n>}:ev               channel: a job is ready
-    rmw:{w<worker>}:stop          channel: a job of that worker was cancelled
-
-    rmw:{i<hash>}:key             hash: the request and response of an idempotency key (idempotency.py)
-    rmw:{usage}:<day>             hash: what each owner used on a day (usage.py)
-    rmw:{l<owner>}:...            rates and counts of an owner (usage.py)
-    rmw:{b<owner>}:...            the account of what an owner has stored (writes.py)
-    rmw:{keys}:check              set: values by which replicas check that their secret keys agree
+docs/architecture.md describes every key. The tag in braces is the hash tag of Redis Cluster: all keys of a conversation are in
+one slot. The queue of background responses is in other slots; the number after the q is the version of its format.
 
 Values are JSON:
 

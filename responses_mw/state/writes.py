@@ -119,24 +119,26 @@ class Quota:
 
 
 class Write(NamedTuple):
-    """A write of an object by an idempotent script, which answers with a verdict and a report (``lua/lib.lua``)."""
+    """A write of an object by an idempotent script, which answers with a verdict and a report (``lua/lib.lua``).
+
+    address       the tag of the object's slot, and a random part that belongs to this write
+    name          the object's name in the account, without the tag
+    size          bytes to reserve; None reserves and refuses nothing
+    ttl           time to live of the reservation in milliseconds
+    is_admitted   whether the request has passed ``Quota.check``
+    undo          the script that undoes the write, which has the same keys, and its arguments
+    """
 
     script: Script
     address: Address
-    """The tag of the object's slot, and a random part that belongs to this write."""
     keys: Sequence[str]
     args: Sequence[Value]
     owner: str
     name: str
-    """The object's name in the account, without the tag."""
     size: int | None
-    """Bytes to reserve; None reserves and refuses nothing."""
     ttl: int = UNSETTLED
-    """Time to live of the reservation in milliseconds."""
     is_admitted: bool = False
-    """Whether the request has passed ``Quota.check``."""
     undo: tuple[Script, Args] | None = None
-    """The script that undoes the write, which has the same keys, and its arguments."""
 
 
 class Writer:
